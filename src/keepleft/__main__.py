@@ -1,0 +1,7 @@
+"""python -m keepleft"""
+
+import sys
+
+from keepleft.cli import main
+
+sys.exit(main())

@@ -1,0 +1,97 @@
+"""The one door to attention: see() once per forward pass, attend() once per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepleft.attention import backends
+from keepleft.attention.grid import Grid
+from keepleft.attention.masks import Mask
+
+LARGE = 512  # tokens from which, on a GPU, a table of booleans costs more than compiling a kernel without one
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each query sees, in the form that one backend wants. Opaque to everyone else."""
+
+    mask: Mask
+    grid: Grid
+    batch: int
+    heads: int
+    device: torch.device
+    backend: str
+    form: Any
+    bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already in the form
+
+    def plus(self, bias: Tensor | None) -> Sight:
+        """The same sight with a bias added to the scores, folded in once for all layers."""
+        if bias is None:
+            return self
+        if bias.dim() != 4 or bias.shape[-2:] != (self.grid.queries, self.grid.keys):
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} does not fit {self.grid.queries} queries over "
+                             f"{self.grid.keys} keys: it must be (batch or 1, heads or 1, queries, keys)")
+        if self.backend == "varlen":
+            return see(self.mask, self.grid, batch=self.batch, heads=self.heads, device=self.device,
+                       backend="flex").plus(bias)
+        return replace(self, form=backends.named(self.backend).plus(self.form, bias),
+                       bias=bias if self.bias is None else self.bias + bias)
+
+
+Watcher = Callable[[Tensor, Tensor, Sight, float], None]  # (q, k, sight, scale)
+
+
+def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32, backend: str | None = None) -> Sight:
+    """Turn a mask over a grid into what a kernel wants; None chooses the kernel."""
+    device = torch.device(device)
+    for tensor in (grid.q_pos, grid.k_pos, grid.q_seg, grid.k_seg):
+        if tensor is not None and tensor.shape[0] != batch:
+            raise ValueError(f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}")
+    name = backend or _choose(mask, grid, device, dtype)
+    try:
+        form = backends.named(name).lower(mask, grid, batch, heads, device)
+    except ValueError:
+        if backend is not None or name != "varlen":
+            raise
+        name, form = "flex", backends.named("flex").lower(mask, grid, batch, heads, device)
+    return Sight(mask, grid, batch, heads, device, name, form)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None = None, scale: float | None = None,
+           dropout: float = 0.0, watcher: Watcher | None = None) -> Tensor:
+    """softmax(q kᵀ · scale + bias, over the keys in sight) v
+
+    q: (B, H, Q, D)   k, v: (B, H or a divisor of it, K, D)   bias: (B or 1, H or 1, Q, K)
+    A query with nothing in sight gets zeros. Scale is 1/√D unless given.
+    """
+    grid = sight.grid
+    if q.shape[-2] != grid.queries or k.shape[-2] != grid.keys or k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit "
+                         f"a sight of {grid.queries} queries over {grid.keys} keys")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: one must divide the other")
+    if bias is not None:
+        sight = sight.plus(bias)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if watcher is not None:
+        watcher(q, k, sight, scale)
+    return backends.named(sight.backend).attend(q, k, v, sight.form, scale, dropout)
+
+
+def _choose(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:
+    """The cheapest kernel that can say the mask: the fused ones, unless they would need a large table on a GPU."""
+    if device.type != "cuda" or grid.queries < LARGE:
+        return "sdpa"
+    from keepleft.attention.backends import sdpa, varlen
+
+    if grid.plain and sdpa.known(mask, grid):
+        return "sdpa"
+    if dtype in (torch.float16, torch.bfloat16) and varlen.fits(mask, grid):
+        return "varlen"
+    return "flex"

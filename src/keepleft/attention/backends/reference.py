@@ -1,0 +1,41 @@
+"""The definition. Slow, exact, and what every other backend is tested against. Its form: a table and a bias."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keepleft.attention.grid import Grid
+from keepleft.attention.masks import Mask
+
+
+class Form(NamedTuple):
+    table: Tensor              # (B or 1, H or 1, Q, K) booleans
+    bias: Tensor | None = None
+
+
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
+    return Form(grid.table(mask, batch=batch, heads=heads, device=device))
+
+
+def plus(form: Form, bias: Tensor) -> Form:
+    return form._replace(bias=bias if form.bias is None else form.bias + bias)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return F.dropout(weights(q, k, form.table, form.bias, scale), dropout) @ v
+
+
+def weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """softmax over the keys in sight, (B, H, Q, K); a query that sees nothing weighs nothing."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = q @ k.mT * scale
+    if bias is not None:
+        scores = scores + bias
+    blind = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0, and its gradient too: give it a row to chew on
+    scores = scores.masked_fill(~table, float("-inf")).masked_fill(blind, 0.0)
+    return scores.softmax(-1).masked_fill(blind, 0.0)

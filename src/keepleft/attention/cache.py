@@ -1,0 +1,216 @@
+"""Keys and values already computed.
+
+Where a cache keeps a token is its own business; it only has to say, for every slot that it hands
+back, which position and which segment sits there. The mask does the rest.
+
+    admit(queries, positions, segments) -> grid    once per forward pass, before any layer writes
+    put(layer, k, v) -> k, v                       write this layer's new pairs, get all that may be looked at
+    keep(rows)                                     reorder, drop or repeat batch rows
+
+Positions and segments are (B, queries), or None: consecutive after what is there, and one text.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.grid import Grid
+
+Pair = tuple[Tensor, Tensor]  # k, v: (B, H, slots, D)
+
+
+class Cache(Protocol):
+    """The contract; the law is that any chunking equals one pass."""
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid: ...
+    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair: ...
+    def keep(self, rows: Tensor) -> None: ...
+
+
+class Growing:
+    """Keeps everything, in tensors that grow."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.pairs: dict[int, Pair] = {}
+        self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
+        self.segments: Tensor | None = None   # (B, length); None: one text
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
+        start, self.length = self.length, self.length + queries
+        self.positions = _extend(self.positions, positions, start, queries, _counted)
+        self.segments = _extend(self.segments, segments, start, queries, _ones)
+        tail = lambda t: None if t is None else t[:, start:]  # noqa: E731
+        return Grid(queries, self.length, start, tail(self.positions) if start else self.positions, self.positions,
+                    tail(self.segments) if start else self.segments, self.segments)
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
+        if layer in self.pairs:
+            old_k, old_v = self.pairs[layer]
+            k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
+        self.pairs[layer] = (k, v)
+        return k, v
+
+    def keep(self, rows: Tensor) -> None:
+        self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+        self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
+
+
+class Static:
+    """Keeps up to `capacity` tokens in buffers that never move.
+
+    With `fixed`, shapes never change either: every slot is handed back, empty ones as padding, and the place to
+    write is a tensor, so that a CUDA graph can replay the step.
+    """
+
+    def __init__(self, capacity: int, *, batch: int, device: str | torch.device = "cpu", fixed: bool = False) -> None:
+        self.capacity, self.fixed, self.length, self.new = capacity, fixed, 0, 0
+        self.pairs: dict[int, Pair] = {}
+        self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
+        self.segments = torch.zeros_like(self.positions)
+        self.cursor = torch.zeros((), dtype=torch.long, device=device)  # length, where a graph can read it
+        self.slots = self.cursor
+        self.plain = not fixed
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
+        start, stop = self.length, self.length + queries
+        if stop > self.capacity:
+            raise ValueError(f"the cache holds {start} of {self.capacity} tokens and cannot take {queries} more: "
+                             "ask for a larger capacity")
+        self.plain = self.plain and positions is None and segments is None
+        self.length, self.new = stop, queries
+        batch, device = len(self.positions), self.positions.device
+        self.slots = self.cursor + torch.arange(queries, device=device)
+        self.cursor += queries
+        if positions is None:
+            positions = self.slots.expand(batch, -1)
+        if segments is None:
+            segments = torch.ones_like(positions)
+        self.positions.index_copy_(1, self.slots, positions)
+        self.segments.index_copy_(1, self.slots, segments)
+        if self.plain:
+            return Grid(queries, stop, start)
+        shown = self.capacity if self.fixed else stop
+        return Grid(queries, shown, 0, positions, self.positions[:, :shown], segments, self.segments[:, :shown])
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
+        if layer not in self.pairs:
+            self.pairs[layer] = tuple(t.new_zeros(*t.shape[:2], self.capacity, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+        buffers = self.pairs[layer]
+        if self.fixed:
+            for buffer, new in zip(buffers, (k, v), strict=True):
+                buffer.index_copy_(2, self.slots, new)
+            return buffers
+        for buffer, new in zip(buffers, (k, v), strict=True):
+            buffer[:, :, self.length - self.new:self.length] = new
+        return buffers[0][:, :, :self.length], buffers[1][:, :, :self.length]
+
+    def keep(self, rows: Tensor) -> None:
+        """In place when the number of rows stays as it is."""
+        if len(rows) == len(self.positions):
+            for tensor in (self.positions, self.segments):
+                tensor.copy_(tensor[rows])
+            for pair in self.pairs.values():
+                for buffer in pair:
+                    used = buffer[:, :, :self.length]
+                    used.copy_(used[rows])
+        else:
+            self.positions, self.segments = self.positions[rows], self.segments[rows]
+            self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+
+
+class Ring:
+    """Keeps the last `window` tokens of each row, each new one in the place of the oldest. For causal & window(n)."""
+
+    def __init__(self, window: int, *, batch: int, device: str | torch.device = "cpu") -> None:
+        self.window = window
+        self.pairs: dict[int, Pair] = {}
+        self.positions = torch.zeros(batch, window + 1, dtype=torch.long, device=device)  # the last slot is a bin
+        self.segments = torch.zeros_like(self.positions)
+        self.count = torch.zeros(batch, 1, dtype=torch.long, device=device)  # real tokens so far
+        self.slots = self.count
+        self.single = False
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
+        if segments is None:
+            segments = self.count.new_ones(len(self.count), queries)
+        real = segments != 0
+        order = real.cumsum(1)
+        if positions is None:
+            positions = self.count + (order - 1).clamp(min=0)
+        lasting = real & (order[:, -1:] - order < self.window)
+        self.slots = torch.where(lasting, (self.count + order - 1) % self.window, self.window)
+        self.count = self.count + order[:, -1:]
+        old_pos, old_seg = self.positions[:, :-1], self.segments[:, :-1]
+        self.single = queries == 1
+        if not self.single:  # the old ones are looked at as they were, beside the new ones
+            k_pos, k_seg = torch.cat([old_pos, positions], 1), torch.cat([old_seg, segments], 1)
+        self._write(positions, segments)
+        if self.single:
+            k_pos, k_seg = self.positions[:, :-1], self.segments[:, :-1]
+        return Grid(queries, k_pos.shape[1], 0, positions, k_pos, segments, k_seg)
+
+    def _write(self, positions: Tensor, segments: Tensor) -> None:
+        self.positions.scatter_(1, self.slots, positions)
+        self.segments.scatter_(1, self.slots, segments)
+        self.segments[:, -1] = 0
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
+        if layer not in self.pairs:
+            self.pairs[layer] = tuple(t.new_zeros(*t.shape[:2], self.window + 1, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+        shown = []
+        for buffer, new in zip(self.pairs[layer], (k, v), strict=True):
+            seen = buffer[:, :, :-1]
+            if not self.single:
+                seen = torch.cat([seen, new], 2)
+            buffer.scatter_(2, self.slots[:, None, :, None].expand_as(new), new)
+            shown.append(seen)
+        return shown[0], shown[1]
+
+    def keep(self, rows: Tensor) -> None:
+        self.positions, self.segments, self.count = self.positions[rows], self.segments[rows], self.count[rows]
+        self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+
+
+class Memory:
+    """What cross-attention looks at: each layer's keys and values of the source, computed once."""
+
+    def __init__(self, pairs: list[Pair], segments: Tensor | None = None) -> None:
+        self.pairs, self.segments = pairs, segments
+
+    def grid(self, queries: int, segments: Tensor | None = None) -> Grid:
+        """Queries over the source; each segment of the target sees the source segment of the same number."""
+        return Grid(queries, self.pairs[0][0].shape[2], q_seg=segments, k_seg=self.segments)
+
+    def keep(self, rows: Tensor) -> None:
+        self.pairs = [(k[rows], v[rows]) for k, v in self.pairs]
+        self.segments = _rows(self.segments, rows)
+
+
+def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if tensor is None else tensor[rows]
+
+
+def _counted(like: Tensor, begin: int, n: int) -> Tensor:
+    return torch.arange(begin, begin + n, device=like.device).expand(len(like), n)
+
+
+def _ones(like: Tensor, begin: int, n: int) -> Tensor:
+    return like.new_ones(len(like), n)
+
+
+def _extend(old: Tensor | None, new: Tensor | None, start: int, n: int, fill) -> Tensor | None:  # type: ignore[no-untyped-def]
+    """Old and new side by side; where only one of them was given, the other is filled in."""
+    if old is None and new is None:
+        return None
+    if new is None:
+        assert old is not None
+        new = fill(old, start, n)
+    if old is None:
+        if not start:
+            return new
+        old = fill(new, 0, start)
+    return torch.cat([old, new], 1)

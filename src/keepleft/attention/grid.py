@@ -1,0 +1,73 @@
+"""The rows and columns of one attention matrix: which position and which segment sits in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.masks import Mask, Predicate
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Queries at start, start + 1, … over keys at 0, 1, …, unless tensors say otherwise.
+
+    Segments name the text that a token belongs to; 0 is padding. A token sees its own segment only,
+    so padding and packing are one thing, said once.
+    """
+
+    queries: int
+    keys: int
+    start: int = 0
+    q_pos: Tensor | None = None  # (B, Q)
+    k_pos: Tensor | None = None  # (B, K)
+    q_seg: Tensor | None = None  # (B, Q)
+    k_seg: Tensor | None = None  # (B, K)
+
+    def __post_init__(self) -> None:
+        for name, tensor, size in (("q_pos", self.q_pos, self.queries), ("k_pos", self.k_pos, self.keys),
+                                   ("q_seg", self.q_seg, self.queries), ("k_seg", self.k_seg, self.keys)):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != size):
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be (batch, {size})")
+
+    @property
+    def plain(self) -> bool:
+        """Consecutive positions and one text: known without reading any tensor."""
+        return self.q_pos is None and self.k_pos is None and self.q_seg is None and self.k_seg is None
+
+    @property
+    def square(self) -> bool:
+        """Rows and columns are the same tokens: known without reading any tensor."""
+        return (self.queries == self.keys and self.start == 0
+                and self.q_pos is self.k_pos and self.q_seg is self.k_seg)
+
+    def predicate(self, mask: Mask, device: torch.device) -> Predicate:
+        """The mask over (b, h, query slot, key slot): positions looked up, segments kept apart."""
+        sees, start, q_pos, k_pos = mask.on(device), self.start, self.q_pos, self.k_pos
+        k_seg = self.k_seg
+        # padding queries become segment -1, so that one comparison keeps texts apart and hides padding
+        q_seg = None if self.q_seg is None else self.q_seg.masked_fill(self.q_seg == 0, -1)
+
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            q = i + start if q_pos is None else q_pos[b, i]
+            k = j if k_pos is None else k_pos[b, j]
+            out = sees(b, h, q, k)
+            if k_seg is not None:
+                out = out & (k_seg[b, j] != 0 if q_seg is None else k_seg[b, j] == q_seg[b, i])
+            elif q_seg is not None:
+                out = out & (q_seg[b, i] != -1)
+            return out
+
+        return seen
+
+    def table(self, mask: Mask, *, batch: int, heads: int, device: torch.device, rows: Tensor | None = None,
+              some_heads: Tensor | None = None, queries: Tensor | None = None) -> Tensor:
+        """What is seen, as booleans (B or 1, H or 1, Q, K): an axis that nothing depends on has size 1."""
+        b = torch.arange(batch, device=device) if rows is None else rows
+        h = torch.arange(heads, device=device) if some_heads is None else some_heads
+        i = torch.arange(self.queries, device=device) if queries is None else queries
+        j = torch.arange(self.keys, device=device)
+        seen = self.predicate(mask, device)(b[:, None, None, None], h[:, None, None], i[:, None], j)
+        return seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, len(i), len(j))))

@@ -1,0 +1,293 @@
+"""Who may look at whom.
+
+A mask is a predicate over (b, h, q, k): batch row, head, query position, key position.
+True means "q may look at k". q and k are positions in a text, never slots of a buffer, so one
+mask serves training, chunked prefill and cached decoding alike.
+Masks are values: they compare, hash, print, read back, and combine with & | ~.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Mask:
+    """The algebra; the kinds below say what is seen."""
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must say what it sees")
+
+    def on(self, device: torch.device) -> Predicate:
+        """The same predicate with any numbers it looks up already lying on the device."""
+        return self
+
+    def within(self, length: int) -> Mask:
+        """A simpler mask that says the same of positions 0 … length - 1."""
+        return self
+
+    @property
+    def uniform(self) -> bool:
+        """Is it known to be the same for every batch row and head?"""
+        return True
+
+    def __and__(self, other: Mask) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        parts = tuple(part for part in _flatten(Both, self, other) if part != full) or (full,)
+        return parts[0] if len(parts) == 1 else Both(parts)
+
+    def __or__(self, other: Mask) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        parts = _flatten(Either, self, other)
+        if full in parts:
+            return full
+        return parts[0] if len(parts) == 1 else Either(parts)
+
+    def __invert__(self) -> Mask:
+        return self.mask if isinstance(self, Not) else Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value: combine masks with & | ~, not with and, or, not")
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Mask):
+    """Everything."""
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q.new_ones((), dtype=torch.bool)  # no axis of its own: a table of it costs nothing
+
+    def __repr__(self) -> str:
+        return "full"
+
+
+@dataclass(frozen=True, repr=False)
+class Causal(Mask):
+    """Oneself and the past."""
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return k <= q
+
+    def __repr__(self) -> str:
+        return "causal"
+
+
+@dataclass(frozen=True, repr=False)
+class Window(Mask):
+    """The `size` nearest positions up to q, oneself included. Says nothing of the future."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _whole("window", self.size, 1)
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q - k < self.size
+
+    def within(self, length: int) -> Mask:
+        return full if self.size >= length else self
+
+    def __repr__(self) -> str:
+        return f"window({self.size})"
+
+
+@dataclass(frozen=True, repr=False)
+class Prefix(Mask):
+    """The first `length` positions, for everyone; or one length for each batch row."""
+
+    length: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, Tensor):
+            object.__setattr__(self, "length", self.length.tolist())
+        if isinstance(self.length, Sequence):
+            object.__setattr__(self, "length", tuple(self.length))
+            if not self.length:
+                raise ValueError("prefix(()) names no row: give one length for each batch row")
+        for length in self.length if isinstance(self.length, tuple) else (self.length,):
+            _whole("prefix", length, 0)
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.on(k.device)(b, h, q, k)
+
+    def on(self, device: torch.device) -> Predicate:
+        if isinstance(self.length, int):
+            length = self.length
+            return lambda b, h, q, k: k < length
+        lengths = torch.tensor(self.length, device=device)
+        return lambda b, h, q, k: k < lengths[b]
+
+    def within(self, length: int) -> Mask:
+        return full if isinstance(self.length, int) and self.length >= length else self
+
+    @property
+    def uniform(self) -> bool:
+        return isinstance(self.length, int)
+
+    def __repr__(self) -> str:
+        return f"prefix({self.length})"
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Mask):
+    """Those in the same block of `size` neighbours, on either side."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _whole("block", self.size, 1)
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q // self.size == k // self.size
+
+    def within(self, length: int) -> Mask:
+        return full if self.size >= length else self
+
+    def __repr__(self) -> str:
+        return f"block({self.size})"
+
+
+@dataclass(frozen=True, repr=False)
+class Where(Mask):
+    """Any predicate of your own, under the name it prints."""
+
+    name: str
+    predicate: Predicate
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"{self.name!r} cannot name a mask: use a word such as 'even_columns'")
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.predicate(b, h, q, k)
+
+    def on(self, device: torch.device) -> Predicate:
+        return self.predicate
+
+    @property
+    def uniform(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, repr=False)
+class Both(Mask):
+    """What every part allows."""
+
+    parts: tuple[Mask, ...]
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.on(k.device)(b, h, q, k)
+
+    def on(self, device: torch.device) -> Predicate:
+        first, *rest = (part.on(device) for part in self.parts)
+
+        def all_of(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = first(b, h, q, k)
+            for part in rest:
+                seen = seen & part(b, h, q, k)
+            return seen
+
+        return all_of
+
+    def within(self, length: int) -> Mask:
+        out: Mask = full
+        for part in self.parts:
+            out = out & part.within(length)
+        return out
+
+    @property
+    def uniform(self) -> bool:
+        return all(part.uniform for part in self.parts)
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part})" if isinstance(part, Either) else repr(part) for part in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class Either(Mask):
+    """What any part allows."""
+
+    parts: tuple[Mask, ...]
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.on(k.device)(b, h, q, k)
+
+    def on(self, device: torch.device) -> Predicate:
+        first, *rest = (part.on(device) for part in self.parts)
+
+        def any_of(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = first(b, h, q, k)
+            for part in rest:
+                seen = seen | part(b, h, q, k)
+            return seen
+
+        return any_of
+
+    def within(self, length: int) -> Mask:
+        first, *rest = (part.within(length) for part in self.parts)
+        for part in rest:
+            first = first | part
+        return first
+
+    @property
+    def uniform(self) -> bool:
+        return all(part.uniform for part in self.parts)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))  # & binds tighter, so no part needs brackets
+
+
+@dataclass(frozen=True, repr=False)
+class Not(Mask):
+    """What the mask forbids."""
+
+    mask: Mask
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.on(k.device)(b, h, q, k)
+
+    def on(self, device: torch.device) -> Predicate:
+        seen = self.mask.on(device)
+        return lambda b, h, q, k: ~seen(b, h, q, k)
+
+    def within(self, length: int) -> Mask:
+        return ~self.mask.within(length)
+
+    @property
+    def uniform(self) -> bool:
+        return self.mask.uniform
+
+    def __repr__(self) -> str:
+        return f"~({self.mask})" if isinstance(self.mask, Both | Either) else f"~{self.mask}"
+
+
+full, causal = Full(), Causal()
+window, prefix, block = Window, Prefix, Block
+
+
+def reach(mask: Mask) -> int | None:
+    """How many positions a causal mask looks at, oneself included, if it forgets; None if it never does."""
+    parts = mask.parts if isinstance(mask, Both) else (mask,)
+    return min((part.size for part in parts if isinstance(part, Window)), default=None) if causal in parts else None
+
+
+def _flatten(kind: type[Both] | type[Either], *masks: Mask) -> tuple[Mask, ...]:
+    parts = [part for mask in masks for part in (mask.parts if isinstance(mask, kind) else (mask,))]
+    return tuple(dict.fromkeys(parts))  # drop repeats, keep order
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}({value!r}) needs a whole number")
+    if value < least:
+        raise ValueError(f"{name}({value}) needs a number of at least {least}")

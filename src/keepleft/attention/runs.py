@@ -1,0 +1,55 @@
+"""Padded and packed rows as runs of tokens, each a text of its own: what kernels without a table work on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.grid import Grid
+from keepleft.attention.masks import Both, Causal, Full, Mask, Window
+
+
+class Run(NamedTuple):
+    """The texts that lie at begin … end - 1 in each of these rows."""
+
+    rows: Tensor  # (n,)
+    begin: int
+    end: int
+
+
+def relative(mask: Mask) -> bool:
+    """Does the mask look only at how far apart two positions are?"""
+    return isinstance(mask, Full | Causal | Window) or (isinstance(mask, Both) and all(map(relative, mask.parts)))
+
+
+def borders(mask: Mask, grid: Grid) -> Tensor | None:
+    """(n, 3) row, begin, end of each text; None where texts are torn, out of order or the mask is not relative."""
+    if not (grid.square and relative(mask)) or grid.q_seg is None:
+        return None
+    segments, positions = grid.q_seg, grid.q_pos
+    real = segments != 0
+    opens, closes = real.clone(), real.clone()
+    same = segments[:, 1:] == segments[:, :-1]
+    opens[:, 1:] &= ~same
+    closes[:, :-1] &= ~same
+    begin, end = opens.nonzero(), closes.nonzero()
+    out = torch.cat([begin, end[:, 1:] + 1], 1)
+    torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(begin)
+    if torn:
+        return None
+    if positions is not None and not bool((positions.diff(dim=1) == 1)[same & real[:, 1:]].all()):
+        return None
+    return out
+
+
+def runs_of(mask: Mask, grid: Grid) -> list[Run] | None:
+    """The texts of the grid, those at the same place in different rows together; None where it is not made of runs."""
+    found = borders(mask, grid)
+    if found is None:
+        return None
+    places: dict[tuple[int, int], list[int]] = {}
+    for row, begin, end in found.tolist():
+        places.setdefault((begin, end), []).append(row)
+    return [Run(torch.tensor(rows, device=found.device), *place) for place, rows in places.items()]

@@ -1,0 +1,1 @@
+"""The wholes: designs as data, and the encoder, decoder and encoder-decoder built from them."""

@@ -1,0 +1,87 @@
+"""The layers, one after the other, and what they share: the sights, the rotation, the bias on the scores."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from keepleft.attention.attend import Sight, see
+from keepleft.attention.cache import Cache, Memory
+from keepleft.attention.grid import Grid
+from keepleft.attention.masks import Mask, full
+from keepleft.models import design as plan
+from keepleft.models.design import Design
+from keepleft.nn.block import Block, Source
+from keepleft.nn.norm import norm
+from keepleft.nn.position import Nearness, RelativeBias, Rotary, rotation
+
+
+class Stack(nn.Module):
+    """(B, T, dim) in, (B, T, dim) out."""
+
+    def __init__(self, design: Design, choice: plan.Stack, *, cross: bool) -> None:
+        super().__init__()
+        self.design, self.masks = design, choice.mask
+        self.layers = nn.ModuleList(
+            Block(design.attention, design.feedforward, design.norm, norm_first=design.norm_first, cross=cross,
+                  bias=design.bias, dropout=design.dropout)
+            for _ in range(choice.layers))
+        self.norm = norm(design.norm, design.dim) if choice.final_norm else nn.Identity()
+        if isinstance(design.position, RelativeBias):
+            self.nearness = Nearness(design.position, design.heads, both_ways=choice.mask == (full,))
+        self.backend: str | None = None  # None: whatever suits
+
+    def forward(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
+                memory: Memory | None = None, segments: Tensor | None = None) -> Tensor:
+        """A grid, and where tokens come step by step a cache, for each mask that the layers take in turn."""
+        sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
+        turn = None
+        if isinstance(self.design.position, Rotary):
+            turn = rotation(self.design.position, positions, self.design.head_width, x.dtype)
+        if memory is not None:
+            across = self.sight(full, memory.grid(x.shape[1], segments), x)
+        for n, layer in enumerate(self.layers):
+            lane = n % len(self.masks)
+            remember = None if caches is None else partial(caches[lane].put, n)
+            source = None if memory is None else Source(*memory.pairs[n], across)
+            x = layer(x, sights[lane], turn, remember, source)
+        return self.norm(x)
+
+    def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
+        """What a layer's self-attention sees, with the bias of nearness where the design has one."""
+        sight = self.sight(mask, grid, x)
+        if isinstance(self.design.position, RelativeBias):
+            return sight.plus(self.nearness(*places(grid, x.device)))
+        return sight
+
+    def sight(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
+        return see(mask, grid, batch=x.shape[0], heads=self.design.heads, device=x.device, dtype=x.dtype,
+                   backend=self.backend)
+
+    def memorise(self, encoded: Tensor, segments: Tensor | None) -> Memory:
+        """Every layer's keys and values of the source, once."""
+        return Memory([layer.cross.memorise(encoded) for layer in self.layers], segments)
+
+
+def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The positions of a grid's queries and keys, (B or 1, Q) and (B or 1, K), counted out where nothing is given."""
+    q, k = grid.q_pos, grid.k_pos
+    if q is None:
+        q = torch.arange(grid.start, grid.start + grid.queries, device=device)[None]
+    if k is None:
+        k = torch.arange(grid.keys, device=device)[None]
+    return q, k
+
+
+def positions_of(segments: Tensor) -> Tensor:
+    """Where each token stands in its own text: (B, T) segments → (B, T), counting from 0 in each segment.
+
+    Padding stands at 0; a segment is a run of equal numbers.
+    """
+    index = torch.arange(segments.shape[1], device=segments.device)
+    opens = torch.ones_like(segments, dtype=torch.bool)
+    opens[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    begin = torch.where(opens, index, 0).cummax(1).values
+    return torch.where(segments == 0, 0, index - begin)

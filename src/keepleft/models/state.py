@@ -1,0 +1,74 @@
+"""What a decoder keeps between steps: its caches, the memory of a source, and where each row stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.cache import Cache, Growing, Memory, Ring, Static
+from keepleft.attention.masks import Mask, reach
+from keepleft.models.heads import last
+from keepleft.models.stack import positions_of
+
+KINDS = ("growing", "static", "ring")
+
+
+@dataclass
+class State:
+    caches: list[Cache]             # one for each mask that the layers take in turn
+    memory: Memory | None = None
+    next: int | Tensor = 0          # the position of the next token; (B, 1) where rows differ
+    segment: Tensor | None = None   # (B, 1) the segment that a row goes on with, once segments were given
+
+    def keep(self, rows: Tensor) -> None:
+        """Reorder, drop or repeat batch rows."""
+        for part in (*self.caches, *([self.memory] if self.memory else [])):
+            part.keep(rows)
+        if isinstance(self.next, Tensor):
+            self.next = self.next[rows]
+        if self.segment is not None:
+            self.segment = self.segment[rows]
+
+    def place(self, n: int, positions: Tensor | None, segments: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Positions and segments of n more tokens, spelt out where rows differ."""
+        if segments is None and self.segment is not None:
+            segments = self.segment.expand(-1, n)
+        if positions is None and segments is not None:
+            positions = positions_of(segments) + self.next
+        elif positions is None and isinstance(self.next, Tensor):
+            positions = self.next + torch.arange(n, device=self.next.device)
+        return positions, segments
+
+    def move(self, n: int, positions: Tensor | None, segments: Tensor | None) -> None:
+        """Where each row stands after them."""
+        if positions is None:
+            assert isinstance(self.next, int)
+            self.next += n
+        elif segments is None:
+            self.next = positions[:, -1:] + 1
+        else:
+            real = segments != 0
+            now = positions.masked_fill(~real, -1).amax(1, keepdim=True) + 1
+            self.next = torch.where(real.any(1, keepdim=True), now, self.next)
+            old = segments.new_ones(len(segments), 1) if self.segment is None else self.segment
+            self.segment = torch.where(real.any(1, keepdim=True), segments.gather(1, last(real)[:, None]), old)
+
+
+def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.device, capacity: int | None) -> list[Cache]:
+    """A cache for each mask. A ring serves masks that forget; beside it, those that do not get what else fits."""
+    if kind not in KINDS:
+        raise ValueError(f"no cache is called {kind!r}: there are {', '.join(KINDS)}")
+    if kind == "static" and capacity is None:
+        raise ValueError("a static cache needs a capacity: the most tokens, prompt included, that it will hold")
+
+    def one(mask: Mask) -> Cache:
+        size = reach(mask)
+        if kind == "ring" and size is not None:
+            return Ring(size, batch=batch, device=device)
+        if capacity is not None and kind != "growing":
+            return Static(capacity, batch=batch, device=device)
+        return Growing()
+
+    return [one(mask) for mask in masks]

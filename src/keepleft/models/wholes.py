@@ -1,0 +1,170 @@
+"""The three wholes: encoder, decoder, encoder-decoder. (tokens, positions, segments) in, scores out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keepleft.attention.cache import Cache, Memory
+from keepleft.attention.grid import Grid
+from keepleft.models.design import Design
+from keepleft.models.embed import Embed, check
+from keepleft.models.heads import head, last
+from keepleft.models.stack import Stack, positions_of
+from keepleft.models.state import State, caches
+
+
+class Model(nn.Module):
+    """What all three share: the design, the token table, the head, and the notes that travel with the weights."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__()
+        self.design = design
+        self.notes: dict[str, Any] = {}  # what a configuration says besides the design: special tokens, labels
+        self.token = nn.Embedding(design.vocab, design.dim)
+        self.head = head(design)
+
+    def lay(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
+            vocab: int | None = None) -> tuple[Tensor, Grid]:
+        """Positions of these tokens and the grid of their self-attention, after a look at what was given."""
+        positions = self.placed(name, tokens, positions, segments, vocab)
+        if positions is None:
+            return torch.arange(tokens.shape[1], device=tokens.device)[None], Grid(tokens.shape[1], tokens.shape[1])
+        return positions, Grid(tokens.shape[1], tokens.shape[1], 0, positions, positions, segments, segments)
+
+    def placed(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
+               vocab: int | None = None, start: int = 0) -> Tensor | None:
+        """Positions if they must be spelt out, None if they are start, start + 1, …"""
+        if not torch.compiler.is_compiling():
+            if tokens.device.type == "cpu":
+                check(name, tokens, vocab or self.design.vocab)
+            for word, given in (("positions", positions), ("segments", segments)):
+                if given is not None and given.shape != tokens.shape:
+                    raise ValueError(f"{word} have shape {tuple(given.shape)}, {name} have {tuple(tokens.shape)}: "
+                                     "they must be the same")
+            self.reachable(tokens, positions, start)
+        if positions is None and segments is not None:
+            positions = positions_of(segments)
+        return positions
+
+    def reachable(self, tokens: Tensor, positions: Tensor | None, start: int) -> None:
+        """A learned table of positions has an end."""
+        longest = self.design.longest
+        if longest is None:
+            return
+        if positions is None:
+            farthest = start + tokens.shape[1] - 1
+        elif positions.device.type == "cpu":
+            farthest = int(positions.max())
+            if int(positions.min()) < 0:
+                raise ValueError(f"position {int(positions.min())} is below 0")
+        else:
+            return
+        if farthest >= longest:
+            raise ValueError(f"position {farthest} is beyond the {longest} that this model has learned: shorten the text")
+
+
+class Encoder(Model):
+    """Reads a whole text at once, both ways (BERT)."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design)
+        assert design.encoder is not None
+        self.embed = Embed(design)
+        self.encoder = Stack(design, design.encoder, cross=False)
+
+    def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
+                kinds: Tensor | None = None) -> Tensor:
+        """(B, T) → whatever the head gives"""
+        return self.head(self.hidden(tokens, positions=positions, segments=segments, kinds=kinds), self.token, segments)
+
+    def hidden(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
+               kinds: Tensor | None = None) -> Tensor:
+        """(B, T) → (B, T, dim)"""
+        positions, grid = self.lay("tokens", tokens, positions, segments)
+        return self.encoder(self.embed(self.token, tokens, positions, kinds), positions, [grid] * len(self.encoder.masks))
+
+
+class Writer(Model):
+    """What decoders with and without a source share: hidden states at once, or from a prompt step by step."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design)
+        assert design.decoder is not None
+        self.embed = Embed(design)
+        self.decoder = Stack(design, design.decoder, cross=design.encoder is not None)
+
+    def hidden(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
+               memory: Memory | None = None) -> Tensor:
+        """(B, T) → (B, T, dim)"""
+        positions, grid = self.lay("tokens", tokens, positions, segments)
+        return self.decoder(self.embed(self.token, tokens, positions), positions, [grid] * len(self.decoder.masks),
+                            memory=memory, segments=segments)
+
+    def start(self, prompt: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
+              memory: Memory | None = None, cache: str | list[Cache] = "growing",
+              capacity: int | None = None) -> tuple[Tensor, State]:
+        """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows, and a state."""
+        check("prompt", prompt, self.design.vocab)
+        made = cache if isinstance(cache, list) else caches(cache, self.decoder.masks, batch=len(prompt),
+                                                            device=prompt.device, capacity=capacity)
+        state = State(made, memory)
+        x = self.extend(prompt, state, positions=positions, segments=segments)
+        if segments is None:
+            return self.head(x[:, -1], self.token), state
+        return self.head(x[torch.arange(len(x), device=x.device), last(segments != 0)], self.token), state
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        """(B, n) more tokens → (B, V): the scores of what follows the last of them"""
+        return self.head(self.extend(tokens, state)[:, -1], self.token)
+
+    def extend(self, tokens: Tensor, state: State, *, positions: Tensor | None = None,
+               segments: Tensor | None = None) -> Tensor:
+        """(B, n) more tokens, written to the state → their hidden states (B, n, dim)"""
+        positions, segments = state.place(tokens.shape[1], positions, segments)
+        start = state.next if isinstance(state.next, int) else 0
+        positions = self.placed("tokens", tokens, positions, segments, start=start)
+        grids = [cache.admit(tokens.shape[1], positions, segments) for cache in state.caches]
+        state.move(tokens.shape[1], positions, segments)
+        if positions is None:
+            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
+        return self.decoder(self.embed(self.token, tokens, positions), positions, grids, state.caches, state.memory,
+                            segments)
+
+
+class Decoder(Writer):
+    """Reads from left to right and says what comes next (GPT, GPT-2, GPT-3, LLaMA)."""
+
+    def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """(B, T) → (B, T, V): the scores of what follows each token"""
+        return self.head(self.hidden(tokens, positions=positions, segments=segments), self.token, segments)
+
+
+class EncoderDecoder(Writer):
+    """Reads a source both ways, then writes from left to right looking back at it (the 2017 Transformer, T5, BART)."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design)
+        assert design.encoder is not None
+        self.source_token = None if design.source_vocab is None else nn.Embedding(design.source_vocab, design.dim)
+        self.source_embed = Embed(design)
+        self.encoder = Stack(design, design.encoder, cross=False)
+
+    def forward(self, source: Tensor, tokens: Tensor, *, source_segments: Tensor | None = None,
+                source_positions: Tensor | None = None, segments: Tensor | None = None,
+                positions: Tensor | None = None) -> Tensor:
+        """(B, S) source and (B, T) target so far → (B, T, V): the scores of what follows each target token"""
+        memory = self.read(source, segments=source_segments, positions=source_positions)
+        return self.head(self.hidden(tokens, positions=positions, segments=segments, memory=memory), self.token, segments)
+
+    def encode(self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """(B, S) → (B, S, dim)"""
+        positions, grid = self.lay("source", source, positions, segments, self.design.source_vocab)
+        table = self.token if self.source_token is None else self.source_token
+        return self.encoder(self.source_embed(table, source, positions), positions, [grid] * len(self.encoder.masks))
+
+    def read(self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None) -> Memory:
+        """(B, S) → what the decoder looks at, computed once"""
+        return self.decoder.memorise(self.encode(source, segments=segments, positions=positions), segments)

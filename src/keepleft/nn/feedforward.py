@@ -1,0 +1,45 @@
+"""The feed-forward part: widen, bend, narrow, for each token by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    width: int
+    activation: Activation
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"no activation is called {self.activation!r}: there are {', '.join(ACTIVATIONS)}")
+
+
+class Feed(nn.Module):
+    """down(act(up x)), or down(act(gate x) · up x); gate and up are one matrix, gate first."""
+
+    def __init__(self, choice: FeedForward, dim: int, *, bias: bool) -> None:
+        super().__init__()
+        self.bend, self.gated = ACTIVATIONS[choice.activation], choice.gated
+        self.up = nn.Linear(dim, choice.width * (2 if choice.gated else 1), bias=bias)
+        self.down = nn.Linear(choice.width, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if not self.gated:
+            return self.down(self.bend(x))
+        gate, x = x.chunk(2, -1)
+        return self.down(self.bend(gate) * x)

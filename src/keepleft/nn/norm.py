@@ -1,0 +1,26 @@
+"""Normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    eps: float = 1e-6
+
+
+Norm = LayerNorm | RMSNorm
+
+
+def norm(choice: Norm, dim: int) -> nn.Module:
+    """(…, dim) in, (…, dim) out; PyTorch takes the statistics of half-precision numbers in float32."""
+    kind = nn.LayerNorm if isinstance(choice, LayerNorm) else nn.RMSNorm
+    return kind(dim, eps=choice.eps)

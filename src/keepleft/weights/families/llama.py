@@ -1,0 +1,125 @@
+"""LLaMA 1 to 3, SmolLM2, and, as rows, Mistral (a window) and Qwen2 (biases on queries, keys and values)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keepleft.attention.masks import causal, reach, window
+from keepleft.models import presets
+from keepleft.models.design import Classes, Design, Vocabulary
+from keepleft.nn.position import Llama3, Stretched
+from keepleft.weights.families.gpt2 import output
+from keepleft.weights.family import ACTIVATIONS, Family
+from keepleft.weights.fields import Field, fixed, named, same
+from keepleft.weights.rules import Rule, drop, joined, linear
+
+
+def rules(design: Design) -> list[Rule]:
+    block, ours, shape = "layers.{i}", "decoder.layers.{i}", design.attention
+    queries, keys = shape.heads * shape.width, shape.kv_heads * shape.width
+    return [
+        Rule("embed_tokens.weight", "token.weight"),
+        *linear(f"{block}.input_layernorm", f"{ours}.norm_self"),
+        *joined(f"{block}.self_attn.{{}}", ("q_proj", "k_proj", "v_proj"), f"{ours}.self.qkv", (queries, keys, keys)),
+        *linear(f"{block}.self_attn.o_proj", f"{ours}.self.out"),
+        *linear(f"{block}.post_attention_layernorm", f"{ours}.norm_feed"),
+        *joined(f"{block}.mlp.{{}}", ("gate_proj", "up_proj"), f"{ours}.feed.up", (design.feedforward.width,) * 2),
+        *linear(f"{block}.mlp.down_proj", f"{ours}.feed.down"),
+        *linear("norm", "decoder.norm"),
+        output(design),
+        Rule("score.weight", "head.out.weight", head=True),
+        drop(f"{block}.self_attn.rotary_emb.inv_freq"),  # old files keep what is a formula
+    ]
+
+
+def unroll(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Rotary settings, old and new spelling, as one; a sliding window as the masks that it means."""
+    new, old = config.pop("rope_parameters", None) or {}, config.pop("rope_scaling", None) or {}
+    if new and old and {**old, "rope_theta": 0} != {**new, "rope_theta": 0}:
+        raise ValueError(f"'rope_parameters' {new} and 'rope_scaling' {old} differ")
+    theta = config.pop("rope_theta", None)
+    settings = new or old
+    if theta and settings.get("rope_theta", theta) != theta:
+        raise ValueError(f"'rope_theta' is {theta} and 'rope_parameters' says {settings['rope_theta']}")
+    base = float(settings.get("rope_theta") or theta or 10_000.0)
+    size = config.pop("sliding_window", None)
+    if not config.pop("use_sliding_window", True):
+        size = None
+    kinds = config.pop("layer_types", None)
+    if kinds is None or not size:
+        turn = ["sliding_attention" if size else "full_attention"]
+    else:
+        turn = next(kinds[:n] for n in range(1, len(kinds) + 1) if all(k == kinds[i % n] for i, k in enumerate(kinds)))
+    config.pop("max_window_layers", None)
+    masks = tuple(causal & window(size) if kind == "sliding_attention" and size else causal for kind in turn)
+    return config | {"base": base, "scaling": scaling(settings), "masks": masks}
+
+
+def scaling(settings: dict[str, Any]) -> Stretched | Llama3 | None:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return Stretched(float(settings["factor"]))
+    if kind == "llama3":
+        return Llama3(float(settings["factor"]), float(settings["low_freq_factor"]), float(settings["high_freq_factor"]),
+                      int(settings["original_max_position_embeddings"]))
+    raise ValueError(f"rotary scaling of the kind {kind!r} is not understood: there are default, linear and llama3")
+
+
+def roll(config: dict[str, Any], design: Design) -> dict[str, Any]:
+    """The way back: both spellings, so that old and new programs read it."""
+    base, choice, masks = config.pop("base"), config.pop("scaling"), config.pop("masks")
+    settings: dict[str, Any] = {"rope_type": "default"}
+    if isinstance(choice, Stretched):
+        settings = {"rope_type": "linear", "factor": choice.factor}
+    elif isinstance(choice, Llama3):
+        settings = {"rope_type": "llama3", "factor": choice.factor, "low_freq_factor": choice.low,
+                    "high_freq_factor": choice.high, "original_max_position_embeddings": choice.original}
+    config |= {"rope_theta": base, "rope_parameters": {**settings, "rope_theta": base},
+               "rope_scaling": None if choice is None else settings}
+    sizes = {reach(mask) for mask in masks}
+    if config["model_type"] == "mistral":
+        if len(sizes) > 1:
+            raise ValueError("Mistral has one mask for all layers")
+        config["sliding_window"] = sizes.pop()
+    elif sizes != {None}:
+        raise ValueError(f"{config['model_type']} has no window")
+    return config
+
+
+def kin(name: str, cls: str, template: Design, *own: Field, eps: float = 1e-6) -> Family:
+    """One of them; `own` are the rows in which it differs."""
+    return Family(
+        name,
+        heads={f"{cls}ForCausalLM": Vocabulary(), f"{cls}Model": None, f"{cls}ForSequenceClassification": "labels"},
+        classes=Classes(2, "last", bias=False),
+        template=template, prefix="model.", bare=frozenset({f"{cls}Model"}),
+        fields=[
+            same("vocab_size", "vocab", template.vocab), same("hidden_size", "dim", 4096),
+            same("intermediate_size", "feedforward.width", template.feedforward.width),
+            same("num_hidden_layers", "decoder.layers", 32), same("num_attention_heads", "heads", 32),
+            Field("num_key_value_heads", "kv_heads", None, give=lambda n: n),
+            Field("head_dim", "head_dim", None), Field("masks", "decoder.mask"),
+            named("hidden_act", "feedforward.activation", {"silu": "silu", **ACTIVATIONS}, "silu"),
+            same("max_position_embeddings", "position.length", 2048), Field("base", "position.base"),
+            Field("scaling", "position.scaling", None), same("rms_norm_eps", "norm.eps", eps),
+            same("attention_dropout", "attention_dropout", 0.0), same("tie_word_embeddings", "head.tied", False), *own,
+        ],
+        prepare=unroll, finish=lambda config, design: full_numbers(roll(config, design), design),
+        rules=rules, extra=frozenset({"mlp_bias"} if name != "llama" else ()),
+    )
+
+
+def full_numbers(config: dict[str, Any], design: Design) -> dict[str, Any]:
+    """What is None here for "as usual" is a number there."""
+    return config | {"num_key_value_heads": design.kv_heads or design.heads, "head_dim": design.head_width}
+
+
+FAMILIES = (
+    kin("llama", "Llama", presets.llama,
+        Field("attention_bias", ("bias_qkv", "bias_out"), False, lambda on: (on, on), lambda qkv, out: bool(qkv)),
+        same("mlp_bias", "bias", False)),
+    kin("mistral", "Mistral", presets.mistral),
+    kin("qwen2", "Qwen2", presets.qwen2_0_5b),
+)

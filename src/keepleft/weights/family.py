@@ -1,0 +1,95 @@
+"""A family of published models: the name of its configuration, a table of fields and a table of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keepleft.models.design import Classes, Design, Masked, Pooled, Vocabulary
+from keepleft.weights import fields
+from keepleft.weights.fields import Field
+from keepleft.weights.rules import Rule
+
+Head = Vocabulary | Masked | Pooled | Classes | None
+
+# fields that say nothing about what is computed: kept as notes, written back
+HARMLESS = frozenset("""
+    _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty extra_pos_embeddings
+    finetuning_task force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    id2label initializer_factor initializer_range init_std is_encoder_decoder keys_to_ignore_at_inference label2id
+    length_penalty max_length max_new_tokens min_length model_max_length model_type n_ctx n_special no_repeat_ngram_size
+    normalize_before normalize_embedding num_beam_groups
+    num_beams num_hidden_layers_ num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id predict_special_tokens prefix pretraining_tp problem_type pruned_heads
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id static_position_embeddings
+    summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
+    transformers_version typical_p unk_token_id use_bfloat16 use_cache
+    encoder_layerdrop decoder_layerdrop layerdrop activation_dropout classif_dropout vocab_size_ add_bias_logits
+    add_final_layer_norm transformers.js_config quantization_config_
+""".split())
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str                                     # "model_type" in their configuration
+    heads: Mapping[str, Head | str]               # their class → our head; "labels" is Classes by their label count
+    template: Design                              # what an absent field means
+    fields: list[Field]
+    rules: Callable[[Design], list[Rule]]
+    prefix: str = ""                              # of the base model's tensors where there is a head
+    bare: frozenset[str] = frozenset()            # classes whose tensors carry no prefix
+    classes: Classes | None = None                # the kind of classifier that this family has
+    prepare: Callable[[dict[str, Any], frozenset[str]], dict[str, Any]] = lambda config, names: config
+    finish: Callable[[dict[str, Any], Design], dict[str, Any]] = lambda config, design: config
+    extra: frozenset[str] = frozenset()           # further harmless fields
+
+    def read(self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()) -> Design:
+        """The design of a configuration; the names of the tensors decide where a configuration is not to be trusted."""
+        ready = self.prepare(dict(config), frozenset(names))
+        design = fields.read(self.fields, ready, self.template, ignored=HARMLESS | frozenset(ignore), extra=self.extra)
+        return design if (choice := self._head(ready, design)) is ... else design.but(head=choice)
+
+    def write(self, design: Design) -> dict[str, Any] | None:
+        """The configuration of a design, or None where this family cannot say it."""
+        cls = next((cls for cls, head in self.heads.items() if self._is(head, design)), None)
+        if cls is None:
+            return None
+        try:
+            config = fields.write(self.fields, design)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        config = self.finish({"model_type": self.name, "architectures": [cls], **config}, design)
+        if isinstance(design.head, Classes):
+            config["id2label"] = {str(n): f"LABEL_{n}" for n in range(design.head.labels)}
+            config["label2id"] = {label: int(n) for n, label in config["id2label"].items()}
+        names = frozenset({"lm_head.weight"}) if isinstance(design.head, Vocabulary) and not design.head.tied else frozenset()
+        try:
+            return config if self.read(config, names) == design else None
+        except (ValueError, TypeError):
+            return None
+
+    def _head(self, config: Mapping[str, Any], design: Design) -> Any:
+        classes = config.get("architectures") or [next(iter(self.heads))]
+        head = self.heads.get(classes[0], ...)
+        if head is ...:
+            raise ValueError(f"{classes[0]!r} is not understood for {self.name!r}: there are {', '.join(self.heads)}")
+        if isinstance(head, Vocabulary):
+            return ...  # the table of fields speaks of it
+        if head == "labels":
+            assert self.classes is not None
+            labels = config.get("num_labels") or len(config.get("id2label") or {}) or 2
+            return Classes(labels, self.classes.pool, self.classes.bias)
+        return head
+
+    def _is(self, head: Head | str, design: Design) -> bool:
+        return isinstance(design.head, Classes) if head == "labels" else type(head) is type(design.head) and (
+            isinstance(head, Vocabulary) or head == design.head)
+
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+               "gelu_fast": "gelu_tanh", "silu": "silu", "swish": "silu"}
