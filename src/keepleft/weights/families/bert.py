@@ -13,7 +13,6 @@ from keepleft.weights.rules import Rule, drop, joined, linear
 
 def rules(design: Design) -> list[Rule]:
     block, ours = "encoder.layer.{i}", "encoder.layers.{i}"
-    pooler = {Pooled("tanh"): "head.dense"}.get(design.head, "head.pool.dense" if isinstance(design.head, Classes) else "")  # type: ignore[arg-type]
     return [
         Rule("embeddings.word_embeddings.weight", "token.weight"),
         Rule("embeddings.position_embeddings.weight", "embed.position.weight"),
@@ -25,16 +24,29 @@ def rules(design: Design) -> list[Rule]:
         *linear(f"{block}.intermediate.dense", f"{ours}.feed.up"),
         *linear(f"{block}.output.dense", f"{ours}.feed.down"),
         *linear(f"{block}.output.LayerNorm", f"{ours}.norm_feed"),
-        *(linear("pooler.dense", pooler) if pooler else [drop("pooler.dense.weight"), drop("pooler.dense.bias")]),
-        *linear("classifier", "head.out", head=True),
-        *linear("cls.predictions.transform.dense", "head.dense", head=True),
-        *linear("cls.predictions.transform.LayerNorm", "head.norm", head=True),
-        Rule("cls.predictions.bias", "head.bias", head=True),
-        Rule("cls.predictions.decoder.weight", "token.weight", head=True, twin=True),
-        Rule("cls.predictions.decoder.bias", "head.bias", head=True, twin=True),
-        drop("cls.seq_relationship.weight", head=True), drop("cls.seq_relationship.bias", head=True),
+        *head(design),
         drop("embeddings.position_ids"),
     ]
+
+
+def head(design: Design) -> list[Rule]:
+    if isinstance(design.head, Masked):
+        return [
+            *linear("cls.predictions.transform.dense", "head.dense", head=True),
+            *linear("cls.predictions.transform.LayerNorm", "head.norm", head=True),
+            Rule("cls.predictions.bias", "head.bias", head=True),
+            Rule("cls.predictions.decoder.weight", "token.weight", head=True, twin=True),
+            Rule("cls.predictions.decoder.bias", "head.bias", head=True, twin=True),
+            *unused("pooler.dense"), *unused("cls.seq_relationship"),
+        ]
+    if isinstance(design.head, Classes):
+        return [*linear("pooler.dense", "head.pool.dense"), *linear("classifier", "head.out", head=True)]
+    return linear("pooler.dense", "head.dense") if design.head == Pooled("tanh") else unused("pooler.dense")
+
+
+def unused(theirs: str) -> list[Rule]:
+    """What some files hold and this head does not need."""
+    return [drop(f"{theirs}.weight"), drop(f"{theirs}.bias")]
 
 
 def plain(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def kin(name: str, cls: str, template: Design, *own: Field, eps: float = 1e-6) -
             same("vocab_size", "vocab", template.vocab), same("hidden_size", "dim", 4096),
             same("intermediate_size", "feedforward.width", template.feedforward.width),
             same("num_hidden_layers", "decoder.layers", 32), same("num_attention_heads", "heads", 32),
-            Field("num_key_value_heads", "kv_heads", None, give=lambda n: n),
+            Field("num_key_value_heads", "kv_heads", None),
             Field("head_dim", "head_dim", None), Field("masks", "decoder.mask"),
             named("hidden_act", "feedforward.activation", {"silu": "silu", **ACTIVATIONS}, "silu"),
             same("max_position_embeddings", "position.length", 2048), Field("base", "position.base"),
@@ -112,13 +112,15 @@ def kin(name: str, cls: str, template: Design, *own: Field, eps: float = 1e-6) -
 
 
 def full_numbers(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    """What is None here for "as usual" is a number there."""
-    return config | {"num_key_value_heads": design.kv_heads or design.heads, "head_dim": design.head_width}
+    """What is None here for "as usual" is spelt out there."""
+    shape = design.attention
+    config |= {"num_key_value_heads": shape.kv_heads, "head_dim": shape.width}
+    return config | ({"attention_bias": shape.bias_qkv} if "attention_bias" in config else {})
 
 
 FAMILIES = (
     kin("llama", "Llama", presets.llama,
-        Field("attention_bias", ("bias_qkv", "bias_out"), False, lambda on: (on, on), lambda qkv, out: bool(qkv)),
+        Field("attention_bias", ("bias_qkv", "bias_out"), False, lambda on: (on, on), lambda qkv, out: qkv),
         same("mlp_bias", "bias", False)),
     kin("mistral", "Mistral", presets.mistral),
     kin("qwen2", "Qwen2", presets.qwen2_0_5b),

@@ -1,0 +1,158 @@
+"""Every family computes what `transformers` computes from the same directory."""
+
+from __future__ import annotations
+
+import json
+
+import peers
+import pytest
+import torch
+from peers import BARE, CLASSIFIERS, DECODERS, ENCODERS, PAD, PAIRS, V
+
+import keepleft as kl
+
+B, T, S = 3, 13, 11
+LENGTHS = (13, 7, 10)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    if ours.dtype == torch.float64:
+        assert (ours - theirs).abs().max() < 1e-9
+    else:
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
+def texts(length: int = T) -> torch.Tensor:
+    return torch.randint(3, V, (B, length))  # never the padding token
+
+
+def padded(side: str, length: int = T) -> torch.Tensor:
+    """(B, T) segments: 1 where a token is real, 0 where it is padding."""
+    real = torch.arange(length)[None] < torch.tensor(LENGTHS)[:, None]
+    return (real if side == "right" else real.flip(1)).long()
+
+
+@pytest.fixture(params=["float64", "float32"])
+def both(request, tmp_path):
+    """A function from a peer's builder to the peer and ours, built from its directory, in one precision."""
+    dtype = getattr(torch, request.param)
+
+    def make(build):
+        peer = build()
+        folder = peers.keep(peer, tmp_path / "theirs")
+        ours, _ = kl.load(folder, dtype=dtype)
+        return peer.to(dtype), ours
+    return make
+
+
+def run(peer, **given):
+    with torch.no_grad():
+        if next(peer.parameters()).dtype == torch.float64:
+            with peers.Double():
+                return peer(**given)
+        return peer(**given)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_unpadded_padded_and_cached(name, both):
+    peer, ours = both(DECODERS[name])
+    tokens = texts()
+    with torch.no_grad():
+        want = run(peer, input_ids=tokens).logits
+        close(ours(tokens), want)
+        for side in ("left", "right"):
+            segments = padded(side)
+            positions = kl.positions_of(segments)
+            there = run(peer, input_ids=tokens, attention_mask=segments, position_ids=positions).logits
+            real = segments.bool()
+            close(ours(tokens, segments=segments)[real], there[real])
+        for chunk in (1, 2, 5):
+            for cache in ("growing", "static", "ring"):
+                scores, state = ours.start(tokens[:, :chunk], cache=cache, capacity=T)
+                close(scores, want[:, chunk - 1])
+                for begin in range(chunk, T, chunk):
+                    end = min(T, begin + chunk)
+                    close(ours.step(tokens[:, begin:end], state), want[:, end - 1])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_encoder_decoder_with_padded_sources_and_cached(name, both):
+    peer, ours = both(PAIRS[name])
+    source, tokens = texts(S), texts()
+    with torch.no_grad():
+        close(ours(source, tokens), run(peer, input_ids=source, decoder_input_ids=tokens).logits)
+        real = torch.arange(S)[None] < torch.tensor([11, 4, 7])[:, None]
+        for segments in (real.long(), real.flip(1).long()):
+            places = kl.positions_of(segments) if segments[1, 0] else None
+            if places is None and name in ("bart", "marian"):
+                continue  # the peer counts positions from the padding on, and cannot be told not to
+            want = run(peer, input_ids=source, attention_mask=segments, decoder_input_ids=tokens).logits
+            close(ours(source, tokens, source_segments=segments), want)
+            memory = ours.read(source, segments=segments)
+            for chunk in (1, 2, 5):
+                scores, state = ours.start(tokens[:, :chunk], memory=memory)
+                close(scores, want[:, chunk - 1])
+                for begin in range(chunk, T, chunk):
+                    end = min(T, begin + chunk)
+                    close(ours.step(tokens[:, begin:end], state), want[:, end - 1])
+        segments = padded("right")
+        want = run(peer, input_ids=source, decoder_input_ids=tokens, decoder_attention_mask=segments).logits
+        close(ours(source, tokens, segments=segments)[segments.bool()], want[segments.bool()])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_unpadded_and_padded(name, both):
+    peer, ours = both(ENCODERS[name])
+    tokens, kinds = texts(), torch.randint(2, (B, T))
+
+    def theirs(**given):
+        out = run(peer, input_ids=tokens, token_type_ids=kinds, **given)
+        return out.pooler_output if name == "bert" else out.logits
+
+    with torch.no_grad():
+        close(ours(tokens, kinds=kinds), theirs())
+        for side in ("right", "left"):
+            segments = padded(side)
+            want, got = theirs(attention_mask=segments, position_ids=kl.positions_of(segments)), ours(tokens, segments=segments, kinds=kinds)
+            if name == "bert_masked":
+                want, got = want[segments.bool()], got[segments.bool()]
+            elif side == "left":
+                continue  # the peer pools the first column, which is padding there
+            close(got, want)
+        if name == "bert":
+            hidden = run(peer, input_ids=tokens, token_type_ids=kinds).last_hidden_state
+            close(ours.hidden(tokens, kinds=kinds), hidden)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_decoder_with_a_classifier_reads_the_last_real_token(name, both):
+    peer, ours = both(CLASSIFIERS[name])
+    segments = padded("right")
+    tokens = texts().masked_fill(segments == 0, PAD)
+    with torch.no_grad():
+        close(ours(tokens, segments=segments), run(peer, input_ids=tokens, attention_mask=segments).logits)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_decoder_without_a_head(name, both):
+    peer, ours = both(BARE[name])
+    tokens = texts()
+    with torch.no_grad():
+        close(ours(tokens), run(peer, input_ids=tokens).last_hidden_state)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *PAIRS, *ENCODERS, *CLASSIFIERS, *BARE])
+def test_what_we_save_transformers_loads_unchanged(name, tmp_path):
+    build = {**DECODERS, **PAIRS, **ENCODERS, **CLASSIFIERS, **BARE}[name]
+    peer = build()
+    ours, _ = kl.load(peers.keep(peer, tmp_path / "theirs"))
+    kl.save(ours, None, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == peer.config.model_type
+    again = peers.reload(peer, tmp_path / "ours")
+    tokens = texts()
+    given = {"input_ids": tokens} | ({"decoder_input_ids": tokens} if name in PAIRS else {})
+    first, second = run(peer, **given), run(again, **given)
+    assert torch.equal(first[0], second[0])
+    once_more, _ = kl.load(tmp_path / "ours")
+    assert once_more.design == ours.design
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), once_more.state_dict().values(), strict=True))
