@@ -98,7 +98,8 @@ DECODERS = {
 }
 PAIRS = {
     "t5": _make("T5Config", "T5ForConditionalGeneration", **_t5),
-    "t5_v1_1": _untied(_make("T5Config", "T5ForConditionalGeneration", **_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "t5_v1_1": _untied(_make("T5Config", "T5ForConditionalGeneration", **_t5, feed_forward_proj="gated-gelu",
+                             tie_word_embeddings=False)),
     "mt5": _make("MT5Config", "MT5ForConditionalGeneration", **_t5),
     "mt5_untied": _untied(_make("MT5Config", "MT5ForConditionalGeneration", **_t5)),
     "bart": _make("BartConfig", "BartForConditionalGeneration", **_bart),

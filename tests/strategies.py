@@ -6,7 +6,21 @@ import torch
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft import FeedForward, Learned, LayerNorm, RelativeBias, RMSNorm, Rotary, Sinusoidal, Stack, block, causal, full, prefix, window
+from keepleft import (
+    FeedForward,
+    LayerNorm,
+    Learned,
+    RelativeBias,
+    RMSNorm,
+    Rotary,
+    Sinusoidal,
+    Stack,
+    block,
+    causal,
+    full,
+    prefix,
+    window,
+)
 
 LEAVES = [full, causal, window(1), window(3), prefix(2), block(3)]
 MASKS = st.recursive(st.sampled_from(LEAVES), lambda inner: st.one_of(

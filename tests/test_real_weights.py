@@ -66,7 +66,7 @@ def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weight
 def test_minilm_gives_the_similarities_of_transformers():
     path = weights("all-MiniLM-L6-v2")
     model, tokenizer = kl.load(path)
-    texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby.", "Eine Frau spielt Geige. " * 9]
+    texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby.", "Sie spielt Geige. " * 9]
     tokenizer.enable_padding()
     encoded = tokenizer.encode_batch(texts)
     tokens, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))

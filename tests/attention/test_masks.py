@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import LEAVES, MASKS
 
 import keepleft as kl
 from keepleft import block, causal, full, prefix, window
 from keepleft.attention.masks import reach
+from strategies import LEAVES, MASKS
 
 N = 7
 
@@ -88,8 +88,8 @@ def test_pictures_as_files(tmp_path, size):
     import xml.etree.ElementTree as ElementTree
 
     svg = kl.picture(causal, size, tmp_path / "mask.svg").read_text()
-    seen = [rect for rect in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect") if rect.get("fill") == "#1f5fa8"]
-    assert len(seen) == size * (size + 1) // 2
+    fills = [rect.get("fill") for rect in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")]
+    assert fills.count("#1f5fa8") == size * (size + 1) // 2
     data = kl.picture(causal, size, tmp_path / "mask.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     words = ["<b>"] * size
@@ -109,9 +109,9 @@ def test_how_far_a_mask_looks_back():
 
 
 @pytest.mark.parametrize("text", [
-    "", "causal and full", "causal &", "window", "window(0)", "window(-1)", "window('3')", "window(3.5)", "window(3, 4)", "prefix(())",
-    "__import__('os')", "causal.__class__", "[causal]", "lambda: causal", "nothing", "prefix((1, 'a'))", "window(True)", "(" * 300 + ")" * 300,
-    "~" * 1500 + "causal" * 0, "causal" + " & causal" * 400])
+    "", "causal and full", "causal &", "window", "window(0)", "window(-1)", "window('3')", "window(3.5)", "window(3, 4)",
+    "prefix(())", "prefix((1, 'a'))", "window(True)", "nothing", "__import__('os')", "causal.__class__", "[causal]",
+    "lambda: causal", "(" * 300 + ")" * 300, "~" * 1500, "causal" + " & causal" * 400])
 def test_what_is_not_a_mask_is_refused_in_words(text):
     with pytest.raises((ValueError, TypeError)) as error:
         kl.mask(text)
@@ -129,7 +129,7 @@ def test_names_of_ones_own_read_back_when_given():
 
 def test_a_mask_has_no_truth_value():
     for mask in LEAVES:
-        with pytest.raises(TypeError, match="& | ~"):
+        with pytest.raises(TypeError, match=r"& \| ~"):
             bool(mask)
     with pytest.raises(TypeError):
         causal & True

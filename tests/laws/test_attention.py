@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import MASKS, segments
 
 import keepleft as kl
+from strategies import MASKS, segments
 
 B, H, KV, D = 2, 6, 3, 5
 
@@ -76,7 +76,8 @@ def test_flex_says_what_the_definition_says(case):
     torch.testing.assert_close(look("flex", mask, grid, *given_), look("reference", mask, grid, *given_), atol=2e-5, rtol=1e-4)
 
 
-@given(cases(), st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]), st.sampled_from(["reference", "sdpa"]))
+@given(cases(), st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+       st.sampled_from(["reference", "sdpa"]))
 @settings(max_examples=60)
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype, backend):
     mask, grid, bias = case
@@ -150,7 +151,6 @@ def test_dropout_leaves_the_mean_alone_and_no_weight_where_there_was_none():
         sight = kl.see(kl.causal, kl.Grid(7, 7), backend=backend)
         want = kl.attend(q, k, v, sight)
         draws = torch.stack([kl.attend(q, k, v, sight, dropout=0.3) for _ in range(600)])
-        assert (draws[..., want[0, 0] == 0] == 0).all() if draws.dim() == 3 else True
         assert (draws * (want == 0)).abs().max() == 0
         torch.testing.assert_close(draws.mean(0), want, atol=0.12, rtol=0.0)
     with pytest.raises(ValueError, match="dropout"):

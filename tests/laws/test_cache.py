@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import designs, made, padding, tokens
 
 import keepleft as kl
 from keepleft.models.state import KINDS
+from strategies import designs, made, padding, tokens
 
 T = 17
 
@@ -41,7 +43,7 @@ def test_any_chunking_equals_one_pass(design, chunks, kind):
     want = full_pass(model, texts)
     scores, state = model.start(texts[:, :chunks[1]], cache=kind, capacity=T, **given_to(model, 2))
     same(scores, want[:, chunks[1] - 1])
-    for begin, end in zip(chunks[1:], chunks[2:], strict=False):
+    for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
 
 
@@ -53,17 +55,18 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
     seg = data.draw(padding(3, prompt)) * 4  # any number but 0 is a text
     more = given_to(model, 3)
     scores, state = model.start(texts[:, :prompt], segments=seg, cache=kind, capacity=T, **more)
-    steps = [scores] + [model.step(texts[:, a:b], state) for a, b in zip(chunks[1:], chunks[2:], strict=False)]
+    steps = [scores] + [model.step(texts[:, a:b], state) for a, b in pairwise(chunks[1:])]
     for row in range(3):
         real = texts[row, :prompt][seg[row] != 0][None]
         alone = {"memory": model.read(tokens(3, 7)[row:row + 1])} if more else {}
         score, own = model.start(real, cache=kind, capacity=T, **alone)
         same(steps[0][row], score[0])
-        for step, (a, b) in zip(steps[1:], zip(chunks[1:], chunks[2:], strict=False), strict=True):
+        for step, (a, b) in zip(steps[1:], pairwise(chunks[1:]), strict=True):
             same(step[row], model.step(texts[row:row + 1, a:b], own)[0])
 
 
-@given(designs("decoder") | designs("both"), st.sampled_from(KINDS), st.lists(st.integers(0, 2), min_size=1, max_size=5), st.booleans())
+@given(designs("decoder") | designs("both"), st.sampled_from(KINDS),
+       st.lists(st.integers(0, 2), min_size=1, max_size=5), st.booleans())
 @settings(max_examples=80)
 def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
     model, texts = made(design), tokens(3, T)
@@ -88,7 +91,7 @@ def test_a_static_cache_of_fixed_shapes_equals_one_pass(design, chunks, padded):
     scores, state = model.start(texts[:, :chunks[1]], cache=caches, segments=seg)
     same(scores, want[:, chunks[1] - 1])
     addresses = [tensor.data_ptr() for cache in caches for pair in cache.pairs.values() for tensor in pair]
-    for begin, end in zip(chunks[1:], chunks[2:], strict=False):
+    for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
     state.keep(torch.tensor([1, 0]))
     assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.pairs.values() for tensor in pair]

@@ -8,11 +8,11 @@ import warnings
 import pytest
 import torch
 from hypothesis import given, settings
-from strategies import designs
 
 import keepleft as kl
 from keepleft.models import presets
 from keepleft.models.written import read, write
+from strategies import designs
 
 PUBLISHED = {  # weights of the public checkpoints that these presets stand for
     "gpt": 116_534_784,
@@ -115,7 +115,8 @@ def test_the_same_seed_builds_the_same_weights_and_all_of_them_are_set(design):
     assert kl.parameters(design) == sum(p.numel() for p in a.parameters())
 
 
-@pytest.mark.parametrize("name", ["vaswani", "gpt", "gpt2", "gpt3_small", "llama", "t5", "mt5", "bart", "marian", "bert_masked"])
+@pytest.mark.parametrize("name", ["vaswani", "gpt", "gpt2", "gpt3_small", "llama", "t5", "mt5", "bart", "marian",
+                                  "bert_masked"])
 def test_a_fresh_model_starts_near_a_uniform_guess(name):
     """So that training can begin: neither exploding nor silent."""
     from keepleft.cli.demo import small

@@ -15,8 +15,8 @@ from keepleft.weights.families import families
 from keepleft.weights.rules import Held, Rule, give, interleave, joined, same, take, transpose
 
 # a small design that each family can say
-SMALL = {"gpt2": "gpt2", "openai-gpt": "gpt", "gpt_neo": "gpt_neo", "llama": "llama3_1", "mistral": "mistral", "qwen2": "qwen2_0_5b",
-         "t5": "t5", "mt5": "mt5", "bart": "bart", "marian": "marian", "bert": "bert"}
+SMALL = {"gpt2": "gpt2", "openai-gpt": "gpt", "gpt_neo": "gpt_neo", "llama": "llama3_1", "mistral": "mistral",
+         "qwen2": "qwen2_0_5b", "t5": "t5", "mt5": "mt5", "bart": "bart", "marian": "marian", "bert": "bert"}
 HEADS = {"gpt2": [None, kl.Classes(5, "last", bias=False)], "llama": [None, kl.Classes(5, "last", bias=False)],
          "bert": [None, kl.Masked(), kl.Classes(5)]}
 
@@ -67,8 +67,8 @@ def test_a_tensor_too_many_too_few_or_twice_is_an_error_that_names_it(name):
     some = next(iter(theirs))
     with pytest.raises(ValueError, match="shape"):
         fill({**theirs, some: theirs[some][:-1]})
+    first = next(rule for rule in rules if rule.ours and not rule.twin)
     with pytest.raises(ValueError, match="set twice"):
-        first = next(rule for rule in rules if rule.ours and not rule.twin)
         fill({**theirs, "again": theirs[some]}, [*rules, replace(first, theirs="again")])
     with pytest.raises(ValueError, match="no rule"):
         dict(give(rules[1:], model.state_dict()))

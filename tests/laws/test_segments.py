@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import VOCAB, designs, made, padding, segments, tokens
 
 import keepleft as kl
+from strategies import VOCAB, designs, made, padding, segments, tokens
 
 T = 11
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import designs, made, padding, tokens
 
 import keepleft as kl
 from keepleft.nn.attention import Attention
+from strategies import designs, made, padding, tokens
+
+GPT2 = kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"),
+                           decoder=kl.Stack(2, (kl.causal,)))
 
 
 def run(model, texts, **more):
@@ -81,14 +84,14 @@ def test_only_what_is_asked_for_is_kept():
 
 
 def test_nothing_is_left_behind_even_after_an_error():
-    model = made(kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), decoder=kl.Stack(2, (kl.causal,))))
+    model = made(GPT2)
     with pytest.raises(RuntimeError, match="stop"), kl.watch(model):
         raise RuntimeError("stop")
     assert all(part.watcher is None for part in model.modules() if isinstance(part, Attention))
 
 
 def test_steps_from_a_cache_can_be_watched_too():
-    model = made(kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), decoder=kl.Stack(2, (kl.causal,))))
+    model = made(GPT2)
     texts = tokens(2, 9)
     with kl.watch(model) as want:
         model(texts)
@@ -106,8 +109,8 @@ def test_one_head_of_a_text_of_4096_tokens_costs_one_map():
     of twelve heads would be 9 GiB."""
     script = """
         import resource, torch, keepleft as kl
-        model = kl.build(kl.presets.gpt2.but(vocab=97, dim=96, heads=12, position=kl.Rotary(), decoder=kl.Stack(12, (kl.causal,)),
-                                             feedforward=kl.FeedForward(96, "gelu"))).eval()
+        design = kl.presets.gpt2.but(vocab=97, dim=96, heads=12, position=kl.Rotary(), feedforward=kl.FeedForward(96, "gelu"))
+        model = kl.build(design).eval()
         texts = torch.randint(97, (1, 4096))
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with torch.no_grad():
@@ -118,6 +121,7 @@ def test_one_head_of_a_text_of_4096_tokens_costs_one_map():
         assert maps["decoder.7.self"].shape == (1, 1, 4096, 4096)
         print((peak() - before) // 1024)
     """
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False)
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300,
+                         check=False)
     assert out.returncode == 0, out.stderr
     assert int(out.stdout) < 700  # MiB: the map, and the chunks it was worked out in

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-import peers
 import pytest
 import torch
-from peers import BARE, CLASSIFIERS, DECODERS, ENCODERS, PAD, PAIRS, V
 
 import keepleft as kl
+import peers
+from peers import BARE, CLASSIFIERS, DECODERS, ENCODERS, PAD, PAIRS, V
 
 B, T, S = 3, 13, 11
 LENGTHS = (13, 7, 10)
@@ -113,7 +113,8 @@ def test_encoder_unpadded_and_padded(name, both):
         close(ours(tokens, kinds=kinds), theirs())
         for side in ("right", "left"):
             segments = padded(side)
-            want, got = theirs(attention_mask=segments, position_ids=kl.positions_of(segments)), ours(tokens, segments=segments, kinds=kinds)
+            want = theirs(attention_mask=segments, position_ids=kl.positions_of(segments))
+            got = ours(tokens, segments=segments, kinds=kinds)
             if name == "bert_masked":
                 want, got = want[segments.bool()], got[segments.bool()]
             elif side == "left":

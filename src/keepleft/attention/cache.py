@@ -43,7 +43,7 @@ class Growing:
         start, self.length = self.length, self.length + queries
         self.positions = _extend(self.positions, positions, start, queries, _counted)
         self.segments = _extend(self.segments, segments, start, queries, _ones)
-        tail = lambda t: None if t is None else t[:, start:]  # noqa: E731
+        tail = lambda t: None if t is None else t[:, start:]
         return Grid(queries, self.length, start, tail(self.positions) if start else self.positions, self.positions,
                     tail(self.segments) if start else self.segments, self.segments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
 
-    commands = {"demo": demo, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {"demo": demo, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")

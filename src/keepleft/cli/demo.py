@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keepleft import Design
+
 SOURCE, TARGET = ("Je", "suis", "heureux"), ("I", "am", "happy")
 SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
@@ -45,7 +50,8 @@ def attentions() -> None:
 
     heading("2. The three attentions, on the same scores: softmax over what is in sight, exactly 0 elsewhere")
     scores, blank, one_each = torch.tensor(SCORES)[None, None], torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
-    for title, mask, columns in (("self-attention (encoder)", kl.full, TARGET), ("masked self-attention (decoder)", kl.causal, TARGET),
+    for title, mask, columns in (("self-attention (encoder)", kl.full, TARGET),
+                                 ("masked self-attention (decoder)", kl.causal, TARGET),
                                  ("cross-attention (decoder reads encoder)", kl.full, SOURCE)):
         weights = kl.attend(blank, blank, one_each, kl.see(mask, kl.Grid(3, 3)), bias=scores)[0, 0]
         print(f"{title}\n{'':8}" + "".join(f"{column:>9}" for column in columns))
@@ -71,7 +77,7 @@ def models() -> None:
               f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
 
 
-def small(design):  # type: ignore[no-untyped-def]
+def small(design: Design) -> Design:
     """The same kind of model, small enough for a demonstration."""
     from dataclasses import replace
 
@@ -99,8 +105,8 @@ def continuation(prompt: str) -> None:
     assert tokenizer is not None
     tokens = torch.tensor([tokenizer.encode(prompt).ids])
     out = [int(token) for token in kl.greedy(model, tokens, limit=24, end=[model.notes["eos_token_id"]])]  # type: ignore[arg-type]
-    print(f"SmolLM2-135M-Instruct goes on, token by token from its cache:\n  {prompt}\033[1m{tokenizer.decode(out)}\033[0m"
-          if _terminal() else f"SmolLM2-135M-Instruct goes on, token by token from its cache:\n  {prompt} →{tokenizer.decode(out)}")
+    print("SmolLM2-135M-Instruct goes on, token by token from its cache:")
+    print(f"  {prompt}\033[1m{tokenizer.decode(out)}\033[0m" if _terminal() else f"  {prompt} →{tokenizer.decode(out)}")
 
 
 def _terminal() -> bool:

@@ -19,7 +19,8 @@ def doctor(json: bool = False) -> int:
     import keepleft
     from keepleft.cli.found import installed_weights
 
-    facts: dict[str, object] = {"keepleft": keepleft.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    facts: dict[str, object] = {"keepleft": keepleft.__version__, "python": platform.python_version(),
+                                "torch": str(torch.__version__)}
     for name in ("tokenizers", "safetensors", "transformers", "gguf"):
         try:
             facts[name] = metadata.version(name)

@@ -62,9 +62,9 @@ def initialise(model: Model, generator: torch.Generator | None = None) -> None:
     wide = rule.std if isinstance(rule, Normal) else rule.factor if isinstance(rule, Folded) else design.dim ** -0.5
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.weight.fill_(1.0)
-            if getattr(module, "bias", None) is not None:
-                module.bias.zero_()
+            nn.init.ones_(module.weight)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding | PositionTable):
             normal(module.weight, wide)
         elif isinstance(module, Nearness):
@@ -84,5 +84,5 @@ def initialise(model: Model, generator: torch.Generator | None = None) -> None:
     weight = getattr(model.head, "weight", None)
     if weight is not None:
         linear(weight, rule.std if isinstance(rule, Normal) else design.dim ** -0.5)
-    if isinstance(getattr(model.head, "bias", None), nn.Parameter):
-        model.head.bias.zero_()
+    if isinstance(bias := getattr(model.head, "bias", None), nn.Parameter):
+        bias.zero_()

@@ -138,7 +138,7 @@ class Design:
     @property
     def attention(self) -> Heads:
         """The numbers of each attention."""
-        pick = lambda own: self.bias if own is None else own  # noqa: E731
+        pick = lambda own: self.bias if own is None else own
         return Heads(self.dim, self.heads, self.kv_heads or self.heads, self.head_width, pick(self.bias_qkv),
                      pick(self.bias_out), None if self.scale_scores else 1.0, self.attention_dropout)
 

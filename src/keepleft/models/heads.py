@@ -14,6 +14,8 @@ from keepleft.nn.norm import norm
 class Scores(nn.Module):
     """(…, dim) → (…, V)"""
 
+    bias: Tensor | None
+
     def __init__(self, choice: Vocabulary, design: Design) -> None:
         super().__init__()
         self.scale = design.dim ** -0.5 if choice.scale else 1.0

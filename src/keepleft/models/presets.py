@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from keepleft.attention.masks import causal, full, window
 from keepleft.models.design import Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
 from keepleft.nn.feedforward import FeedForward
@@ -81,7 +83,7 @@ qwen2_0_5b = llama.but(vocab=151_936, dim=896, heads=14, kv_heads=2, feedforward
 # T5 and mT5 -----------------------------------------------------------------------------------
 
 
-def _pair(layers: int, final_norm: bool = True) -> dict[str, Stack]:
+def _pair(layers: int, final_norm: bool = True) -> dict[str, Any]:
     return {"encoder": Stack(layers, (full,), final_norm), "decoder": Stack(layers, (causal,), final_norm)}
 
 

@@ -62,7 +62,7 @@ class Stack(nn.Module):
 
     def memorise(self, encoded: Tensor, segments: Tensor | None) -> Memory:
         """Every layer's keys and values of the source, once."""
-        return Memory([layer.cross.memorise(encoded) for layer in self.layers], segments)
+        return Memory([layer.cross.memorise(encoded) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
 
 
 def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,10 @@ class State:
 
     def keep(self, rows: Tensor) -> None:
         """Reorder, drop or repeat batch rows."""
-        for part in (*self.caches, *([self.memory] if self.memory else [])):
-            part.keep(rows)
+        for cache in self.caches:
+            cache.keep(rows)
+        if self.memory is not None:
+            self.memory.keep(rows)
         if isinstance(self.next, Tensor):
             self.next = self.next[rows]
         if self.segment is not None:

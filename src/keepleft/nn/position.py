@@ -126,7 +126,7 @@ class Nearness(nn.Module):
             ahead = (distance > 0) * buckets
             distance = distance.abs()
         else:
-            ahead = 0
+            ahead = torch.zeros_like(distance)
             distance = (-distance).clamp(min=0)
         near = buckets // 2
         far = near + ((distance.clamp(min=1).float() / near).log() / math.log(farthest / near) * (buckets - near)).long()

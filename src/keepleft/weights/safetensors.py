@@ -119,8 +119,8 @@ def _shards(folder: Path) -> dict[str, list[str]]:
 def _nothing(folder: Path) -> str:
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     if pickles:
-        return (f"{folder / pickles[0]} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it "
-                "where you trust it: load it with the program that made it and save it as safetensors "
+        return (f"{folder / pickles[0]} is a pickle, which can run any code when it is opened, so keepleft does not. Convert "
+                "it where you trust it: load it with the program that made it and save it as safetensors "
                 "(in transformers: model.save_pretrained(folder))")
     return f"{folder} holds no {SINGLE} and no {INDEX}: is it a model directory?"
 
@@ -129,7 +129,9 @@ def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, *, shard: int = SH
     """Write tensors as one file or as shards. Each file appears whole or not at all; the index comes last."""
     for old in [*folder.glob("model-*-of-*.safetensors"), folder / INDEX]:
         old.unlink(missing_ok=True)
-    batches, total, where = [], 0, {}
+    batches: list[tuple[Path, list[str]]] = []
+    where: dict[str, str] = {}
+    total = 0
     for number, batch in enumerate(_batches(tensors, shard), 1):
         part = folder / f"model-{number:05d}.part"
         _write(batch, part)
@@ -160,7 +162,7 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    sums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy()) for name, tensor in tensors.items()}
+    sums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={"format": "pt", CHECKSUMS: json.dumps(sums)})
     _sync(path)
 

@@ -71,8 +71,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
     if isinstance(form, Runs):
         out = torch.zeros_like(q)  # padding sees nothing and gets zeros
         for run, inner in form.runs:
-            some = [t[run.rows, :, run.begin:run.end] for t in (q, k, v)]
-            out[run.rows, :, run.begin:run.end] = attend(*some, inner, scale, dropout)
+            some_q, some_k, some_v = (t[run.rows, :, run.begin:run.end] for t in (q, k, v))
+            out[run.rows, :, run.begin:run.end] = attend(some_q, some_k, some_v, inner, scale, dropout)
         return out
     mask = form if isinstance(form, Tensor) else None
     if mask is not None and mask.dtype != torch.bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,12 +48,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
     b, h, t, d = q.shape
     groups = h // k.shape[1]
     options = _said(form.look, groups)
-    flat = [x.transpose(1, 2).reshape(b * t, -1, d) for x in (q, k, v)]
-    if form.where is not None:
-        flat = [x.index_select(0, form.where) for x in flat]
     if groups > 1 and not options.get("enable_gqa"):
-        flat[1:] = [x.repeat_interleave(groups, dim=1) for x in flat[1:]]
-    out = varlen_attn(*flat, form.ends, form.ends, form.longest, form.longest, scale=scale, **options)
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    q, k, v = (x.transpose(1, 2).reshape(b * t, -1, d) for x in (q, k, v))
+    if form.where is not None:
+        q, k, v = (x.index_select(0, form.where) for x in (q, k, v))
+    out = varlen_attn(q, k, v, form.ends, form.ends, form.longest, form.longest, scale=scale, **options)
+    assert isinstance(out, Tensor)  # nothing else was asked for
     if form.where is not None:
         out = out.new_zeros(b * t, h, d).index_copy(0, form.where, out)
     return out.view(b, t, h, d).transpose(1, 2)
@@ -71,10 +72,10 @@ def _look(mask: Mask) -> tuple[int, int] | None:
     return None
 
 
-def _said(look: tuple[int, int], groups: int) -> dict[str, object]:
+def _said(look: tuple[int, int], groups: int) -> dict[str, Any]:
     """The same wish in the words of this PyTorch: 2.11 and 2.13 differ."""
     from torch.nn.attention.varlen import varlen_attn
 
     words = inspect.signature(varlen_attn).parameters
-    options: dict[str, object] = {"enable_gqa": groups > 1} if "enable_gqa" in words else {}
+    options: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in words else {}
     return options | ({"window_size": look} if "window_size" in words else {"is_causal": look == (-1, 0)})

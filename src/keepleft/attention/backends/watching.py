@@ -15,7 +15,7 @@ AT_ONCE = 1 << 24  # scores worked out at a time: 64 MiB in float32
 def maps(q: Tensor, k: Tensor, sight: Sight, scale: float, *, rows: Tensor | None = None, heads: Tensor | None = None,
          queries: Tensor | None = None) -> Tensor:
     """(rows, heads, queries, K): the weights of just those rows, heads and query slots; None is all of them."""
-    every = lambda n: torch.arange(n, device=q.device)  # noqa: E731
+    every = lambda n: torch.arange(n, device=q.device)
     rows = every(q.shape[0]) if rows is None else rows.to(q.device)
     heads = every(q.shape[1]) if heads is None else heads.to(q.device)
     queries = every(q.shape[2]) if queries is None else queries.to(q.device)

@@ -10,7 +10,7 @@ from keepleft.models.design import Classes, Design, Vocabulary
 from keepleft.nn.position import Llama3, Stretched
 from keepleft.weights.families.gpt2 import output
 from keepleft.weights.family import ACTIVATIONS, Family
-from keepleft.weights.fields import Field, fixed, named, same
+from keepleft.weights.fields import Field, named, same
 from keepleft.weights.rules import Rule, drop, joined, linear
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from keepleft.models import presets
 from keepleft.models.design import Design, Vocabulary
-from keepleft.weights.family import Family
 from keepleft.weights.families import gpt2
+from keepleft.weights.family import Family
 from keepleft.weights.fields import named, same
 from keepleft.weights.rules import Rule, drop
 

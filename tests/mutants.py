@@ -1,0 +1,131 @@
+"""Do the tests notice? Break each mask-relevant line in turn, in a copy, and see the suite fail.
+
+    python tests/mutants.py            all of them, a line each; exit code 1 if any survives
+    python tests/mutants.py slot       those with this word in their name
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str   # below src/keepleft
+    line: str   # as it stands
+    broken: str
+    tests: str  # those that should notice, below tests/
+
+
+LAWS = "laws"
+ATTENTION, SEGMENTS, CACHE = "laws/test_attention.py", "laws/test_segments.py", "laws/test_cache.py"
+MASKS, WATCH, PARITY = "attention/test_masks.py", "models/test_watch.py", "weights/test_parity.py"
+
+MUTANTS = [
+    Mutant("causal sees one ahead", "attention/masks.py", "return k <= q", "return k <= q + 1", MASKS),
+    Mutant("causal does not see itself", "attention/masks.py", "return k <= q", "return k < q", MASKS),
+    Mutant("causal looks the other way", "attention/masks.py", "return k <= q", "return k >= q", MASKS),
+    Mutant("window one too wide", "attention/masks.py", "return q - k < self.size", "return q - k <= self.size", MASKS),
+    Mutant("window too soon taken for everything", "attention/masks.py", "return full if self.size >= length else self",
+           "return full if self.size >= length - 1 else self", MASKS),
+    Mutant("prefix one too long", "attention/masks.py", "k < length", "k <= length", MASKS),
+    Mutant("every row has the first row's prefix", "attention/masks.py", "k < lengths[b]", "k < lengths[0]", MASKS),
+    Mutant("and is or", "attention/masks.py", "seen = seen & part(b, h, q, k)", "seen = seen | part(b, h, q, k)", MASKS),
+    Mutant("not is forgotten", "attention/masks.py", "lambda b, h, q, k: ~seen(b, h, q, k)", "seen", MASKS),
+    Mutant("segments ignored", "attention/grid.py", "k_seg[b, j] == q_seg[b, i])", "k_seg[b, j] != 0)", SEGMENTS),
+    Mutant("padding keys seen where queries have no segments", "attention/grid.py", "k_seg[b, j] != 0 if q_seg is None",
+           "k_seg[b, j] >= 0 if q_seg is None", SEGMENTS),
+    Mutant("padding is a text of its own", "attention/grid.py", "self.q_seg.masked_fill(self.q_seg == 0, -1)", "self.q_seg",
+           ATTENTION),
+    Mutant("start ignored", "attention/grid.py", "q = i + start if", "q = i if", ATTENTION),
+    Mutant("query positions ignored", "attention/grid.py", "else q_pos[b, i]", "else i", SEGMENTS),
+    Mutant("key positions ignored", "attention/grid.py", "else k_pos[b, j]", "else j", CACHE),
+    Mutant("a triangle for any causal grid", "attention/backends/sdpa.py", "if mask == causal and grid.square",
+           "if mask == causal", CACHE),
+    Mutant("one new query sees everything, wherever it stands", "attention/backends/sdpa.py",
+           " and grid.start == grid.keys - 1", "", ATTENTION),
+    Mutant("a bias forgets the triangle", "attention/backends/sdpa.py",
+           "form = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()",
+           "form = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device)", ATTENTION),
+    Mutant("a bias forgets the table", "attention/backends/sdpa.py", 'return bias.masked_fill(~form, float("-inf"))',
+           "return bias.expand(torch.broadcast_shapes(bias.shape, form.shape))", ATTENTION),
+    Mutant("a run one token long of the next text", "attention/runs.py", "end[:, 1:] + 1], 1)", "end[:, 1:]], 1)", ATTENTION),
+    Mutant("torn texts taken for runs", "attention/runs.py", "if torn:", "if False:", ATTENTION),
+    Mutant("runs out of order", "attention/runs.py", "(positions.diff(dim=1) == 1)", "(positions.diff(dim=1) != 0)", ATTENTION),
+    Mutant("rows that see nothing see NaN", "attention/backends/reference.py", ".masked_fill(blind, 0.0)\n    return", "\n    return",
+           ATTENTION),
+    Mutant("rows that see nothing see everything", "attention/backends/reference.py",
+           "return scores.softmax(-1).masked_fill(blind, 0.0)", "return scores.softmax(-1)", ATTENTION),
+    Mutant("a growing cache forgets positions", "attention/cache.py",
+           "self.positions = _extend(self.positions, positions, start, queries, _counted)",
+           "self.positions = _extend(self.positions, None, start, queries, _counted)", CACHE),
+    Mutant("a growing cache forgets padding", "attention/cache.py",
+           "self.segments = _extend(self.segments, segments, start, queries, _ones)",
+           "self.segments = _extend(self.segments, None, start, queries, _ones)", CACHE),
+    Mutant("a growing cache keeps rows but not their positions", "attention/cache.py",
+           "self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)", "pass", CACHE),
+    Mutant("a static cache writes to the wrong slot", "attention/cache.py",
+           "buffer[:, :, self.length - self.new:self.length] = new", "buffer[:, :, :self.new] = new", CACHE),
+    Mutant("a fixed cache shows empty slots as real", "attention/cache.py", "self.segments = torch.zeros_like(self.positions)\n        self.cursor",
+           "self.segments = torch.ones_like(self.positions)\n        self.cursor", CACHE),
+    Mutant("a fixed cache never moves on", "attention/cache.py", "self.cursor += queries", "pass", CACHE),
+    Mutant("a static cache does not reorder its keys", "attention/cache.py", "used.copy_(used[rows])", "pass", CACHE),
+    Mutant("a ring one too small", "attention/cache.py", "(self.count + order - 1) % self.window",
+           "(self.count + order - 1) % max(1, self.window - 1)", CACHE),
+    Mutant("a ring takes slots for positions", "attention/cache.py", "self.positions.scatter_(1, self.slots, positions)",
+           "self.positions.scatter_(1, self.slots, self.slots)", CACHE),
+    Mutant("a ring keeps padding", "attention/cache.py", "lasting = real & (order[:, -1:] - order < self.window)",
+           "lasting = order[:, -1:] - order < self.window", CACHE),
+    Mutant("a ring forgets to count", "attention/cache.py", "self.count = self.count + order[:, -1:]", "pass", CACHE),
+    Mutant("a memory forgets its padding", "attention/cache.py", "q_seg=segments, k_seg=self.segments)", "q_seg=segments)", SEGMENTS),
+    Mutant("positions run on from text to text", "models/stack.py", "torch.where(segments == 0, 0, index - begin)",
+           "torch.where(segments == 0, 0, index)", SEGMENTS),
+    Mutant("layers all take the first mask", "models/stack.py", "lane = n % len(self.masks)", "lane = 0", WATCH),
+    Mutant("the next token stands where the last one stood", "models/state.py", "self.next += n", "self.next += n - 1", CACHE),
+    Mutant("padding counts as a position", "models/state.py", "positions.masked_fill(~real, -1)", "positions", CACHE),
+    Mutant("the encoder's bias looks one way", "models/stack.py", "both_ways=choice.mask == (full,)", "both_ways=False", PARITY),
+    Mutant("scores from the last column, padded or not", "models/wholes.py", "last(segments != 0)]", "[-1] * len(x)]", CACHE),
+]
+
+
+def broken(mutant: Mutant) -> tuple[bool, str]:
+    """Was the mutant noticed, and what did the tests say?"""
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, Path(place) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", place)
+        file = Path(place) / "src" / "keepleft" / mutant.file
+        text = file.read_text("utf-8")
+        if text.count(mutant.line) < 1:
+            return False, f"the line is gone from {mutant.file}: {mutant.line}"
+        file.write_text(text.replace(mutant.line, mutant.broken), "utf-8")
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{mutant.tests}"], cwd=place,
+            env={**os.environ, "PYTHONPATH": str(Path(place) / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True, text=True, timeout=900, check=False)
+        failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
+        return ran.returncode == 1 and bool(failed), failed[0] if failed else ran.stdout[-400:] + ran.stderr[-400:]
+
+
+def main() -> int:
+    chosen = [mutant for mutant in MUTANTS if all(word in mutant.name for word in sys.argv[1:])]
+    survivors = 0
+    with ThreadPoolExecutor(2) as pool:
+        for mutant, (noticed, said) in zip(chosen, pool.map(broken, chosen), strict=True):
+            survivors += not noticed
+            print(f"{'noticed ' if noticed else 'SURVIVED'}  {mutant.name}  ({said[:110] if noticed else said})", flush=True)
+    print(f"{len(chosen) - survivors} noticed, {survivors} survived")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
