@@ -119,9 +119,7 @@ def test_the_same_seed_builds_the_same_weights_and_all_of_them_are_set(design):
                                   "bert_masked"])
 def test_a_fresh_model_starts_near_a_uniform_guess(name):
     """So that training can begin: neither exploding nor silent."""
-    from keepleft.cli.demo import small
-
-    design = small(presets.ALL[name])
+    design = presets.small(presets.ALL[name])
     model = kl.build(design, generator=torch.Generator().manual_seed(0)).eval()
     tokens = torch.randint(design.vocab, (4, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

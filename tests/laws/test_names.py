@@ -22,10 +22,9 @@ HEADS = {"gpt2": [None, kl.Classes(5, "last", bias=False)], "llama": [None, kl.C
 
 
 def small(name: str) -> kl.Design:
-    design = presets.ALL[SMALL[name]]
-    stacks = {side: replace(stack, layers=2) for side in ("encoder", "decoder") if (stack := getattr(design, side))}
-    return design.but(vocab=23, dim=24, heads=6, kv_heads=3 if design.kv_heads else None, head_dim=None,
-                      feedforward=replace(design.feedforward, width=96), **stacks)
+    design = presets.small(presets.ALL[SMALL[name]])
+    return design.but(vocab=23, dim=24, heads=6, kv_heads=3 if design.kv_heads else None,
+                      feedforward=replace(design.feedforward, width=96))
 
 
 CASES = [(name, head) for name in SMALL for head in [..., *HEADS.get(name, [])]]

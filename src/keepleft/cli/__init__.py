@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from inspect import signature
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,16 +20,27 @@ def main(arguments: list[str] | None = None) -> int:
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
-        own = ArgumentParser(description=command.__doc__)
-        own.add_function_arguments(command)
-        chosen.add_subcommand(name, own, help=(command.__doc__ or "").splitlines()[0])
+        chosen.add_subcommand(name, _parser(command), help=(command.__doc__ or "").splitlines()[0])
     given = parser.parse_args(arguments)
     try:
-        return commands[given.subcommand](**vars(given[given.subcommand])) or 0
+        return commands[given.subcommand](**vars(given[given.subcommand]))
+    except BrokenPipeError:  # whoever read our output has seen enough
+        return 0
     except (ValueError, OSError, ImportError) as error:
         print(f"keepleft: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read our output has seen enough
-        return 0
 
 
+def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
+    """A command's own parser, from its signature and docstring; what is False unless asked for is a flag."""
+    from docstring_parser import parse
+    from jsonargparse import ArgumentParser
+
+    said = parse(command.__doc__ or "")
+    flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
+    parser = ArgumentParser(description=said.short_description)
+    parser.add_function_arguments(command, as_group=False, skip=flags)
+    for flag in sorted(map(str, flags)):
+        help_ = next((parameter.description for parameter in said.params if parameter.arg_name == flag), None)
+        parser.add_argument(f"--{flag}", action="store_true", help=help_)
+    return parser

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from keepleft import Design
-
 SOURCE, TARGET = ("Je", "suis", "heureux"), ("I", "am", "happy")
 SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
@@ -67,7 +62,7 @@ def models() -> None:
     heading("3. Every family, as data: its published size, and a small one of the same kind at work")
     for name in FAMILIES:
         design = getattr(kl.presets, name)
-        model = kl.build(small(design), generator=torch.Generator().manual_seed(0)).eval()
+        model = kl.build(kl.presets.small(design), generator=torch.Generator().manual_seed(0)).eval()
         tokens = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
             out = model(tokens, tokens) if isinstance(model, kl.EncoderDecoder) else model(tokens)
@@ -75,15 +70,6 @@ def models() -> None:
         weights = sum(p.numel() for p in model.parameters())
         print(f"{name:8} {kind:16} {kl.parameters(design):>15,} weights; small: {weights:>7,} weights, "
               f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
-
-
-def small(design: Design) -> Design:
-    """The same kind of model, small enough for a demonstration."""
-    from dataclasses import replace
-
-    stacks = {name: replace(stack, layers=2) for name in ("encoder", "decoder") if (stack := getattr(design, name))}
-    return design.but(vocab=512, dim=64, heads=4, head_dim=None, kv_heads=None, **stacks,
-                      feedforward=replace(design.feedforward, width=128))
 
 
 def continuation(prompt: str) -> None:

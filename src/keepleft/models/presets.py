@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from keepleft.attention.masks import causal, full, window
@@ -125,5 +126,13 @@ bert = Design(vocab=30_522, dim=768, heads=12, feedforward=FeedForward(3072, "ge
               head=Pooled("tanh"), encoder=Stack(12, (full,), final_norm=False))
 bert_large = bert.but(dim=1024, heads=16, feedforward=FeedForward(4096, "gelu"), encoder=Stack(24, (full,), final_norm=False))
 bert_masked = bert.but(head=Masked())
+
+
+def small(design: Design) -> Design:
+    """The same kind of model, small enough for a demonstration or a test."""
+    stacks = {name: replace(stack, layers=2) for name in ("encoder", "decoder") if (stack := getattr(design, name))}
+    return design.but(vocab=512, dim=64, heads=4, head_dim=None, kv_heads=2 if design.kv_heads else None, **stacks,
+                      feedforward=replace(design.feedforward, width=128))
+
 
 ALL: dict[str, Design] = {name: value for name, value in list(vars().items()) if isinstance(value, Design)}

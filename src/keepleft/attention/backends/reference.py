@@ -36,6 +36,5 @@ def weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, scale: flo
     scores = q @ k.mT * scale
     if bias is not None:
         scores = scores + bias
-    blind = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0, and its gradient too: give it a row to chew on
-    scores = scores.masked_fill(~table, float("-inf")).masked_fill(blind, 0.0)
-    return scores.softmax(-1).masked_fill(blind, 0.0)
+    blind = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
+    return scores.masked_fill(~table, float("-inf")).softmax(-1).masked_fill(blind, 0.0)

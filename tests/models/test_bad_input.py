@@ -1,0 +1,496 @@
+"""What makes no sense is refused in a sentence, before it does harm: models and states go on as if it had not been."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+import keepleft as kl
+from keepleft import FeedForward, LayerNorm, Learned, RelativeBias, RMSNorm, Rotary, Sinusoidal, Stack, causal, full, window
+
+V, B, T, S, LONGEST = 31, 3, 7, 5, 13
+
+DECODER = kl.presets.gpt2.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=Learned(LONGEST),
+                              decoder=Stack(2, (causal,)))
+ROTARY = kl.presets.llama.but(vocab=V, dim=23, heads=3, head_dim=4, feedforward=FeedForward(17, "silu", gated=True),
+                              decoder=Stack(2, (causal,)))
+ENCODER = kl.presets.bert.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=Learned(LONGEST),
+                              encoder=Stack(2, (full,), False))
+PAIR = kl.presets.bart.but(vocab=V, source_vocab=29, dim=15, heads=3, feedforward=FeedForward(17, "gelu"),
+                           position=Learned(LONGEST, first=2), encoder=Stack(1, (full,)), decoder=Stack(2, (causal,)))
+TURNS = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@cache
+def made(design: kl.Design):
+    return kl.build(design).eval()
+
+
+def texts(rows: int = B, length: int = T, vocab: int = V) -> torch.Tensor:
+    return torch.randint(vocab, (rows, length))
+
+
+def refused(*words: str, kind: type[Exception] = ValueError):
+    """An error of just that kind, in these words."""
+    class Refused:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, found, error, trace):
+            assert error is not None, "nothing was refused"
+            assert found is kind, f"{found.__name__}: {error}"
+            missing = [word for word in words if word not in str(error)]
+            assert not missing, f"{missing} are not in: {error}"
+            return True
+    return Refused()
+
+
+def ways(model, tokens: torch.Tensor, **how):
+    """Every door that takes tokens, each as a function to call."""
+    if isinstance(model, kl.Encoder):
+        return [lambda: model(tokens, **how), lambda: model.hidden(tokens, **how)]
+    if isinstance(model, kl.Decoder):
+        return [lambda: model(tokens, **how), lambda: model.hidden(tokens, **how), lambda: model.start(tokens, **how)]
+    source = texts(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
+    memory = model.read(source)
+    return [lambda: model(source, tokens, **how), lambda: model.hidden(tokens, memory=memory, **how),
+            lambda: model.start(tokens, memory=memory, **how)]
+
+
+every = pytest.mark.parametrize("design", [DECODER, ROTARY, ENCODER, PAIR], ids=["learned", "rotary", "encoder", "pair"])
+writers = pytest.mark.parametrize("design", [DECODER, ROTARY, PAIR], ids=["learned", "rotary", "pair"])
+kinds = pytest.mark.parametrize("kind", ["growing", "static", "ring"])
+
+
+# tokens ---------------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("shape", [(), (T,), (B, T, 2), (1, B, T)])
+def test_tokens_of_another_shape_are_refused(design, shape):
+    for way in ways(made(design), torch.zeros(shape, dtype=torch.long)):
+        with refused(str(shape), "(batch, length)"):
+            way()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bool, torch.complex64])
+def test_tokens_that_are_no_whole_numbers_are_refused(design, dtype):
+    for way in ways(made(design), torch.ones(B, T, dtype=dtype)):
+        with refused(str(dtype), "integers"):
+            way()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32])
+def test_whole_numbers_of_any_width_are_tokens_or_are_refused(design, dtype):
+    model, tokens = made(design), texts()
+    source = () if design is not PAIR else (texts(B, S, 29),)
+    try:
+        got = model(*source, tokens.to(dtype))
+    except ValueError as error:
+        assert str(dtype) in str(error)  # noqa: PT017
+    else:
+        assert torch.equal(got, model(*source, tokens))
+
+
+@every
+@pytest.mark.parametrize("shape", [(0, T), (B, 0), (0, 0)])
+def test_an_empty_batch_is_refused(design, shape):
+    for way in ways(made(design), torch.zeros(shape, dtype=torch.long)):
+        with refused(str(shape), "at least one"):
+            way()
+
+
+@every
+@pytest.mark.parametrize("token", [V, V + 100, -1, -100, 2**40])
+def test_a_token_outside_the_vocabulary_is_named(design, token):
+    tokens = texts()
+    tokens[1, 3] = token
+    for way in ways(made(design), tokens):
+        with refused(str(token), f"vocabulary of {V}", "tokenizer"):
+            way()
+
+
+@pytest.mark.parametrize("token", [29, -1])
+def test_a_source_has_a_vocabulary_of_its_own(token):
+    model, source = made(PAIR), texts(B, S, 29)
+    source[2, 1] = token
+    for way in (lambda: model(source, texts()), lambda: model.encode(source), lambda: model.read(source)):
+        with refused(str(token), "vocabulary of 29"):
+            way()
+
+
+@pytest.mark.parametrize("shape", [(S,), (0, S), (B, 0), (B, S, 1)])
+def test_a_source_of_another_shape_is_refused(shape):
+    with refused("source", str(shape)):
+        made(PAIR)(torch.zeros(shape, dtype=torch.long), texts())
+
+
+def test_the_last_token_of_the_vocabulary_is_in_it():
+    assert made(DECODER)(torch.full((B, T), V - 1)).shape == (B, T, V)
+
+
+# positions, segments, kinds -------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("word", ["positions", "segments"])
+@pytest.mark.parametrize("shape", [(T,), (1, T), (B, T + 1), (B, 1), (T, B), (B, T, 1)])
+def test_positions_and_segments_must_have_the_shape_of_the_tokens(design, word, shape):
+    for way in ways(made(design), texts(), **{word: torch.ones(shape, dtype=torch.long)}):
+        with refused(word, str(shape), str((B, T))):
+            way()
+
+
+@pytest.mark.parametrize("word", ["source_positions", "source_segments"])
+def test_those_of_a_source_must_have_the_shape_of_the_source(word):
+    with refused(word.removeprefix("source_"), str((B, T)), str((B, S))):
+        made(PAIR)(texts(B, S, 29), texts(), **{word: torch.ones(B, T, dtype=torch.long)})
+
+
+@every
+def test_positions_are_whole_numbers(design):
+    for way in ways(made(design), texts(), positions=torch.arange(T).expand(B, T) + 0.5):
+        with refused("positions", "torch.float32"):
+            way()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.uint8, torch.float32])
+def test_segments_of_any_type_mean_the_same_or_are_refused(design, dtype):
+    model, tokens = made(design), texts()
+    source = () if design is not PAIR else (texts(B, S, 29),)
+    segments = (torch.arange(T)[None] < torch.tensor([7, 4, 2])[:, None]).long()
+    want = model(*source, tokens, segments=segments)
+    try:
+        got = model(*source, tokens, segments=segments.to(dtype))
+    except ValueError as error:
+        assert str(dtype) in str(error)  # noqa: PT017
+    else:
+        assert torch.equal(got, want)
+
+
+@every
+def test_segments_below_zero_are_refused(design):
+    segments = torch.ones(B, T, dtype=torch.long)
+    segments[1, 2] = -1
+    for way in ways(made(design), texts(), segments=segments):
+        with refused("segment", "-1", "0"):
+            way()
+
+
+@every
+def test_positions_below_zero_are_refused(design):
+    positions = torch.arange(T).expand(B, T) - 2
+    for way in ways(made(design), texts(), positions=positions):
+        with refused("position", "-2"):
+            way()
+
+
+@pytest.mark.parametrize("design", [DECODER, ENCODER, PAIR], ids=["learned", "encoder", "pair"])
+def test_a_position_beyond_the_learned_ones_is_named_whether_given_or_implied(design):
+    model = made(design)
+    for way in ways(model, texts(), positions=torch.arange(T).expand(B, T) + LONGEST - T + 1):
+        with refused(f"position {LONGEST}", f"the {LONGEST}", "shorten"):
+            way()
+    for way in ways(model, texts(B, LONGEST + 4)):
+        with refused(f"position {LONGEST + 3}", f"the {LONGEST}", "shorten"):
+            way()
+    for way in ways(model, texts(B, LONGEST + 4), segments=torch.ones(B, LONGEST + 4, dtype=torch.long)):
+        with refused(f"position {LONGEST + 3}", f"the {LONGEST}", "shorten"):
+            way()
+    two = torch.tensor([1] * 8 + [2] * 9).expand(B, 17)  # each text is short enough
+    for way in ways(model, texts(B, 17), segments=two):
+        way()
+
+
+def test_a_source_beyond_the_learned_positions_is_named():
+    with refused(f"position {LONGEST + 3}", f"the {LONGEST}"):
+        made(PAIR)(texts(B, LONGEST + 4, 29), texts())
+
+
+@pytest.mark.parametrize("given", [[[0, 2]], [[-1, 0]]])
+def test_a_kind_that_there_is_not_is_named(given):
+    with refused("kind", str(next(n for n in given[0] if n))):
+        made(ENCODER)(texts(1, 2), kinds=torch.tensor(given))
+
+
+@pytest.mark.parametrize("given", [torch.zeros(B, T + 1, dtype=torch.long), torch.zeros(T, dtype=torch.long),
+                                   torch.zeros(B, T)], ids=["longer", "flat", "float"])
+def test_kinds_must_be_like_the_tokens(given):
+    with refused("kinds", str(given.dtype) if given.shape == (B, T) else str(tuple(given.shape))):
+        made(ENCODER)(texts(), kinds=given)
+
+
+def test_kinds_are_refused_by_a_model_that_has_none():
+    with refused("kinds"):
+        made(ENCODER.but(kinds=0))(texts(), kinds=torch.zeros(B, T, dtype=torch.long))
+
+
+# source and target ----------------------------------------------------------------------------
+
+
+def test_a_writer_with_a_source_does_not_write_without_one():
+    model = made(PAIR)
+    for way in (lambda: model.hidden(texts()), lambda: model.start(texts())):
+        with refused("memory", "read(source)"):
+            way()
+
+
+def test_a_writer_without_a_source_takes_none():
+    model, memory = made(DECODER), made(PAIR).read(texts(B, S, 29))
+    for way in (lambda: model.hidden(texts(), memory=memory), lambda: model.start(texts(), memory=memory)):
+        with refused("memory"):
+            way()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_source_and_target_have_the_same_number_of_rows(rows):
+    model, source = made(PAIR), texts(rows, S, 29)
+    memory = model.read(source)
+    for way in (lambda: model(source, texts()), lambda: model.start(texts(), memory=memory),
+                lambda: model.hidden(texts(), memory=memory)):
+        with refused(str(rows), str(B), "rows"):
+            way()
+
+
+# step by step ---------------------------------------------------------------------------------
+
+
+def begun(model, prompt, **how):
+    if isinstance(model, kl.EncoderDecoder):
+        how["memory"] = model.read(torch.zeros(len(prompt), S, dtype=torch.long))
+    return model.start(prompt, **how)
+
+
+@kinds
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("design", [DECODER, PAIR], ids=["learned", "pair"])
+def test_steps_end_where_the_learned_positions_end(design, padded, kind):
+    model, segments = made(design), None
+    if padded:
+        segments = torch.ones(B, T, dtype=torch.long)
+        segments[1, :3] = 0
+    _, state = begun(model, texts(), segments=segments, cache=kind, capacity=LONGEST + 10)
+    for _ in range(LONGEST - T):
+        model.step(texts(B, 1), state)
+    with refused(f"position {LONGEST}", f"the {LONGEST}", "shorten"):
+        model.step(texts(B, 1), state)
+
+
+@writers
+@kinds
+@pytest.mark.parametrize("bad", [
+    torch.full((B, 1), V), torch.full((B, 1), -1), torch.zeros(B, 1), torch.zeros(B, dtype=torch.long),
+    torch.zeros(B, 0, dtype=torch.long), torch.zeros(B + 1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long),
+    torch.zeros(B, 1, 1, dtype=torch.long), torch.zeros(B, 1, dtype=torch.bool)],
+    ids=["beyond", "negative", "float", "flat", "empty", "more rows", "one row", "deep", "bool"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_refused_step_leaves_the_state_as_it_was(design, kind, bad, padded):
+    model, prompt, more = made(design), texts(B, 4), texts(B, 2)
+    segments = torch.tensor([[1] * 4, [0, 0, 1, 1], [0, 1, 1, 1]]) if padded else None
+    _, state = begun(model, prompt, segments=segments, cache=kind, capacity=LONGEST)
+    with refused():
+        model.step(bad, state)
+    _, fresh = begun(model, prompt, segments=segments, cache=kind, capacity=LONGEST)
+    assert torch.equal(model.step(more, state), model.step(more, fresh))
+    assert torch.equal(model.step(more, state), model.step(more, fresh))
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=str)
+def test_a_step_that_a_static_cache_cannot_hold_is_refused_and_a_shorter_one_still_fits(turn):
+    model, prompt, more = made(ROTARY.but(decoder=Stack(3, turn))), texts(B, 4), texts(B, 2)
+    for kind in ("static", "ring") if len(turn) > 1 else ("static",):
+        _, state = model.start(prompt, cache=kind, capacity=6)
+        with refused("4 of 6", "3 more", "larger capacity"):
+            model.step(texts(B, 3), state)
+        _, fresh = model.start(prompt, cache=kind, capacity=6)
+        assert torch.equal(model.step(more, state), model.step(more, fresh))
+        with refused("6 of 6", "1 more", "larger capacity"):
+            model.step(texts(B, 1), state)
+
+
+def test_a_prompt_that_a_static_cache_cannot_hold_is_refused():
+    with refused("0 of 5", "7 more", "larger capacity"):
+        made(ROTARY).start(texts(), cache="static", capacity=5)
+
+
+@writers
+def test_a_model_goes_on_with_a_fresh_state_after_any_refusal(design):
+    model, prompt = made(design), texts(B, 4)
+    want, _ = begun(model, prompt)
+    for spoil in (lambda: begun(model, prompt + V), lambda: begun(model, prompt, cache="shelf"),
+                  lambda: begun(model, prompt[0]), lambda: model.step(prompt + V, begun(model, prompt)[1]),
+                  lambda: model.step(prompt, begun(model, prompt, cache="static", capacity=5)[1])):
+        with refused():
+            spoil()
+        again, state = begun(model, prompt)
+        assert torch.equal(again, want)
+        model.step(texts(B, 1), state)
+
+
+@writers
+def test_an_unknown_cache_is_named_beside_those_that_there_are(design):
+    with refused("'shelf'", "growing, static, ring"):
+        begun(made(design), texts(), cache="shelf")
+
+
+@writers
+def test_a_static_cache_needs_a_capacity(design):
+    with refused("capacity"):
+        begun(made(design), texts(), cache="static")
+
+
+@writers
+@pytest.mark.parametrize("capacity", [0, -1, 2.5, "many"])
+def test_a_capacity_is_a_whole_number(design, capacity):
+    with refused("capacity", repr(capacity)):
+        begun(made(design), texts(), cache="static", capacity=capacity)
+
+
+@writers
+@pytest.mark.parametrize("count", [0, 2])
+def test_there_is_one_cache_for_each_mask(design, count):
+    with refused(str(count), "1", "cache"):
+        begun(made(design), texts(), cache=[kl.Growing() for _ in range(count)])
+
+
+@writers
+def test_a_cache_for_another_number_of_rows_is_refused(design):
+    with refused("rows", "2", str(B)):
+        begun(made(design), texts(), cache=[kl.Static(LONGEST, batch=2)])
+
+
+# backends -------------------------------------------------------------------------------------
+
+
+@every
+def test_an_unknown_backend_is_named_beside_those_that_there_are(design):
+    model = kl.build(design).eval()
+    for part in model.modules():
+        if hasattr(part, "backend"):
+            part.backend = "abacus"
+    if design is PAIR:
+        with refused("'abacus'", "reference, sdpa, flex, varlen"):
+            model(texts(B, S, 29), texts())
+        return
+    for way in ways(model, texts()):
+        with refused("'abacus'", "reference, sdpa, flex, varlen"):
+            way()
+
+
+# designs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["width", "n_head", "layers", "Vocab", ""])
+def test_a_choice_that_a_design_does_not_have_is_named_beside_those_it_has(field):
+    with refused(field, "vocab", "feedforward", "decoder", kind=TypeError):
+        DECODER.but(**{field: 3})
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"dim": 16}, ["16", "3 heads", "head_dim"]),
+    ({"dim": 0}, ["dim", "0"]), ({"dim": -15}, ["dim", "-15"]), ({"dim": "15"}, ["dim", "'15'"]),
+    ({"dim": 15.0}, ["dim", "15.0"]),
+    ({"vocab": 0}, ["vocab", "0"]), ({"vocab": True}, ["vocab", "True"]), ({"vocab": None}, ["vocab", "None"]),
+    ({"heads": 0}, ["heads", "0"]), ({"kv_heads": 2}, ["3 heads", "2 key heads"]), ({"kv_heads": 0}, ["kv_heads", "0"]),
+    ({"head_dim": 0}, ["head_dim", "0"]), ({"head_dim": 2.5}, ["head_dim", "2.5"]),
+    ({"source_vocab": 29}, ["source_vocab", "29", "encoder"]), ({"source_vocab": 0}, ["source_vocab", "0"]),
+    ({"kinds": -1}, ["kinds", "-1"]), ({"kinds": 2.5}, ["kinds", "2.5"]),
+    ({"dropout": 1.0}, ["dropout", "1.0"]), ({"dropout": -0.1}, ["dropout", "-0.1"]),
+    ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
+    ({"dropout": float("nan")}, ["dropout", "nan"]), ({"attention_dropout": 2}, ["attention_dropout", "2"]),
+    ({"bias": "no"}, ["bias", "'no'"]), ({"norm_first": "false"}, ["norm_first", "'false'"]),
+    ({"decoder": None}, ["encoder", "decoder"]), ({"decoder": causal}, ["decoder", "causal"]),
+    ({"position": Rotary()}, ["even", "5"]), ({"position": "rotary"}, ["position", "'rotary'"]),
+    ({"position": None}, ["position", "None"]),
+    ({"norm": "rms"}, ["norm", "'rms'"]), ({"norm": None}, ["norm", "None"]),
+    ({"feedforward": 17}, ["feedforward", "17"]), ({"head": "vocabulary"}, ["head", "'vocabulary'"]),
+    ({"initial": 0.02}, ["initial", "0.02"]),
+], ids=str)
+def test_a_design_that_contradicts_itself_is_refused(changes, words):
+    with refused(*words):
+        DECODER.but(**changes)
+
+
+@pytest.mark.parametrize(("choose", "words"), [
+    (lambda: FeedForward(0, "relu"), ["width", "0"]), (lambda: FeedForward(-1, "relu"), ["width", "-1"]),
+    (lambda: FeedForward("17", "relu"), ["width", "'17'"]), (lambda: FeedForward(17.5, "relu"), ["width", "17.5"]),
+    (lambda: FeedForward(17, "mish"), ["'mish'", "relu"]), (lambda: FeedForward(17, ["relu"]), ["['relu']", "relu"]),
+    (lambda: FeedForward(17, "relu", gated="no"), ["gated", "'no'"]),
+    (lambda: Learned(0), ["length", "0"]), (lambda: Learned("13"), ["length", "'13'"]),
+    (lambda: Learned(13, first=-1), ["first", "-1"]),
+    (lambda: Sinusoidal(0), ["length", "0"]), (lambda: Rotary(0.0), ["base", "0.0"]), (lambda: Rotary(-1.0), ["base", "-1.0"]),
+    (lambda: Rotary("10000"), ["base", "'10000'"]), (lambda: Rotary(length=0), ["length", "0"]),
+    (lambda: Rotary(scaling=2.0), ["scaling", "2.0"]),
+    (lambda: kl.Stretched(0.0), ["factor", "0.0"]), (lambda: kl.Stretched(-2.0), ["factor", "-2.0"]),
+    (lambda: kl.Llama3(factor=0.0), ["factor", "0.0"]), (lambda: kl.Llama3(low=4.0, high=4.0), ["low", "high", "4.0"]),
+    (lambda: kl.Llama3(low=4.0, high=1.0), ["low", "high", "1.0"]), (lambda: kl.Llama3(original=0), ["original", "0"]),
+    (lambda: RelativeBias(0, 17), ["buckets", "0"]), (lambda: RelativeBias(3, 17), ["buckets", "3"]),
+    (lambda: RelativeBias(8, 2), ["farthest", "2"]), (lambda: RelativeBias(8, 0), ["farthest", "0"]),
+    (lambda: LayerNorm(-1e-5), ["eps", "-1e-05"]), (lambda: RMSNorm("1e-5"), ["eps", "'1e-5'"]),
+    (lambda: RMSNorm(float("nan")), ["eps", "nan"]),
+    (lambda: Stack(0, (causal,)), ["layers", "0"]), (lambda: Stack(-1, (causal,)), ["layers", "-1"]),
+    (lambda: Stack("2", (causal,)), ["layers", "'2'"]), (lambda: Stack(2.0, (causal,)), ["layers", "2.0"]),
+    (lambda: Stack(2, ()), ["mask", "()"]), (lambda: Stack(2, causal), ["mask", "causal", "(causal,)"]),
+    (lambda: Stack(2, ("causal",)), ["mask", "'causal'"]),
+    (lambda: Stack(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
+    (lambda: kl.Classes(0), ["labels", "0"]), (lambda: kl.Classes(-2), ["labels", "-2"]),
+    (lambda: kl.Classes(3, "max"), ["'max'", "mean"]),
+    (lambda: kl.Pooled("max"), ["'max'", "mean"]), (lambda: kl.Masked("mish"), ["'mish'", "relu"]),
+    (lambda: kl.Normal(-0.1), ["std", "-0.1"]), (lambda: kl.Folded(0.0), ["factor", "0.0"]),
+])
+def test_a_choice_that_makes_no_sense_is_refused_where_it_is_made(choose, words):
+    with refused(*words):
+        choose()
+
+
+def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
+    for position in (Learned(T), Sinusoidal(1), Rotary(1.5, 1), RelativeBias(4, 3)):
+        design = DECODER.but(vocab=1, dim=2, heads=1, feedforward=FeedForward(1, "relu"), position=position,
+                             decoder=Stack(1, (causal,)))
+        assert made(design)(torch.zeros(1, T, dtype=torch.long)).isfinite().all()
+    both = PAIR.but(source_vocab=None, position=RelativeBias(4, 3))
+    assert made(both)(texts(B, S), texts()).isfinite().all()
+
+
+# watching -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["decoder.2.self", "encoder.*", "decoder.0.cross", "", [], ["decoder.9.*"],
+                                    ["decoder.0.self", "decoder.7.self"]], ids=str)
+def test_a_layer_that_there_is_not_is_named_beside_those_that_there_are(layers):
+    model, tokens = made(DECODER), texts()
+    want = model(tokens)
+    unknown = layers if isinstance(layers, str) else layers[-1] if layers else ""
+    with refused(unknown, "decoder.0.self", "decoder.1.self"), kl.watch(model, layers):
+        model(tokens)
+    assert torch.equal(model(tokens), want)
+
+
+@pytest.mark.parametrize(("word", "size"), [("heads", 3), ("rows", B), ("queries", T)])
+@pytest.mark.parametrize("pick", [lambda n: [n], lambda n: [0, n], lambda n: [-1], lambda n: []],
+                         ids=["n", "0 n", "-1", "none"])
+def test_heads_rows_and_queries_out_of_range_are_named_with_how_many_there_are(word, size, pick):
+    model, tokens = made(DECODER), texts()
+    want = model(tokens)
+    with refused(word, str(pick(size)), str(size)), kl.watch(model, **{word: pick(size)}):
+        model(tokens)
+    assert torch.equal(model(tokens), want)
+    with kl.watch(model, **{word: [size - 1]}) as maps:  # no one is left watching, and one may watch again
+        model(tokens)
+    assert len(maps) == 2
+
+
+def test_what_has_no_attention_of_ours_cannot_be_watched():
+    with refused("none"), kl.watch(torch.nn.Linear(2, 3)):
+        pass

@@ -1,0 +1,426 @@
+"""GGUF files of the LLaMA family say what `transformers` says of the same weights, and carry their tokenizer with them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from itertools import pairwise
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import keepleft as kl
+import peers
+
+V, B, T = 53, 3, 13
+SIZES = dict(vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)  # quantised rows are multiples of 32
+ROWS_OF_256 = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)      # or, for the newer kinds, of 256
+TEXTS = ["", " ", "  two  spaces ", "The sea is calm tonight.", "don't we'LL I'M", "१२३ नमस्ते दुनिया, आप कैसे हैं?",
+         "12345 1,000.5 ٣٤", "🙂👩\u200d👩\u200d👧 ok", "naïve café\n\n\ttabs\r\nand\xa0more", "日本語とEnglish",
+         "a\u0301\u200d\x00\x7f", "x" * 31, "(a+b)=c; //no"]
+
+
+def llama(**changes):
+    return peers._make("LlamaConfig", "LlamaForCausalLM", **(SIZES | changes))()
+
+
+# writing a file as llama.cpp's converter does -------------------------------------------------
+
+
+def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The converter's own formula: rotary pairs (i, i + width/2) laid side by side."""
+    return weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def divisors(config) -> np.ndarray:
+    """The converter's own formula for LLaMA 3.1's rotary scaling, wave by wave."""
+    rope, width = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    out = []
+    for step in range(0, width, 2):
+        length = 2 * math.pi * rope["rope_theta"] ** (step / width)
+        if length < rope["original_max_position_embeddings"] / rope["high_freq_factor"]:
+            out.append(1.0)
+        elif length > rope["original_max_position_embeddings"] / rope["low_freq_factor"]:
+            out.append(rope["factor"])
+        else:
+            ramp = (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"])
+            out.append(1 / ((1 - ramp) / rope["factor"] + ramp))
+    return np.array(out, dtype=np.float32)
+
+
+def noise(shape: tuple[int, ...], kind: Kind) -> np.ndarray:
+    """Random blocks of a kind that the gguf package reads but does not write, with small scales."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = np.random.default_rng(7).integers(256, size=(shape[0], shape[1] // block, size), dtype=np.uint8)
+    where = {Kind.Q4_K: slice(0, 4), Kind.Q5_K: slice(0, 4), Kind.Q6_K: slice(208, 210)}[kind]
+    count = (where.stop - where.start) // 2
+    rows[..., where] = np.full((*rows.shape[:2], count), 1e-3, dtype=np.float16).view(np.uint8)
+    return rows.reshape(shape[0], -1)
+
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+
+
+def their_name(name: str) -> str:
+    name = name.removesuffix(".weight")
+    if name.startswith("model.layers."):
+        _, _, layer, part = name.split(".", 3)
+        return f"blk.{layer}.{NAMES[part]}.weight"
+    return f"{NAMES[name]}.weight"
+
+
+@torch.no_grad()
+def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
+    """The peer as a GGUF file; the peer itself is rounded to what the file holds."""
+    config, writer = peer.config, gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, value in dict(facts).items():
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+    vocabulary(writer, words)
+    if config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", divisors(config))
+    for name, weight in peer.named_parameters():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        data = (permuted(weight, heads) if heads else weight).numpy()
+        if weight.dim() == 1 or kind == Kind.F32:
+            writer.add_tensor(their_name(name), data)
+            continue
+        if kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
+            packed = noise(data.shape, kind)
+        else:
+            packed = gguf.quants.quantize(data, kind)
+        writer.add_tensor(their_name(name), packed, raw_dtype=kind)
+        rounded = torch.from_numpy(gguf.quants.dequantize(packed, kind).astype(np.float32))
+        if heads:  # back to front: two halves again
+            rounded = rounded.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+        weight.copy_(rounded)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def vocabulary(writer: gguf.GGUFWriter, words) -> None:
+    for name, value in dict(words).items():
+        if isinstance(value, bool):
+            writer.add_bool(f"tokenizer.ggml.{name}", value)
+        elif isinstance(value, int):
+            writer.add_uint32(f"tokenizer.ggml.{name}", value)
+        elif isinstance(value, str):
+            writer.add_string(f"tokenizer.ggml.{name}", value)
+        else:
+            writer.add_array(f"tokenizer.ggml.{name}", list(value))
+
+
+def agree(path, peer) -> kl.Decoder:
+    """Ours from the file and the peer give the same scores, at once and step by step."""
+    ours, _ = kl.load(path)
+    tokens = torch.randint(V, (B, T))
+    with torch.no_grad():
+        want = peer(tokens).logits
+        scores, state = ours.start(tokens[:, :5])
+        for got, there in ((ours(tokens), want), (scores, want[:, 4]), (ours.step(tokens[:, 5:], state), want[:, -1])):
+            assert (got - there).abs().max() <= 2e-5 * there.abs().max()
+    return ours
+
+
+# weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_weights_of_every_kind_give_the_logits_of_transformers(tmp_path, kind, tied):
+    peer = llama(tie_word_embeddings=tied)
+    write(peer, tmp_path / "x.gguf", Kind[kind])
+    ours = agree(tmp_path / "x.gguf", peer)
+    assert ours.design.head == kl.Vocabulary(tied=tied)
+    assert {tensor.dtype for tensor in ours.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_weights_in_blocks_of_256_give_the_logits_of_transformers(tmp_path, kind):
+    peer = llama(**ROWS_OF_256)
+    write(peer, tmp_path / "x.gguf", Kind[kind])
+    agree(tmp_path / "x.gguf", peer)
+
+
+def test_weights_are_the_same_however_few_rows_are_read_at_a_time(tmp_path, monkeypatch):
+    write(llama(), tmp_path / "x.gguf", Kind.Q4_0)
+    whole, _ = kl.load(tmp_path / "x.gguf")
+    monkeypatch.setattr("keepleft.weights.rules.CHUNK", 200)
+    pieces, _ = kl.load(tmp_path / "x.gguf")
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("changes", [
+    dict(num_key_value_heads=4), dict(num_key_value_heads=1), dict(head_dim=10), dict(rms_norm_eps=1e-6),
+    dict(rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})])
+def test_the_numbers_in_the_file_are_the_design(tmp_path, changes):
+    peer = llama(**changes)
+    write(peer, tmp_path / "x.gguf")
+    design = agree(tmp_path / "x.gguf", peer).design
+    assert design.attention.kv_heads == peer.config.num_key_value_heads
+    assert design.head_width == peer.config.head_dim
+    assert design.norm == kl.RMSNorm(peer.config.rms_norm_eps)
+    assert design.position == kl.Rotary(peer.config.rope_parameters["rope_theta"], 128)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_the_divisors_of_llama_3_1_are_its_scaling(tmp_path, factor):
+    peer = llama(tie_word_embeddings=True, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192})
+    write(peer, tmp_path / "x.gguf")
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(500_000.0, 128, kl.Llama3(factor))
+
+
+def test_linear_scaling_is_read(tmp_path):
+    peer = llama(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0})
+    write(peer, tmp_path / "x.gguf", facts={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0})
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(10_000.0, 128, kl.Stretched(3.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_are_rounded_to_what_is_asked_for(tmp_path, dtype):
+    write(llama(), tmp_path / "x.gguf", Kind.Q8_0)
+    plain, _ = kl.load(tmp_path / "x.gguf")
+    asked, _ = kl.load(tmp_path / "x.gguf", dtype=dtype)
+    for a, b in zip(plain.state_dict().values(), asked.state_dict().values(), strict=True):
+        assert torch.equal(a.to(dtype), b)
+        assert b.dtype == dtype
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_came_from_gguf_is_saved_for_transformers_with_all_that_it_knew(tmp_path, tied):
+    peer, words = llama(tie_word_embeddings=tied), pieces()
+    write(peer, tmp_path / "x.gguf", Kind.Q8_0, {"tokenizer.chat_template": "{{ messages }}"}, words)
+    ours, tokenizer = kl.load(tmp_path / "x.gguf")
+    assert ours.notes["bos_token_id"] == 1
+    assert ours.notes["eos_token_id"] == 2
+    kl.save(ours, tokenizer, tmp_path / "out")
+    again, tokenizer_again = kl.load(tmp_path / "out")
+    assert again.design == ours.design
+    assert again.notes["bos_token_id"] == 1
+    assert tokenizer_again.to_str() == tokenizer.to_str()
+    tokens = torch.randint(V, (B, T))
+    with torch.no_grad():
+        assert torch.equal(again(tokens), ours(tokens))
+        want = peer(tokens).logits
+        assert (peers.reload(peer, tmp_path / "out")(tokens).logits - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+# byte-level BPE -------------------------------------------------------------------------------
+
+
+PRE = {
+    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]),
+    "llama-bpe": lambda: pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                                   r"|\s*[\r\n]+|\s+(?!\S)|\s+"), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+}
+SPECIAL, MINE = ["<|begin|>", "<|end|>"], "<think>"
+
+
+def trained(pre: str) -> Tokenizer:
+    """A small byte-level BPE, with two special tokens and a plain one of the user's."""
+    made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    made.pre_tokenizer, made.decoder = PRE[pre](), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([text * 3 for text in TEXTS], trainer)
+    made.add_tokens([AddedToken(MINE, normalized=False, special=False)])
+    return made
+
+
+def facts_of(made: Tokenizer, pre: str, **more) -> dict:
+    size = made.get_vocab_size()
+    tokens = [made.id_to_token(n) for n in range(size)]
+    merges = [" ".join(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
+    kinds = [3 if token in SPECIAL else 4 if token == MINE else 1 for token in tokens]
+    return {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": merges, "token_type": kinds, "bos_token_id": 0,
+            "eos_token_id": 1, "add_bos_token": False} | more
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """A function from the facts of a tokenizer to the tokenizer that comes out of a GGUF file with them."""
+    folder, count = tmp_path_factory.mktemp("gguf"), iter(range(1000))
+
+    def through(facts: dict) -> Tokenizer:
+        path = folder / f"{next(count)}.gguf"
+        write(llama(vocab_size=len(facts["tokens"]), num_hidden_layers=1), path, words=facts)
+        return kl.load(path)[1]
+    return through
+
+
+@pytest.fixture(scope="module")
+def both(shelf):
+    """Each kind of byte-level BPE, as it was made and as it comes out of a file."""
+    made = {pre: trained(pre) for pre in PRE}
+    return {pre: (made[pre], shelf(facts_of(made[pre], pre))) for pre in PRE}
+
+
+@pytest.mark.parametrize("pre", PRE)
+def test_a_byte_level_tokenizer_comes_out_as_it_went_in(both, pre):
+    made, ours = both[pre]
+    assert ours.get_vocab() == made.get_vocab()
+    for text in [*TEXTS, "".join(TEXTS), f"{SPECIAL[0]}नमस्ते{SPECIAL[1]} {MINE}why{MINE} <|neither|>"]:
+        want, got = made.encode(text), ours.encode(text)
+        assert got.ids == want.ids, text
+        for skip in (True, False):
+            assert ours.decode(got.ids, skip_special_tokens=skip) == made.decode(want.ids, skip_special_tokens=skip), text
+
+
+@pytest.mark.parametrize("pre", PRE)
+@given(text=st.text(max_size=23))
+def test_any_text_survives_a_byte_level_tokenizer(both, pre, text):
+    made, ours = both[pre]
+    ids = ours.encode(text, add_special_tokens=False).ids
+    assert ids == made.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_whole_word_of_llama_3_needs_no_merges(shelf):
+    """Its vocabulary has words that no chain of merges reaches; they are taken whole."""
+    made = trained("llama-bpe")
+    facts = facts_of(made, "llama-bpe")
+    facts["tokens"] += ["zqxj", "Ġzqxj"]
+    facts["token_type"] += [1, 1]
+    ours = shelf(facts)
+    size = made.get_vocab_size()
+    assert ours.encode("zqxj zqxj").ids == [size, size + 1]
+
+
+@pytest.mark.parametrize(("pre", "said", "begins"), [
+    ("gpt-2", True, True), ("gpt-2", None, False), ("smollm", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False)])
+def test_a_text_begins_as_the_file_says_or_as_llama_cpp_takes_it(shelf, pre, said, begins):
+    made = trained(pre)
+    facts = facts_of(made, pre, add_bos_token=said)
+    ours = shelf({name: value for name, value in facts.items() if value is not None})
+    want = made.encode("the sea").ids
+    assert ours.encode("the sea").ids == ([0, *want] if begins else want)
+    assert ours.encode("the sea", add_special_tokens=False).ids == want
+
+
+# SentencePiece --------------------------------------------------------------------------------
+
+
+def pieces(**more) -> dict:
+    """A vocabulary worked by hand: 0-2 special, then pieces from best to worst, then letters, then bytes."""
+    best = ["▁t", "he", "▁the", "in", "▁s", "ea", "▁sea", "er", "▁▁", "▁▁▁▁", "नम", "नमस्ते", "ing", "12", "▁in"]
+    letters = list("▁theinsargdmobc12नमस्ते")
+    tokens = ["<unk>", "<s>", "</s>", *best, *dict.fromkeys(letters)]
+    scores = [0.0, 0.0, 0.0] + [-float(n) for n in range(len(tokens) - 3)]
+    kinds = [2, 3, 3] + [1] * (len(tokens) - 3)
+    if more.pop("bytes", False):
+        tokens += [f"<0x{n:02X}>" for n in range(256)]
+        scores += [0.0] * 256
+        kinds += [6] * 256
+    facts = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2,
+             "unknown_token_id": 0}
+    while len(facts["tokens"]) < V:
+        facts["tokens"].append(f"unused{len(facts['tokens'])}")
+        facts["scores"].append(-99.0)
+        facts["token_type"].append(5)
+    return facts | more
+
+
+def slow(text: str, facts: dict, prefix: bool = True) -> list[int]:
+    """llama.cpp's definition: of all neighbours that make a piece, join the best, the leftmost first, until none is left.
+
+    What is then no piece is spelt out in bytes.
+    """
+    ids = {token: n for n, token in enumerate(facts["tokens"])}
+    parts = list(((" " if prefix else "") + text).replace(" ", "▁")) if text else []
+    while True:
+        found = [(-facts["scores"][ids[a + b]], n) for n, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        if not found:
+            break
+        _, n = min(found)
+        parts[n:n + 2] = [parts[n] + parts[n + 1]]
+    out = []
+    for part in parts:
+        out += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return out
+
+
+def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(shelf):
+    facts = pieces()
+    ours = shelf(facts)
+    for text, parts in {
+        "the sea": ["▁the", "▁sea"],
+        "tea": ["▁t", "ea"],                        # ▁t is better than ea, and both fit
+        "there": ["▁the", "r", "e"],                # he, then ▁the, leave er nothing to join
+        "seeing": ["▁s", "e", "e", "ing"],
+        "12": ["▁", "12"],
+        "नमस्ते": ["▁", "नम", "स", "्", "त", "े"],      # no two neighbours make the whole word
+        "the  sea": ["▁the", "▁", "▁sea"],          # ▁sea is better than ▁▁
+        "in": ["▁in"],
+    }.items():
+        assert ours.encode(text).tokens == ["<s>", *parts], text
+        assert ours.decode(ours.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_vocabulary_splits_as_the_slow_definition(shelf, prefix):
+    facts = pieces(bytes=True, add_space_prefix=prefix)
+    ours, chance = shelf(facts), random.Random(11)
+    texts = [t for t in TEXTS if t] + ["".join(chance.choices("  theinsargdmobc12नमस्ते🙂", k=n)) for n in range(1, 200)]
+    for text in texts:
+        assert ours.encode(text).ids == [1, *slow(text, facts, prefix)], repr(text)
+        assert ours.decode(ours.encode(text).ids) == text
+
+
+def test_special_tokens_of_a_sentencepiece_vocabulary_stay_whole(shelf):
+    facts = pieces(bytes=True)
+    facts["tokens"].append("<|user|>")
+    facts["scores"].append(0.0)
+    facts["token_type"].append(4)
+    mine = len(facts["tokens"]) - 1
+    ours = shelf(facts)
+    ids = ours.encode("the</s>sea<|user|>12", add_special_tokens=False).ids
+    assert ids.count(2) == 1
+    assert ids.count(mine) == 1
+    assert "<|user|>" in ours.decode(ids)      # the user's own token is text
+    assert "</s>" not in ours.decode(ids)      # a control token is not
+    assert "</s>" in ours.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(("more", "begin", "end"), [
+    ({}, [1], []), ({"add_bos_token": False}, [], []), ({"add_eos_token": True}, [1], [2]),
+    ({"add_bos_token": False, "add_eos_token": True}, [], [2])])
+def test_a_sentence_begins_and_ends_as_the_file_says(shelf, more, begin, end):
+    facts = pieces(**more)
+    assert shelf(facts).encode("the sea").ids == [*begin, *slow("the sea", facts), *end]
+
+
+def test_a_file_without_a_tokenizer_gives_none(tmp_path):
+    write(llama(), tmp_path / "x.gguf")
+    assert kl.load(tmp_path / "x.gguf")[1] is None
