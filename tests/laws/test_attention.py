@@ -107,9 +107,10 @@ def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
             assert torch.equal(table[b, h], kl.table(mask, keys, row=b, head=h))
 
 
-@given(st.data(), st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]))
-@settings(max_examples=15)
-def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask):
+@given(st.data(), st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]),
+       st.sampled_from([None, (1, H), (B, H)]))
+@settings(max_examples=20)
+def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask, biased):
     length = 293
     borders = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=5)))
     seg = torch.zeros(B, length, dtype=torch.long)
@@ -120,8 +121,8 @@ def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask):
     grid = kl.Grid(length, length, 0, pos, pos, seg, seg)
     outs = []
     for backend in ("reference", "sdpa"):
-        q, k, v, _ = (t if t is None else t.requires_grad_() for t in inputs(grid, None, torch.float64))
-        out = look(backend, mask, grid, q, k, v, None)
+        q, k, v, bias = (t if t is None else t.requires_grad_() for t in inputs(grid, biased, torch.float64))
+        out = look(backend, mask, grid, q, k, v, bias)
         out.square().sum().backward()
         outs.append((out.detach(), q.grad, k.grad, v.grad))
     for mine, theirs in zip(outs[1], outs[0], strict=True):
