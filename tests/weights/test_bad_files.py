@@ -29,7 +29,7 @@ from keepleft import causal, full, window
 from keepleft.weights.families import families
 
 ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-FEW = 3_000  # bytes in a shard: a dozen of them
+FEW, MANY, ALL = 3_000, 14_000, 1 << 30  # bytes in a shard: a dozen of them, a few, or one file
 
 PAIR = {"encoder": kl.Stack(1, (full,)), "decoder": kl.Stack(2, (causal,))}
 LOOSE = {"encoder": kl.Stack(1, (full,), False), "decoder": kl.Stack(2, (causal,), False)}
@@ -55,6 +55,8 @@ DESIGNS = {
                                 **LOOSE),
     "marian": kl.presets.marian.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37),
                                     **LOOSE),
+    "marian of two vocabularies": kl.presets.marian.but(**SMALL, source_vocab=59, dim=21, position=kl.Sinusoidal(37),
+                                                        feedforward=kl.FeedForward(43, "silu"), **LOOSE),
     "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.Learned(37),
                                 encoder=kl.Stack(2, (full,), False)),
 }
@@ -69,9 +71,9 @@ def shelf(tmp_path_factory):
     out = tmp_path_factory.mktemp("shelf")
     for name, design in DESIGNS.items():
         model = kl.build(design, generator=torch.Generator().manual_seed(2))
-        model.notes["model_type"] = name
+        model.notes["model_type"] = name.split()[0]
         kl.save(model, None, out / name)
-        assert json.loads((out / name / CONFIG).read_text())["model_type"] == name
+        assert json.loads((out / name / CONFIG).read_text())["model_type"] == name.split()[0]
     return out
 
 
@@ -82,14 +84,15 @@ def taken(shelf, tmp_path):
 
 
 def refused(place, *words, error=ValueError, **how) -> str:
-    """load() says no, in the given words, with just that kind of error."""
+    """load() says no, in the given words, with just that kind of error. A word in the path of the test does not count."""
     with pytest.raises(error) as caught:
         kl.load(place, **how)
-    message = str(caught.value)
-    missing = [word for word in words if word not in message]
+    message, home = str(caught.value), str(Path(place).parent)
+    body = message.replace(home, "") if len(home) > 2 else message
+    missing = [word for word in words if word not in (message if len(home) > 2 and home in word else body)]
     assert not missing, f"{missing} are not in: {message}"
     assert type(caught.value) is error, f"{type(caught.value).__name__} says: {message}"
-    return message
+    return body
 
 
 def attempt(place, seconds: float = 5) -> tuple[nn.Module | None, BaseException | None]:
@@ -216,7 +219,7 @@ def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
 
 
 @pytest.mark.parametrize("chunk", [17, 1 << 24])
-@pytest.mark.parametrize("shard", [FEW, 1 << 30])
+@pytest.mark.parametrize("shard", [MANY, ALL])
 def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(shelf, tmp_path, monkeypatch, shard, chunk):
     monkeypatch.setattr("keepleft.weights.rules.CHUNK", chunk)  # however small the pieces in which a tensor is read
     model, _ = kl.load(shelf / "gpt2")
@@ -466,12 +469,12 @@ def test_a_rotary_scaling_that_is_not_understood_is_named(taken, place, word, ki
 def test_rotary_settings_that_make_no_sense_are_refused_by_name(taken, settings):
     folder = edit(taken("llama"), rope_theta=..., rope_scaling=..., rope_parameters=settings)
     message = refused(folder, str(folder / CONFIG))
-    assert any(word in message for word in ("rope_parameters", "rope_theta", "factor", "surprise")), message
+    assert any(word in message for word in ("rope_parameters", "rope_theta", "factor", "low", "surprise")), message
 
 
 def numbers(family: str, config: dict, kind: type) -> list[str]:
     """The fields that a family understands and that hold values of that kind."""
-    known = [row.theirs for row in families()[family].fields] + ["rope_theta", "sliding_window", "window_size"]
+    known = [row.theirs for row in families()[family.split()[0]].fields] + ["rope_theta", "sliding_window", "window_size"]
     return [field for field in known if type(config.get(field)) is kind]
 
 
@@ -499,7 +502,7 @@ def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family,
     config = json.loads((folder / CONFIG).read_text())
     complaints = []
     silent = {"sliding_window", "window_size", "relative_attention_max_distance",  # numbers that nothing in the file speaks of
-              *(["max_position_embeddings"] if family in ("llama", "mistral", "qwen2", "marian") else [])}
+              *(["max_position_embeddings"] if family.split()[0] in ("llama", "mistral", "qwen2", "marian") else [])}
     for field in numbers(family, config, int):
         for value in () if field in silent else (10**7, 10**12, 10**18, 10**30):
             (folder / CONFIG).write_text(json.dumps(config | {field: value}))
@@ -509,9 +512,17 @@ def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family,
     assert complaints == []
 
 
+@pytest.mark.parametrize("family", DESIGNS)
+def test_a_configuration_of_nothing_but_a_name_means_the_published_sizes(taken, family, no_memory):
+    folder = taken(family)
+    (folder / CONFIG).write_text(json.dumps({"model_type": family.split()[0]}))
+    message = refused(folder)
+    assert "tensor" in message, message
+
+
 def test_a_size_that_is_left_out_means_the_published_one(taken):
     folder = edit(taken(), n_embd=..., n_inner=..., n_head=...)
-    refused(folder, "transformer.", "768", "21")
+    refused(folder, "transformer.", "(63,)", f"({3 * 768},)")
 
 
 @pytest.mark.parametrize("types", [3, "global", [], [["global"]], [[["global"], "3"]], [[["global"], -3]], [["global", 3]],
@@ -537,7 +548,7 @@ def test_a_design_of_our_own_that_is_damaged_is_refused_by_field(tmp_path):
         (plan | {"norm": None}, ["norm", "None"]),
         (plan | {"position": {"kind": "FeedForward", "width": 3, "activation": "relu"}}, ["position", "FeedForward"]),
         (plan | {"decoder": plan["decoder"] | {"mask": [{"mask": "casual"}]}}, ["casual", "causal"]),
-        (plan | {"decoder": plan["decoder"] | {"mask": []}}, ["decoder", "mask"]),
+        (plan | {"decoder": plan["decoder"] | {"mask": []}}, ["mask", "()"]),
         (plan | {"decoder": plan["decoder"] | {"mask": ["causal"]}}, ["mask", "causal"]),
         (plan | {"decoder": plan["decoder"] | {"layers": "2"}}, ["layers", "'2'"]),
         (plan | {"feedforward": plan["feedforward"] | {"width": "43"}}, ["width", "'43'"]),
@@ -595,7 +606,7 @@ def test_a_file_with_a_layer_too_few_is_refused(taken):
 
 
 def test_a_file_without_any_tensor_is_refused(taken):
-    refused(retensor(taken(), dict.clear), "transformer.wte.weight")
+    refused(retensor(taken(), dict.clear), "lacks", "0 tensors")
 
 
 @pytest.mark.parametrize("change", [
@@ -685,12 +696,13 @@ def test_a_hub_name_without_the_hub_package_says_what_to_install(tmp_path, monke
 
 
 def test_a_hub_name_without_a_network_is_named_with_the_reason(tmp_path, monkeypatch):
-    import httpx
     import huggingface_hub
 
+    class OfTheirOwn(Exception):  # noqa: N818
+        """As HTTP clients have them, outside every family of Python's own."""
+
     monkeypatch.chdir(tmp_path)
-    for reason in (httpx.ConnectError("name resolution failed"), ConnectionError("name resolution failed"),
-                   TimeoutError("name resolution failed"), ValueError("name resolution failed")):
+    for reason in (kind("name resolution failed") for kind in (OfTheirOwn, ConnectionError, TimeoutError, ValueError)):
         def fetch(*words, reason=reason, **how):
             raise reason
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
@@ -813,7 +825,7 @@ def test_a_gguf_file_without_the_gguf_package_says_what_to_install(tmp_path, mon
     refused(path, "pip install 'keepleft[gguf]'", error=ImportError)
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen2", "bert", ""])
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2", "bert"])
 def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
     path = written(tmp_path / "x.gguf", architecture)
     refused(path, str(path), repr(architecture), "'llama'")
@@ -832,10 +844,10 @@ def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
     ({"facts": {"feed_forward_length": [20, 20]}}, ["feed_forward_length", "[20, 20]"]),
     ({"facts": {"feed_forward_length": 19}}, ["blk.0.ffn_", "19", "20"]),
     ({"facts": {"feed_forward_length": 0}}, ["feed_forward_length", "0"]),
-    ({"facts": {"embedding_length": 14}}, ["token_embd.weight", "14", "12"]),
+    ({"facts": {"embedding_length": 16}}, ["token_embd.weight", "(11, 16)", "(11, 12)"]),
     ({"facts": {"block_count": 2}}, ["blk.1."]),
     ({"facts": {"block_count": 1 << 31}}, [str(1 << 31)]),
-    ({"facts": {"embedding_length": (1 << 32) - 2}}, [str((1 << 32) - 2)]),
+    ({"facts": {"embedding_length": (1 << 32) - 4}}, [str((1 << 32) - 4)]),
     ({"facts": {"expert_count": 8}}, ["8", "experts"]),
     ({"facts": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}}, ["yarn"]),
     ({"facts": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}}, ["factor", "0.0"]),
@@ -848,10 +860,12 @@ def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
     ({"shapes": {"rope_freqs.weight": (5,)}}, ["rope_freqs.weight"]),
     ({"words": {"tokenizer.ggml.model": "rwkv"}}, ["rwkv", "gpt2 and llama"]),
     ({"words": {"tokenizer.ggml.model": "gpt2"}}, ["tokenizer.ggml.merges"]),
-    ({"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.pre": "odd"}}, ["odd"]),
+    ({"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd", "tokenizer.ggml.merges": ["a b"],
+                "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdef", "ab"]}}, ["'odd'"]),
     ({"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}}, ["tokenizer.ggml.merges", "ab"]),
     ({"words": {"tokenizer.ggml.tokens": None}}, ["tokenizer.ggml.tokens"]),
-    ({"words": {"tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefgh"]}}, ["tokenizer.ggml.tokens", "12", "11"]),
+    ({"words": {"tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefgh"], "tokenizer.ggml.scores": [0.0] * 12,
+                "tokenizer.ggml.token_type": [1] * 12}}, ["tokenizer.ggml.tokens", "12", "11"]),
     ({"words": {"tokenizer.ggml.scores": None}}, ["tokenizer.ggml.scores"]),
     ({"words": {"tokenizer.ggml.scores": [0.0] * 7}}, ["tokenizer.ggml.scores", "7", "11"]),
     ({"words": {"tokenizer.ggml.token_type": [1] * 7}}, ["tokenizer.ggml.token_type", "7", "11"]),
@@ -921,7 +935,7 @@ def test_a_fresh_model_of_any_family_is_saved_and_loaded(name, tmp_path):
 
 def other() -> nn.Module:
     """A model that shares no shape with the one on the shelf."""
-    return kl.build(DESIGNS["gpt2"].but(vocab=59, dim=33, decoder=kl.Stack(5, (causal,))))
+    return kl.build(DESIGNS["gpt2"].but(vocab=59, dim=33, decoder=kl.Stack(3, (causal,))))
 
 
 def sister(model: nn.Module, **changes) -> nn.Module:
@@ -929,8 +943,8 @@ def sister(model: nn.Module, **changes) -> nn.Module:
     return kl.build(model.design.but(**changes), generator=torch.Generator().manual_seed(23))
 
 
-@pytest.mark.parametrize("before", [FEW, 1 << 30])
-@pytest.mark.parametrize("after", [FEW, 2 * FEW, 1 << 30])
+@pytest.mark.parametrize("before", [MANY, ALL])
+@pytest.mark.parametrize("after", [MANY, 2 * MANY, ALL])
 def test_saving_over_another_layout_leaves_just_what_was_saved(shelf, tmp_path, before, after):
     kl.save(other(), None, tmp_path, shard=before)
     (tmp_path / "README.md").write_text("mine")
@@ -938,7 +952,7 @@ def test_saving_over_another_layout_leaves_just_what_was_saved(shelf, tmp_path, 
     kl.save(model, None, tmp_path, shard=after)
     assert same(kl.load(tmp_path)[0], model)
     there = {path.name for path in tmp_path.glob("*.safetensors*")}
-    promised = set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) | {INDEX} if after < 1 << 20 else {ONE}
+    promised = set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) | {INDEX} if after < ALL else {ONE}
     assert there == promised
     assert parts(tmp_path) == []
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -978,8 +992,8 @@ class Trouble:
         return self.function(*words, **how)
 
 
-@pytest.mark.parametrize("before", [FEW, 1 << 30])
-@pytest.mark.parametrize("after", [FEW, 1 << 30])
+@pytest.mark.parametrize("before", [MANY, ALL])
+@pytest.mark.parametrize("after", [MANY, ALL])
 @pytest.mark.parametrize("where", ["os.fsync", "safetensors.torch.save_file", "pathlib.Path.write_text"])
 def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(shelf, tmp_path, monkeypatch, before, after, where):
     old, _ = kl.load(shelf / "gpt2")
@@ -1005,8 +1019,8 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(shelf, tmp_path,
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm": kl.LayerNorm(1e-3)}])
-@pytest.mark.parametrize("before", [FEW, 1 << 30])
-@pytest.mark.parametrize("after", [FEW, 2 * FEW, 1 << 30])
+@pytest.mark.parametrize("before", [MANY, ALL])
+@pytest.mark.parametrize("after", [MANY, 2 * MANY, ALL])
 def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monkeypatch, before, after, changes):
     """The old model, the new one, or a refusal; of two models with the same shapes no one could tell a mixture."""
     old, _ = kl.load(shelf / "gpt2")
@@ -1033,7 +1047,7 @@ def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monk
 
 def test_a_model_that_cannot_be_written_leaves_the_old_one(shelf, tmp_path):
     old, _ = kl.load(shelf / "gpt2")
-    kl.save(old, None, tmp_path, shard=FEW)
+    kl.save(old, None, tmp_path, shard=MANY)
     odd = kl.build(DESIGNS["gpt2"].but(decoder=kl.Stack(2, (kl.Where("mine", lambda b, h, q, k: k <= q),))))
     with pytest.raises(ValueError, match="mine"):
         kl.save(odd, None, tmp_path)

@@ -319,7 +319,8 @@ def test_a_whole_word_of_llama_3_needs_no_merges(shelf):
 
 
 @pytest.mark.parametrize(("pre", "said", "begins"), [
-    ("gpt-2", True, True), ("gpt-2", None, False), ("smollm", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False)])
+    ("gpt-2", True, True), ("gpt-2", None, False), ("smollm", None, False), ("llama-bpe", None, True),
+    ("llama-bpe", False, False)])
 def test_a_text_begins_as_the_file_says_or_as_llama_cpp_takes_it(shelf, pre, said, begins):
     made = trained(pre)
     facts = facts_of(made, pre, add_bos_token=said)
