@@ -21,11 +21,11 @@ class Mask:
     """The algebra; the kinds below say what is seen."""
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must say what it sees")
+        return self.on(k.device)(b, h, q, k)
 
     def on(self, device: torch.device) -> Predicate:
-        """The same predicate with any numbers it looks up already lying on the device."""
-        return self
+        """What is seen, as a bare function: what compilers can read, with what it looks up lying on the device."""
+        raise NotImplementedError(f"{type(self).__name__} must say what it sees")
 
     def within(self, length: int) -> Mask:
         """A simpler mask that says the same of positions 0 … length - 1."""
@@ -61,8 +61,8 @@ class Mask:
 class Full(Mask):
     """Everything."""
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return q.new_ones((), dtype=torch.bool)  # no axis of its own: a table of it costs nothing
+    def on(self, device: torch.device) -> Predicate:
+        return lambda b, h, q, k: q.new_ones((), dtype=torch.bool)  # no axis of its own: a table of it costs nothing
 
     def __repr__(self) -> str:
         return "full"
@@ -72,8 +72,8 @@ class Full(Mask):
 class Causal(Mask):
     """Oneself and the past."""
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return k <= q
+    def on(self, device: torch.device) -> Predicate:
+        return lambda b, h, q, k: k <= q
 
     def __repr__(self) -> str:
         return "causal"
@@ -88,8 +88,9 @@ class Window(Mask):
     def __post_init__(self) -> None:
         _whole("window", self.size, 1)
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return q - k < self.size
+    def on(self, device: torch.device) -> Predicate:
+        size = self.size
+        return lambda b, h, q, k: q - k < size
 
     def within(self, length: int) -> Mask:
         return full if self.size >= length else self
@@ -113,9 +114,6 @@ class Prefix(Mask):
                 raise ValueError("prefix(()) names no row: give one length for each batch row")
         for length in self.length if isinstance(self.length, tuple) else (self.length,):
             _whole("prefix", length, 0)
-
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.on(k.device)(b, h, q, k)
 
     def on(self, device: torch.device) -> Predicate:
         if isinstance(self.length, int):
@@ -144,8 +142,9 @@ class Block(Mask):
     def __post_init__(self) -> None:
         _whole("block", self.size, 1)
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return q // self.size == k // self.size
+    def on(self, device: torch.device) -> Predicate:
+        size = self.size
+        return lambda b, h, q, k: q // size == k // size
 
     def within(self, length: int) -> Mask:
         return full if self.size >= length else self
@@ -165,9 +164,6 @@ class Where(Mask):
         if not self.name.isidentifier():
             raise ValueError(f"{self.name!r} cannot name a mask: use a word such as 'even_columns'")
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.predicate(b, h, q, k)
-
     def on(self, device: torch.device) -> Predicate:
         return self.predicate
 
@@ -184,9 +180,6 @@ class Both(Mask):
     """What every part allows."""
 
     parts: tuple[Mask, ...]
-
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.on(k.device)(b, h, q, k)
 
     def on(self, device: torch.device) -> Predicate:
         first, *rest = (part.on(device) for part in self.parts)
@@ -219,9 +212,6 @@ class Either(Mask):
 
     parts: tuple[Mask, ...]
 
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.on(k.device)(b, h, q, k)
-
     def on(self, device: torch.device) -> Predicate:
         first, *rest = (part.on(device) for part in self.parts)
 
@@ -252,9 +242,6 @@ class Not(Mask):
     """What the mask forbids."""
 
     mask: Mask
-
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.on(k.device)(b, h, q, k)
 
     def on(self, device: torch.device) -> Predicate:
         seen = self.mask.on(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
+from keepleft.attention.runs import borders
 
 
 class Form(NamedTuple):
@@ -22,6 +24,8 @@ class Form(NamedTuple):
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
     if grid.plain:
         mask = mask.within(grid.start + max(grid.queries, grid.keys))
+    elif borders(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
+        grid = replace(grid, q_pos=None, k_pos=None)
     rows = None if grid.plain and mask.uniform else batch
     return Form(create_block_mask(grid.predicate(mask, device), rows, None if mask.uniform else heads,
                                   grid.queries, grid.keys, device=device))

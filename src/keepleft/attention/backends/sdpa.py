@@ -23,13 +23,18 @@ class Whole(Enum):
     TRIANGLE = "triangle"
 
 
+class Table(NamedTuple):
+    seen: Tensor                 # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
+    blind: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries to be emptied afterwards
+
+
 class Runs(NamedTuple):
     """Texts that lie one after the other, each attended alone."""
 
     runs: tuple[tuple[Run, Form], ...]
 
 
-Form = Whole | Tensor | Runs
+Form = Whole | Table | Runs
 
 
 def known(mask: Mask, grid: Grid) -> Whole | None:
@@ -45,37 +50,47 @@ def known(mask: Mask, grid: Grid) -> Whole | None:
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
     if (whole := known(mask, grid)) is not None:
         return whole
-    if grid.square and grid.queries > SMALL and (runs := runs_of(mask, grid)) is not None:
+    on_cpu = device.type == "cpu"  # a GPU would rather have one large call than many small ones
+    if on_cpu and grid.square and grid.queries > SMALL and (runs := runs_of(mask, grid)) is not None:
         forms = {n: lower(mask, Grid(n, n), batch, heads, device) for n in {run.end - run.begin for run in runs}}
         return Runs(tuple((run, forms[run.end - run.begin]) for run in runs))
-    return grid.table(mask, batch=batch, heads=heads, device=device)
+    table = grid.table(mask, batch=batch, heads=heads, device=device)
+    return Table(table) if on_cpu else open_eyed(table)
+
+
+def open_eyed(table: Tensor) -> Table:
+    """On a GPU some kernels answer a query that sees nothing with NaN: let it see everything, and empty it afterwards."""
+    blind = ~table.any(-1, keepdim=True)
+    unknown = torch.compiler.is_compiling() or (table.is_cuda and torch.cuda.is_current_stream_capturing())
+    return Table(table | blind, blind) if unknown or bool(blind.any()) else Table(table)
 
 
 def plus(form: Form, bias: Tensor) -> Form:
     if form is Whole.EVERYTHING:
-        return bias
+        return Table(bias)
     if form is Whole.TRIANGLE:
-        form = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril()
+        form = Table(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril())
     if isinstance(form, Runs):
         def part(run: Run) -> Tensor:
             rows = bias if bias.shape[0] == 1 else bias[run.rows]
             return rows[:, :, run.begin:run.end, run.begin:run.end]
         return Runs(tuple((run, plus(inner, part(run))) for run, inner in form.runs))
-    assert isinstance(form, Tensor)
-    if form.dtype == torch.bool:
-        return bias.masked_fill(~form, float("-inf"))
-    return form + bias  # a table with a bias already in it
+    assert isinstance(form, Table)
+    if form.seen.dtype == torch.bool:
+        return Table(bias.masked_fill(~form.seen, float("-inf")), form.blind)
+    return Table(form.seen + bias, form.blind)  # there is a bias in it already
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
-    if isinstance(form, Runs):
-        out = torch.zeros_like(q)  # padding sees nothing and gets zeros
-        for run, inner in form.runs:
-            some_q, some_k, some_v = (t[run.rows, :, run.begin:run.end] for t in (q, k, v))
-            out[run.rows, :, run.begin:run.end] = attend(some_q, some_k, some_v, inner, scale, dropout)
-        return out
-    mask = form if isinstance(form, Tensor) else None
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, form is Whole.TRIANGLE, scale=scale,
-                                          enable_gqa=q.shape[1] != k.shape[1])
+    groups = q.shape[1] != k.shape[1]
+    if isinstance(form, Whole):
+        return F.scaled_dot_product_attention(q, k, v, None, dropout, form is Whole.TRIANGLE, scale=scale, enable_gqa=groups)
+    if isinstance(form, Table):
+        seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups)
+        return out if form.blind is None else out.masked_fill(form.blind, 0.0)
+    out = torch.zeros_like(q)  # padding sees nothing and gets zeros
+    for run, inner in form.runs:
+        some_q, some_k, some_v = (t[run.rows, :, run.begin:run.end] for t in (q, k, v))
+        out[run.rows, :, run.begin:run.end] = attend(some_q, some_k, some_v, inner, scale, dropout)
+    return out

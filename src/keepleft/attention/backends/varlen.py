@@ -1,11 +1,13 @@
-"""Variable-length attention: texts laid end to end, no padding and no table. On a GPU, in half precision."""
+"""Variable-length attention: texts laid end to end and no table. On a GPU, in half precision."""
 
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.grid import Grid
@@ -14,26 +16,32 @@ from keepleft.attention.runs import borders
 
 
 class Form(NamedTuple):
-    where: Tensor | None  # (N,) the real tokens among the B·T slots; None where all are real
-    ends: Tensor          # (texts + 1,) how many real tokens come before each text
+    ends: Tensor            # (texts + 1,) how many of the B·T slots come before each text
     longest: int
-    look: tuple[int, int]  # how far back and ahead a token looks; -1 is any distance
+    look: tuple[int, int]   # how far back and ahead a token looks; -1 is any distance
+    padding: Tensor | None  # (n,) the slots of padding, which is attended as a text of its own and then emptied
 
 
 def fits(mask: Mask, grid: Grid) -> bool:
     """Can this mask be said to the kernel? (Whether the texts lie in runs is known only after looking.)"""
-    return grid.square and grid.q_seg is not None and _look(mask) is not None
+    return grid.square and (grid.plain or grid.q_seg is not None) and _look(mask) is not None
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
-    look, found = _look(mask), borders(mask, grid)
-    if look is None or found is None:
-        raise ValueError(f"variable-length attention cannot say {mask} over these segments: use backend='flex'")
-    lengths = (found[:, 2] - found[:, 1]).to(torch.int32)
-    ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    real = (grid.q_seg != 0).flatten()  # type: ignore[union-attr]
-    where = real.nonzero()[:, 0]
-    return Form(None if len(where) == len(real) else where, ends, int(lengths.max()) if len(lengths) else 0, look)
+    look, length = _look(mask), grid.queries
+    if look is None or not fits(mask, grid):
+        raise ValueError(f"variable-length attention cannot say {mask} here: use backend='flex'")
+    if grid.plain:  # each row is a text
+        ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+        return Form(ends, length, look, None)
+    if borders(mask, grid) is None:
+        raise ValueError("variable-length attention needs each text in one piece and in order: use backend='flex'")
+    assert grid.q_seg is not None
+    opens = torch.ones_like(grid.q_seg, dtype=torch.bool)
+    opens[:, 1:] = grid.q_seg[:, 1:] != grid.q_seg[:, :-1]
+    ends = F.pad(opens.flatten().nonzero()[:, 0], (0, 1), value=opens.numel()).to(torch.int32)
+    padding = (grid.q_seg == 0).flatten().nonzero()[:, 0]
+    return Form(ends, int(ends.diff().max()), look, padding if len(padding) else None)
 
 
 def plus(form: Form, bias: Tensor) -> Form:
@@ -45,18 +53,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
 
     if dropout:
         raise ValueError(f"variable-length attention has no dropout ({dropout} was asked for): use backend='sdpa'")
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"variable-length attention works in half precision, not in {q.dtype}: use backend='flex' or 'sdpa'")
     b, h, t, d = q.shape
-    groups = h // k.shape[1]
-    options = _said(form.look, groups)
-    if groups > 1 and not options.get("enable_gqa"):
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    options = _said(form.look, h // k.shape[1])
+    if h != k.shape[1] and "enable_gqa" not in options:
+        k, v = (x.repeat_interleave(h // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (x.transpose(1, 2).reshape(b * t, -1, d) for x in (q, k, v))
-    if form.where is not None:
-        q, k, v = (x.index_select(0, form.where) for x in (q, k, v))
     out = varlen_attn(q, k, v, form.ends, form.ends, form.longest, form.longest, scale=scale, **options)
     assert isinstance(out, Tensor)  # nothing else was asked for
-    if form.where is not None:
-        out = out.new_zeros(b * t, h, d).index_copy(0, form.where, out)
+    if form.padding is not None:
+        out = out.index_fill(0, form.padding, 0.0)
     return out.view(b, t, h, d).transpose(1, 2)
 
 
@@ -68,14 +75,23 @@ def _look(mask: Mask) -> tuple[int, int] | None:
         return -1, 0
     if isinstance(mask, Both) and len(mask.parts) == 2 and causal in mask.parts:
         size = next((part.size for part in mask.parts if isinstance(part, Window)), None)
-        return None if size is None else (size - 1, 0)
+        return None if size is None or not _windows() else (size - 1, 0)
     return None
 
 
-def _said(look: tuple[int, int], groups: int) -> dict[str, Any]:
-    """The same wish in the words of this PyTorch: 2.11 and 2.13 differ."""
+@cache
+def _words() -> frozenset[str]:
     from torch.nn.attention.varlen import varlen_attn
 
-    words = inspect.signature(varlen_attn).parameters
-    options: dict[str, Any] = {"enable_gqa": groups > 1} if "enable_gqa" in words else {}
-    return options | ({"window_size": look} if "window_size" in words else {"is_causal": look == (-1, 0)})
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _windows() -> bool:
+    return "window_size" in _words()
+
+
+@cache
+def _said(look: tuple[int, int], groups: int) -> dict[str, Any]:
+    """The same wish in the words of this PyTorch: they differ from release to release."""
+    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in _words() else {}
+    return options | ({"window_size": look} if _windows() else {"is_causal": look == (-1, 0)})
