@@ -20,7 +20,8 @@ from resident import in_a_child, peak_of, peak_on_gpu
 
 HEADS, WIDTH, BATCH = 8, 64, 2
 LENGTHS = (1024, 2048, 4096, 8192)
-CASES = ("causal", "causal, with gradients", "right-padded", "left-padded", "packed", "causal & window(256)")
+CASES = ("causal", "causal, with gradients", "right-padded", "left-padded", "packed", "packed, with gradients",
+         "causal & window(256)")
 
 
 def segments(case: str, length: int) -> Any:
@@ -32,7 +33,7 @@ def segments(case: str, length: int) -> Any:
         return torch.stack([torch.ones_like(place), (place < length * 3 // 4).long()])
     if case == "left-padded":
         return torch.stack([torch.ones_like(place), (place >= length // 4).long()])
-    if case == "packed":
+    if case.startswith("packed"):
         return torch.stack([1 + place // 300, 1 + (place + 100) // 420])
     return None
 
@@ -70,6 +71,7 @@ def measure(case: str, length: int, device: str) -> dict[str, int]:
         return torch.autograd.grad(out.sum(), (q, k, v)) if learning else out
 
     torch.manual_seed(0)
+    torch.compiler.reset()  # or the compiler gives up on FlexAttention after some eight lengths
     work(*inputs(320 if device == "cpu" else length))  # first calls set up threads, libraries and compiled kernels
     given = inputs(length)
     return {"seeing": peak(lambda: sight(length)), "all": peak(lambda: work(*given))}

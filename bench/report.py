@@ -31,7 +31,9 @@ def show(title: str, rows: list[Row]) -> None:
 
 
 def said(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
 
 
 def write(path: Path | None, numbers: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ class Form(NamedTuple):
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
     if grid.plain:
-        mask = mask.within(grid.start + max(grid.queries, grid.keys))
+        mask = mask.within(max(grid.start + grid.queries, grid.keys))
     elif borders(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
         grid = replace(grid, q_pos=None, k_pos=None)
     rows = None if grid.plain and mask.uniform else batch

@@ -41,7 +41,7 @@ def known(mask: Mask, grid: Grid) -> Whole | None:
     """What the kernel can do without a table, if it can."""
     if not grid.plain:
         return None
-    mask = mask.within(grid.start + max(grid.queries, grid.keys))
+    mask = mask.within(max(grid.start + grid.queries, grid.keys))
     if mask == full or (mask == causal and grid.queries == 1 and grid.start == grid.keys - 1):
         return Whole.EVERYTHING
     return Whole.TRIANGLE if mask == causal and grid.square else None
