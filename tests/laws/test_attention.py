@@ -171,3 +171,16 @@ def test_what_gpus_are_given_instead_of_blind_rows_says_the_same(case):
         form = sdpa.plus(form, bias)
     out = sdpa.attend(q, k, v, form, D ** -0.5, 0.0)
     torch.testing.assert_close(out, look("reference", mask, grid, q, k, v, bias), atol=1e-12, rtol=1e-10)
+
+
+def test_a_gradient_comes_back_to_the_kernel_in_the_layout_of_what_went_out():
+    """The guard against a kernel that plans by shape alone; the layouts are those of a model and of a careless caller."""
+    q = torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    for back in (torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2), torch.randn(2, 3, 7, D, dtype=torch.float64)):
+        seen = []
+        inner = q * 2
+        inner.register_hook(lambda gradient, seen=seen: seen.append(gradient.stride()))
+        out = sdpa._Steady.apply(inner)
+        (found,) = torch.autograd.grad(out, q, back)
+        assert torch.equal(found, back * 2)
+        assert seen == [inner.stride()]

@@ -63,6 +63,15 @@ DESIGNS = {
 # saying what is expected ----------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """So small are these tensors that a second thread would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
     """One directory of each family, as we save it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,13 +84,37 @@ def plus(form: Form, bias: Tensor) -> Form:
 def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
     groups = q.shape[1] != k.shape[1]
     if isinstance(form, Whole):
-        return F.scaled_dot_product_attention(q, k, v, None, dropout, form is Whole.TRIANGLE, scale=scale, enable_gqa=groups)
+        out = F.scaled_dot_product_attention(q, k, v, None, dropout, form is Whole.TRIANGLE, scale=scale, enable_gqa=groups)
+        return steady(out)
     if isinstance(form, Table):
         seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups)
+        out = steady(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups))
         return out if form.blind is None else out.masked_fill(form.blind, 0.0)
     out = torch.zeros_like(q)  # padding sees nothing and gets zeros
     for run, inner in form.runs:
         some_q, some_k, some_v = (t[run.rows, :, run.begin:run.end] for t in (q, k, v))
         out[run.rows, :, run.begin:run.end] = attend(some_q, some_k, some_v, inner, scale, dropout)
     return out
+
+
+def steady(out: Tensor) -> Tensor:
+    """On a GPU: see to it that the gradient of `out` comes back laid out as `out` is.
+
+    cuDNN's backward pass remembers its plan by shape and not by the layout of the gradient (PyTorch 2.11): after one call
+    with another layout its gradients are silently wrong. In our models the layouts agree, and this costs nothing.
+    """
+    return _Steady.apply(out) if out.is_cuda and out.requires_grad else out
+
+
+class _Steady(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        ctx.strides = out.stride()
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        if gradient.stride() == ctx.strides:
+            return gradient
+        laid = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
+        return laid.copy_(gradient)
