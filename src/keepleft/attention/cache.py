@@ -39,6 +39,11 @@ class Growing:
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
         self.segments: Tensor | None = None   # (B, length); None: one text
 
+    @property
+    def rows(self) -> int | None:
+        """Of the batch; None as long as it is empty."""
+        return next((k.shape[0] for k, _ in self.pairs.values()), None)
+
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         start, self.length = self.length, self.length + queries
         self.positions = _extend(self.positions, positions, start, queries, _counted)
@@ -75,11 +80,19 @@ class Static:
         self.slots = self.cursor
         self.plain = not fixed
 
-    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        start, stop = self.length, self.length + queries
-        if stop > self.capacity:
-            raise ValueError(f"the cache holds {start} of {self.capacity} tokens and cannot take {queries} more: "
+    @property
+    def rows(self) -> int:
+        return len(self.positions)
+
+    def fits(self, queries: int) -> None:
+        """An error where there is no room for them."""
+        if self.length + queries > self.capacity:
+            raise ValueError(f"the cache holds {self.length} of {self.capacity} tokens and cannot take {queries} more: "
                              "ask for a larger capacity")
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
+        self.fits(queries)
+        start, stop = self.length, self.length + queries
         self.plain = self.plain and positions is None and segments is None
         self.length, self.new = stop, queries
         batch, device = len(self.positions), self.positions.device
@@ -134,6 +147,10 @@ class Ring:
         self.slots = self.count
         self.single = False
 
+    @property
+    def rows(self) -> int:
+        return len(self.count)
+
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if segments is None:
             segments = self.count.new_ones(len(self.count), queries)
@@ -180,6 +197,10 @@ class Memory:
 
     def __init__(self, pairs: list[Pair], segments: Tensor | None = None) -> None:
         self.pairs, self.segments = pairs, segments
+
+    @property
+    def rows(self) -> int:
+        return self.pairs[0][0].shape[0]
 
     def grid(self, queries: int, segments: Tensor | None = None) -> Grid:
         """Queries over the source; each segment of the target sees the source segment of the same number."""

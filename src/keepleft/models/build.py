@@ -31,10 +31,14 @@ def empty(design: Design, *, device: str | torch.device | None = None,
         model = kind(design)
     if dtype is not None:
         model.to(dtype)
-    if torch.device(device or "cpu").type != "meta":
-        model.to_empty(device=device or "cpu")
-        for buffer in model.buffers():
-            buffer.zero_()
+    return model if torch.device(device or "cpu").type == "meta" else housed(model, device or "cpu")
+
+
+def housed(model: Encoder | Decoder | EncoderDecoder, device: str | torch.device) -> Encoder | Decoder | EncoderDecoder:
+    """A model on device 'meta' with memory for its weights, which are arbitrary."""
+    model.to_empty(device=device)
+    for buffer in model.buffers():
+        buffer.zero_()
     return model
 
 

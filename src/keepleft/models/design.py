@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from keepleft.attention.masks import Mask
+from keepleft.nn import sense
 from keepleft.nn.attention import Heads
-from keepleft.nn.feedforward import Activation, FeedForward
-from keepleft.nn.norm import Norm
-from keepleft.nn.position import Learned, Position, Rotary
+from keepleft.nn.feedforward import ACTIVATIONS, Activation, FeedForward
+from keepleft.nn.norm import LayerNorm, Norm, RMSNorm
+from keepleft.nn.position import Learned, Position, RelativeBias, Rotary, Sinusoidal
+
+POOLS = ("mean", "first", "last", "tanh")
 
 # choices that belong to whole models; those of a part live beside it, in nn/ ------------------
 
@@ -24,6 +27,12 @@ class Stack:
     mask: tuple[Mask, ...]   # taken in turn by the layers: (causal,) or (causal, causal & window(256))
     final_norm: bool = True
 
+    def __post_init__(self) -> None:
+        sense.whole("layers", self.layers)
+        sense.flag("final_norm", self.final_norm)
+        if not isinstance(self.mask, tuple) or not self.mask or not all(isinstance(mask, Mask) for mask in self.mask):
+            raise ValueError(f"mask is {self.mask!r}: give a tuple of masks such as (causal,), at least one")
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -33,12 +42,19 @@ class Vocabulary:
     bias: bool = False       # a fixed one that travels with the weights, as in BART and Marian
     scale: bool = False      # by 1/sqrt(dim), as in T5 v1.0
 
+    def __post_init__(self) -> None:
+        for name in ("tied", "bias", "scale"):
+            sense.flag(name, getattr(self, name))
+
 
 @dataclass(frozen=True)
 class Masked:
     """A score for every token through one more layer: BERT's masked-language-model head."""
 
     activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        sense.word("activation", self.activation, ACTIVATIONS)
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,10 @@ class Pooled:
 
     how: Literal["mean", "first", "last", "tanh"] = "mean"
     unit: bool = False       # scaled to length 1
+
+    def __post_init__(self) -> None:
+        sense.word("pooling", self.how, POOLS)
+        sense.flag("unit", self.unit)
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,11 @@ class Classes:
     pool: Literal["mean", "first", "last", "tanh"] = "tanh"
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        sense.whole("labels", self.labels)
+        sense.word("pooling", self.pool, POOLS)
+        sense.flag("bias", self.bias)
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -64,6 +89,10 @@ class Normal:
 
     std: float = 0.02
     by_depth: bool = False
+
+    def __post_init__(self) -> None:
+        sense.real("std", self.std)
+        sense.flag("by_depth", self.by_depth)
 
 
 @dataclass(frozen=True)
@@ -76,6 +105,9 @@ class Folded:
     """T5's: Gaussian by fan-in, with the scale of the attention scores folded into the queries."""
 
     factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        sense.real("factor", self.factor, above=0)
 
 
 # the design ---------------------------------------------------------------------------------
@@ -109,18 +141,24 @@ class Design:
 
     def __post_init__(self) -> None:
         for name in ("vocab", "dim", "heads", "kv_heads", "head_dim", "source_vocab"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} is {value!r}: it must be a whole number of at least 1")
+            if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
+                sense.whole(name, getattr(self, name))
+        sense.whole("kinds", self.kinds, least=0)
+        for name in ("bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"):
+            if getattr(self, name) is not None or name == "bias":
+                sense.flag(name, getattr(self, name))
+        for name, kinds in _KINDS.items():
+            if not isinstance(getattr(self, name), kinds):
+                known = ", ".join(kind.__name__ for kind in kinds if kind is not type(None))
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {known}")
         if self.head_dim is None and self.dim % self.heads:
             raise ValueError(f"dim {self.dim} does not divide into {self.heads} heads: give head_dim, or change one")
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key heads: one must divide the other")
         if self.encoder is None and self.decoder is None:
             raise ValueError("a design needs an encoder, a decoder or both")
-        for stack in (self.encoder, self.decoder):
-            if stack is not None and (stack.layers < 1 or not stack.mask):
-                raise ValueError(f"a stack of {stack.layers} layers and masks {stack.mask} is none: give at least one of each")
+        if self.source_vocab is not None and (self.encoder is None or self.decoder is None):
+            raise ValueError(f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source apart")
         for name, implied in (("kv_heads", self.heads), ("head_dim", self.dim / self.heads),
                               ("bias_qkv", self.bias), ("bias_out", self.bias)):
             if getattr(self, name) == implied:  # one spelling for one meaning, so that equal designs are equal
@@ -128,6 +166,7 @@ class Design:
         if isinstance(self.position, Rotary) and (self.head_width % 2):
             raise ValueError(f"rotary positions need heads of even width, not {self.head_width}")
         for name in ("dropout", "attention_dropout"):
+            sense.real(name, getattr(self, name))
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
 
@@ -153,3 +192,10 @@ class Design:
         if unknown:
             raise TypeError(f"a design has no {', '.join(unknown)}: it has {', '.join(self.__dataclass_fields__)}")
         return replace(self, **changes)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "feedforward": (FeedForward,), "position": (Sinusoidal, Learned, Rotary, RelativeBias), "norm": (LayerNorm, RMSNorm),
+    "encoder": (Stack, type(None)), "decoder": (Stack, type(None)),
+    "head": (Vocabulary, Masked, Pooled, Classes, type(None)), "initial": (Normal, Xavier, Folded),
+}

@@ -38,13 +38,29 @@ class Embed(nn.Module):
         return self.dropout(self.norm(x) if design.norm_embedding else x)
 
 
+WHOLE = (torch.int64, torch.int32)  # what a table can be asked with
+
+
 def check(name: str, tokens: Tensor, vocab: int) -> None:
     """Every token must be in the vocabulary. On a GPU this waits for the device: call it where that is cheap."""
-    if tokens.dim() != 2 or tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
-        raise ValueError(f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length) are needed")
+    if tokens.dim() != 2 or tokens.dtype not in WHOLE:
+        raise ValueError(f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
+                         "int64 or int32, are needed")
     if not tokens.numel():
         raise ValueError(f"{name} of shape {tuple(tokens.shape)} hold no token: give at least one row of one token")
     low, high = (int(x) for x in torch.aminmax(tokens))
     if low < 0 or high >= vocab:
         raise ValueError(f"token {low if low < 0 else high} is not in the vocabulary of {vocab}: "
                          "do the tokenizer and the model belong together?")
+
+
+def alike(word: str, given: Tensor | None, name: str, tokens: Tensor) -> None:
+    """What goes with the tokens has their shape, and is made of whole numbers of at least 0."""
+    if given is None:
+        return
+    if given.shape != tokens.shape:
+        raise ValueError(f"{word} have shape {tuple(given.shape)}, {name} have {tuple(tokens.shape)}: they must be the same")
+    if given.dtype not in WHOLE:
+        raise ValueError(f"{word} are {given.dtype}: whole numbers, of type int64 or int32, are needed")
+    if given.device.type == "cpu" and (low := int(given.min())) < 0:
+        raise ValueError(f"{word} go down to {low}: they begin at 0")

@@ -11,6 +11,7 @@ from keepleft.attention.cache import Cache, Growing, Memory, Ring, Static
 from keepleft.attention.masks import Mask, reach
 from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
+from keepleft.nn import sense
 
 KINDS = ("growing", "static", "ring")
 
@@ -32,6 +33,15 @@ class State:
             self.next = self.next[rows]
         if self.segment is not None:
             self.segment = self.segment[rows]
+
+    def fits(self, tokens: Tensor) -> None:
+        """A look at more tokens before anything is written: as many rows as before, and room for them."""
+        for cache in self.caches:
+            rows = getattr(cache, "rows", None)
+            if rows not in (None, tokens.shape[0]):
+                raise ValueError(f"the cache is for {rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many")
+            if isinstance(cache, Static):
+                cache.fits(tokens.shape[1])
 
     def place(self, n: int, positions: Tensor | None, segments: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Positions and segments of n more tokens, spelt out where rows differ."""
@@ -62,7 +72,9 @@ def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.devi
     """A cache for each mask. A ring serves masks that forget; beside it, those that do not get what else fits."""
     if kind not in KINDS:
         raise ValueError(f"no cache is called {kind!r}: there are {', '.join(KINDS)}")
-    if kind == "static" and capacity is None:
+    if capacity is not None:
+        sense.whole("capacity", capacity)
+    elif kind == "static":
         raise ValueError("a static cache needs a capacity: the most tokens, prompt included, that it will hold")
 
     def one(mask: Mask) -> Cache:

@@ -27,8 +27,9 @@ def watch(model: nn.Module, layers: str | Iterable[str] = "*", *, heads: Iterabl
     wanted = [layers] if isinstance(layers, str) else list(layers)
     there = {name.replace(".layers.", "."): part for name, part in model.named_modules() if isinstance(part, Attention)}
     chosen = {name: part for name, part in there.items() if any(fnmatchcase(name, want) for want in wanted)}
-    if not chosen:
-        raise ValueError(f"no attention is called {', '.join(map(repr, wanted))}: there are {', '.join(there) or 'none'}")
+    unknown = [want for want in wanted if not any(fnmatchcase(name, want) for name in there)]
+    if unknown or not chosen:
+        raise ValueError(f"no attention is called {', '.join(map(repr, unknown))}: there are {', '.join(there) or 'none'}")
     picks = {word: None if given is None else torch.tensor(list(given), dtype=torch.long)
              for word, given in (("heads", heads), ("rows", rows), ("queries", queries))}
     seen: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from keepleft.attention.cache import Cache, Memory
 from keepleft.attention.grid import Grid
 from keepleft.models.design import Design
-from keepleft.models.embed import Embed, check
+from keepleft.models.embed import Embed, alike, check
 from keepleft.models.heads import head, last
 from keepleft.models.stack import Stack, positions_of
 from keepleft.models.state import State, caches
@@ -29,24 +29,27 @@ class Model(nn.Module):
     def lay(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
             vocab: int | None = None) -> tuple[Tensor, Grid]:
         """Positions of these tokens and the grid of their self-attention, after a look at what was given."""
-        positions = self.placed(name, tokens, positions, segments, vocab)
+        self.fits(name, tokens, positions, segments, vocab)
+        positions = self.placed(tokens, positions, segments)
         if positions is None:
             return torch.arange(tokens.shape[1], device=tokens.device)[None], Grid(tokens.shape[1], tokens.shape[1])
         return positions, Grid(tokens.shape[1], tokens.shape[1], 0, positions, positions, segments, segments)
 
-    def placed(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
-               vocab: int | None = None, start: int = 0) -> Tensor | None:
-        """Positions if they must be spelt out, None if they are start, start + 1, …"""
+    def fits(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
+             vocab: int | None = None) -> None:
+        """A look at what was given, before anything is done with it."""
         if not torch.compiler.is_compiling():
             if tokens.device.type == "cpu":
                 check(name, tokens, vocab or self.design.vocab)
-            for word, given in (("positions", positions), ("segments", segments)):
-                if given is not None and given.shape != tokens.shape:
-                    raise ValueError(f"{word} have shape {tuple(given.shape)}, {name} have {tuple(tokens.shape)}: "
-                                     "they must be the same")
-            self.reachable(tokens, positions, start)
+            alike("positions", positions, name, tokens)
+            alike("segments", segments, name, tokens)
+
+    def placed(self, tokens: Tensor, positions: Tensor | None, segments: Tensor | None, start: int = 0) -> Tensor | None:
+        """Positions if they must be spelt out, None if they are start, start + 1, …"""
         if positions is None and segments is not None:
             positions = positions_of(segments)
+        if not torch.compiler.is_compiling():
+            self.reachable(tokens, positions, start)
         return positions
 
     def reachable(self, tokens: Tensor, positions: Tensor | None, start: int) -> None:
@@ -58,8 +61,6 @@ class Model(nn.Module):
             farthest = start + tokens.shape[1] - 1
         elif positions.device.type == "cpu":
             farthest = int(positions.max())
-            if int(positions.min()) < 0:
-                raise ValueError(f"position {int(positions.min())} is below 0")
         else:
             return
         if farthest >= longest:
@@ -84,7 +85,18 @@ class Encoder(Model):
                kinds: Tensor | None = None) -> Tensor:
         """(B, T) → (B, T, dim)"""
         positions, grid = self.lay("tokens", tokens, positions, segments)
+        if kinds is not None and not torch.compiler.is_compiling():
+            self.kind(kinds, tokens)
         return self.encoder(self.embed(self.token, tokens, positions, kinds), positions, [grid] * len(self.encoder.masks))
+
+
+    def kind(self, kinds: Tensor, tokens: Tensor) -> None:
+        """A look at the kinds: one for each token, and only where the design has some."""
+        if not self.design.kinds:
+            raise ValueError("kinds were given, but this model tells no kinds of token apart: leave them out")
+        alike("kinds", kinds, "tokens", tokens)
+        if kinds.device.type == "cpu" and (high := int(kinds.max())) >= self.design.kinds:
+            raise ValueError(f"kind {high} is not one of the {self.design.kinds} kinds that this model has learned")
 
 
 class Writer(Model):
@@ -100,6 +112,7 @@ class Writer(Model):
                memory: Memory | None = None) -> Tensor:
         """(B, T) → (B, T, dim)"""
         positions, grid = self.lay("tokens", tokens, positions, segments)
+        self.sourced(tokens, memory)
         return self.decoder(self.embed(self.token, tokens, positions), positions, [grid] * len(self.decoder.masks),
                             memory=memory, segments=segments)
 
@@ -108,8 +121,12 @@ class Writer(Model):
               capacity: int | None = None) -> tuple[Tensor, State]:
         """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows, and a state."""
         check("prompt", prompt, self.design.vocab)
+        self.sourced(prompt, memory)
         made = cache if isinstance(cache, list) else caches(cache, self.decoder.masks, batch=len(prompt),
                                                             device=prompt.device, capacity=capacity)
+        if len(made) != len(self.decoder.masks):
+            raise ValueError(f"{len(made)} caches were given, but the layers take {len(self.decoder.masks)} masks in turn: "
+                             "give one cache for each")
         state = State(made, memory)
         x = self.extend(prompt, state, positions=positions, segments=segments)
         if segments is None:
@@ -122,16 +139,30 @@ class Writer(Model):
 
     def extend(self, tokens: Tensor, state: State, *, positions: Tensor | None = None,
                segments: Tensor | None = None) -> Tensor:
-        """(B, n) more tokens, written to the state → their hidden states (B, n, dim)"""
+        """(B, n) more tokens, written to the state → their hidden states (B, n, dim). What is refused leaves it as it was."""
+        self.fits("tokens", tokens, positions, segments)
+        self.sourced(tokens, state.memory)
+        state.fits(tokens)
         positions, segments = state.place(tokens.shape[1], positions, segments)
         start = state.next if isinstance(state.next, int) else 0
-        positions = self.placed("tokens", tokens, positions, segments, start=start)
+        positions = self.placed(tokens, positions, segments, start)
         grids = [cache.admit(tokens.shape[1], positions, segments) for cache in state.caches]
         state.move(tokens.shape[1], positions, segments)
         if positions is None:
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
         return self.decoder(self.embed(self.token, tokens, positions), positions, grids, state.caches, state.memory,
                             segments)
+
+
+    def sourced(self, tokens: Tensor, memory: Memory | None) -> None:
+        """A source where the design has one, and only there; with as many rows as there are texts."""
+        if self.design.encoder is None:
+            if memory is not None:
+                raise ValueError("a memory was given, but this model has no source to look back at: leave it out")
+        elif memory is None:
+            raise ValueError("this model looks back at a source, but there is no memory of one: give memory=model.read(source)")
+        elif memory.rows != tokens.shape[0]:
+            raise ValueError(f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many")
 
 
 class Decoder(Writer):

@@ -27,7 +27,7 @@ def read(data: dict[str, Any]) -> Design:
     """The way back; an unknown or missing field is an error that names it."""
     out = _read(data, "design")
     if not isinstance(out, Design):
-        raise ValueError(f"this is a {type(out).__name__}, not a Design")
+        raise ValueError(f"the design is a {type(out).__name__}, not a Design")
     return out
 
 

@@ -10,6 +10,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from keepleft.nn import sense
+
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,8 +26,9 @@ class FeedForward:
     gated: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"no activation is called {self.activation!r}: there are {', '.join(ACTIVATIONS)}")
+        sense.whole("width", self.width)
+        sense.word("activation", self.activation, ACTIVATIONS)
+        sense.flag("gated", self.gated)
 
 
 class Feed(nn.Module):

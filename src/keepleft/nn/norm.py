@@ -6,15 +6,23 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from keepleft.nn import sense
+
 
 @dataclass(frozen=True)
 class LayerNorm:
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        sense.real("eps", self.eps)
+
 
 @dataclass(frozen=True)
 class RMSNorm:
     eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        sense.real("eps", self.eps)
 
 
 Norm = LayerNorm | RMSNorm

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from keepleft.nn import sense
+
 
 @dataclass(frozen=True)
 class Sinusoidal:
@@ -18,11 +20,18 @@ class Sinusoidal:
 
     length: int = 1024  # how far other programs should prepare; the waves go on for ever
 
+    def __post_init__(self) -> None:
+        sense.whole("length", self.length)
+
 
 @dataclass(frozen=True)
 class Learned:
     length: int
     first: int = 0      # BART counts from 2
+
+    def __post_init__(self) -> None:
+        sense.whole("length", self.length)
+        sense.whole("first", self.first, least=0)
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,9 @@ class Stretched:
     """Positions divided by a factor: linear scaling."""
 
     factor: float
+
+    def __post_init__(self) -> None:
+        sense.real("factor", self.factor, above=0)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,14 @@ class Llama3:
     high: float = 4.0
     original: int = 8192
 
+    def __post_init__(self) -> None:
+        sense.real("factor", self.factor, above=0)
+        sense.real("low", self.low, above=0)
+        sense.real("high", self.high, above=0)
+        sense.whole("original", self.original)
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low} and high is {self.high}: the ramp must go up")
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -48,11 +68,21 @@ class Rotary:
     length: int = 2048  # what it was trained for; nothing stops it there
     scaling: Stretched | Llama3 | None = None
 
+    def __post_init__(self) -> None:
+        sense.real("base", self.base, above=0)
+        sense.whole("length", self.length)
+        if not isinstance(self.scaling, Stretched | Llama3 | None):
+            raise ValueError(f"scaling is {self.scaling!r}: it must be a Stretched, a Llama3 or None")
+
 
 @dataclass(frozen=True)
 class RelativeBias:
     buckets: int = 32
     farthest: int = 128
+
+    def __post_init__(self) -> None:
+        sense.whole("buckets", self.buckets, least=4)  # two for each way to look
+        sense.whole("farthest", self.farthest, least=self.buckets // 2 + 1)  # beyond those counted one by one
 
 
 Position = Sinusoidal | Learned | Rotary | RelativeBias

@@ -61,9 +61,9 @@ class Family:
             return None
         try:
             config = fields.write(self.fields, design)
+            config = self.finish({"model_type": self.name, "architectures": [cls], **config}, design)
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        config = self.finish({"model_type": self.name, "architectures": [cls], **config}, design)
         if isinstance(design.head, Classes):
             config["id2label"] = {str(n): f"LABEL_{n}" for n in range(design.head.labels)}
             config["label2id"] = {label: int(n) for n, label in config["id2label"].items()}
@@ -75,14 +75,18 @@ class Family:
 
     def _head(self, config: Mapping[str, Any], design: Design) -> Any:
         classes = config.get("architectures") or [next(iter(self.heads))]
-        head = self.heads.get(classes[0], ...)
-        if head is ...:
-            raise ValueError(f"{classes[0]!r} is not understood for {self.name!r}: there are {', '.join(self.heads)}")
+        if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in self.heads:
+            raise ValueError(f"'architectures' is {classes!r}, which is not understood for {self.name!r}: there are "
+                             f"{', '.join(self.heads)}")
+        head = self.heads[classes[0]]
         if isinstance(head, Vocabulary):
             return ...  # the table of fields speaks of it
         if head == "labels":
             assert self.classes is not None
-            labels = config.get("num_labels") or len(config.get("id2label") or {}) or 2
+            names = len(config.get("id2label") or {})
+            labels = config.get("num_labels") or names or 2
+            if names and names != labels:
+                raise ValueError(f"'num_labels' is {labels!r}, but 'id2label' names {names}")
             return Classes(labels, self.classes.pool, self.classes.bias)
         return head
 

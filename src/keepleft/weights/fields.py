@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from keepleft.models.design import Design
+from keepleft.nn import sense
 
 _REQUIRED = object()
 
@@ -65,6 +66,7 @@ def read(table: list[Field], config: Mapping[str, Any], template: Design, *, ign
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{row.theirs!r} is {given!r}: {error}") from error
         for place, value in zip(_places(row), taken if isinstance(row.ours, tuple) else (taken,), strict=True):
+            _sensible(row.theirs, value, template, place)
             before = values.setdefault(place, (row.theirs, value))
             if before[1] != value:
                 raise ValueError(f"{before[0]!r} says {before[1]!r} and {row.theirs!r} says {value!r}: keepleft has one "
@@ -83,6 +85,20 @@ def write(table: list[Field], design: Design) -> dict[str, Any]:
         else:
             out[row.theirs] = row.give(*(_get(design, place) for place in _places(row)))
     return out
+
+
+def _sensible(theirs: str, value: Any, template: Design, place: str) -> None:
+    """A number where a number belongs, said under their name."""
+    *inner, name = place.split(".")
+    kind = {f.name: str(f.type) for f in fields(_get(template, ".".join(inner)) if inner else template)}[name]
+    if value is None and kind.endswith("None"):
+        return
+    if kind.startswith("int"):
+        sense.whole(repr(theirs), value, least=0 if place == "kinds" else 1)
+    elif kind.startswith("float"):
+        sense.real(repr(theirs), value)
+    elif kind.startswith("bool"):
+        sense.flag(repr(theirs), value)
 
 
 def _places(row: Field) -> tuple[str, ...]:

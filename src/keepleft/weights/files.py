@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from keepleft.models.build import empty
+from keepleft.models.build import empty, housed
 from keepleft.models.design import Classes, Design, Pooled
 from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
 from keepleft.models.written import read as read_design
@@ -17,7 +17,7 @@ from keepleft.models.written import write as write_design
 from keepleft.weights import safetensors
 from keepleft.weights.families import families
 from keepleft.weights.family import HARMLESS, Family
-from keepleft.weights.rules import Rule, Source, give, take
+from keepleft.weights.rules import Rule, Source, give, match, take
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,7 +35,7 @@ def load(place: str | Path, *, dtype: torch.dtype | None = None, device: str | t
     Pooled("mean")). `ignore` names fields of the configuration to pass over.
     """
     folder = _found(place)
-    if folder.suffix == ".gguf":
+    if folder.suffix == ".gguf" and not folder.is_dir():
         from keepleft.weights import gguf
         return gguf.load(folder, dtype=dtype or torch.float32, device=torch.device(device))
     config = _json(folder / "config.json")
@@ -48,14 +48,28 @@ def load(place: str | Path, *, dtype: torch.dtype | None = None, device: str | t
     model.notes = {name: value for name, value in config.items() if name in HARMLESS or name == "model_type"}
     if (folder / "generation_config.json").exists():
         model.notes["generation"] = _json(folder / "generation_config.json")
+    if (folder / "chat_template.jinja").exists():
+        model.notes["chat_template"] = (folder / "chat_template.jinja").read_text("utf-8")
     return model, _tokenizer(folder)
 
 
 def fill(design: Design, rules: list[Rule], source: Source, *, prefix: str, dtype: torch.dtype,
          device: torch.device) -> AnyModel:
-    """A model with the weights of a source, in evaluation mode; an error leaves nothing half-loaded behind."""
-    model = empty(design, dtype=dtype, device=device)
-    take(rules, source, dict(model.state_dict()), prefix=prefix)
+    """A model with the weights of a source, in evaluation mode; an error leaves nothing half-loaded behind.
+
+    Names and shapes are looked at before any memory is asked for.
+    """
+    layers, tensors = sum(stack.layers for stack in (design.encoder, design.decoder) if stack), len(source.names())
+    if layers > tensors:
+        raise ValueError(f"the configuration asks for {layers} layers, but the file lacks them: it holds {tensors} tensors")
+    try:
+        model = empty(design, dtype=dtype, device="meta")
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ValueError(f"the configuration asks for sizes that no model can have: {error}") from error
+    match(rules, source, dict(model.state_dict()), prefix=prefix)
+    if device.type != "meta":
+        housed(model, device)
+        take(rules, source, dict(model.state_dict()), prefix=prefix)
     return model.eval()
 
 
@@ -65,17 +79,20 @@ def save(model: AnyModel, tokenizer: Tokenizer | None, folder: str | Path, *, sh
     config, rules, prefix = _written(model)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(model.parameters()).dtype
-    safetensors.save(give(rules, model.state_dict(), prefix=prefix), folder, shard=shard)
+    texts: dict[str, str] = {}
     if tokenizer is not None:
-        safetensors.write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+        texts["tokenizer.json"] = tokenizer.to_str(pretty=True)
     notes = dict(model.notes)
     if (generation := notes.pop("generation", None)) is not None:
-        safetensors.write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        texts["generation_config.json"] = json.dumps(generation, indent=2) + "\n"
+    if (template := notes.pop("chat_template", None)) is not None:
+        texts["chat_template.jinja"] = template
     config = {**notes, **config, "dtype": str(dtype).removeprefix("torch.")}
     config.pop("torch_dtype", None)
     if isinstance(model.design.head, Classes) and "id2label" in notes:
         config |= {name: notes[name] for name in ("id2label", "label2id") if name in notes}
-    safetensors.write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    texts["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    safetensors.save(give(rules, model.state_dict(), prefix=prefix), folder, texts, shard=shard)
 
 
 def _written(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
@@ -97,8 +114,8 @@ def _understood(config: dict[str, Any], source: Source, folder: Path,
         if kind == OWN:
             design = read_design(config.get("design", {}))
             return design, [Rule(name, name) for name in source.names()], ""
-        if kind not in families():
-            raise ValueError(f"the architecture {kind!r} is not understood: there are {', '.join(families())}")
+        if not isinstance(kind, str) or kind not in families():
+            raise ValueError(f"'model_type' is {kind!r}, which is not understood: there are {', '.join(families())}")
         family = families()[kind]
         design = _pooled(family.read(config, source.names(), ignore), folder)
     except (ValueError, TypeError) as error:
@@ -114,7 +131,7 @@ def _prefix(family: Family, config: dict[str, Any]) -> str:
 def _pooled(design: Design, folder: Path) -> Design:
     """Sentence encoders say beside the model how a text becomes one vector."""
     path = folder / "1_Pooling" / "config.json"
-    if not path.exists() or design.decoder is not None:
+    if not path.exists() or design.decoder is not None or not isinstance(design.head, Pooled | None):
         return design
     said = _json(path)
     ways = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
@@ -122,7 +139,7 @@ def _pooled(design: Design, folder: Path) -> Design:
     others = sorted(name for name, on in said.items() if name.startswith("pooling_mode_") and on and name not in ways)
     if len(chosen) != 1 or others:
         raise ValueError(f"{path} asks for {chosen + others}: one of mean, first and last token is understood")
-    modules = _json(folder / "modules.json") if (folder / "modules.json").exists() else []
+    modules = _json(folder / "modules.json", list) if (folder / "modules.json").exists() else []
     unit = any(str(module.get("type", "")).endswith("Normalize") for module in modules)
     return design.but(head=Pooled(chosen[0], unit=unit))  # type: ignore[arg-type]
 
@@ -135,7 +152,7 @@ def _found(place: str | Path) -> Path:
         return path
     if path.exists():
         if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
-            raise ValueError(safetensors._nothing(path.parent))
+            raise ValueError(safetensors.pickled(path))
         raise ValueError(f"{path} is a file: name the directory that holds it and its config.json")
     if str(place).count("/") != 1 or str(place).startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no model directory {place}")
@@ -144,16 +161,22 @@ def _found(place: str | Path) -> Path:
     except ImportError as error:
         raise FileNotFoundError(f"there is no directory {place}, and to fetch a model of that name from the hub you need "
                                 "pip install 'keepleft[hub]'") from error
-    return Path(snapshot_download(str(place), allow_patterns=["*.json", "*.safetensors", "1_Pooling/*"]))
-
-
-def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return Path(snapshot_download(str(place), allow_patterns=["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]))
+    except Exception as error:  # its own, its HTTP client's or the system's
+        raise FileNotFoundError(f"there is no directory {place}, and the hub gives no model of that name: {error}") from error
+
+
+def _json(path: Path, kind: type = dict) -> Any:
+    try:
+        found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} is missing: is {path.parent} a model directory?") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} is JSON, but not {'an object' if kind is dict else 'a list'}: copy or download it again")
+    return found
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from keepleft.attention.masks import causal
 from keepleft.models import presets
 from keepleft.models.design import Design, Stack, Vocabulary
+from keepleft.nn import sense
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
 from keepleft.nn.position import Llama3, Rotary, Stretched, frequencies
@@ -32,11 +34,20 @@ class File:
             from gguf import GGUFReader
         except ImportError as error:
             raise ImportError("reading GGUF files needs pip install 'keepleft[gguf]'") from error
+
+        class Whole(GGUFReader):  # theirs reads on behind the end, for ever where an array claims to be endless
+            def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+                found = super()._get(offset, dtype, count, override_order)
+                if len(found) != int(count):
+                    raise ValueError("it ends too early")
+                return found
+
         try:
-            reader = GGUFReader(path)
+            with np.errstate(over="ignore"):
+                reader = Whole(path)
             self.facts: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        except (ValueError, KeyError, IndexError, OSError, MemoryError, OverflowError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole GGUF file ({error}): copy or download it again") from error
         if (kind := self.facts.get("general.architecture")) != "llama":
             raise ValueError(f"{path} holds the architecture {kind!r}: of GGUF files only 'llama' is understood")
@@ -44,8 +55,16 @@ class File:
     def fact(self, name: str, default: Any = None) -> Any:
         value = self.facts.get(f"llama.{name}", default)
         if value is None:
-            raise ValueError(f"the GGUF file lacks 'llama.{name}'")
+            raise ValueError(f"the file lacks 'llama.{name}'")
         return value
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        sense.whole(f"'llama.{name}'", value := self.fact(name, default))
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        sense.real(f"'llama.{name}'", value := self.fact(name, default), above=0)
+        return float(value)
 
     def names(self) -> list[str]:
         return list(self.tensors)
@@ -72,35 +91,47 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     file = File(path)
-    plan = design(file)
-    model = fill(plan, rules(plan), file, prefix="", dtype=dtype, device=device)
-    words = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
-    model.notes = {ours: int(file.facts[key]) for ours, word in words.items()
+    try:
+        words = tokenizer(file.facts)
+        plan = design(file)
+        if words is not None and words.get_vocab_size() > plan.vocab:
+            raise ValueError(f"'tokenizer.ggml.tokens' are {words.get_vocab_size()}, 'token_embd.weight' knows {plan.vocab}")
+        model = fill(plan, rules(plan), file, prefix="", dtype=dtype, device=device)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    special = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
+    model.notes = {ours: int(file.facts[key]) for ours, word in special.items()
                    if (key := f"tokenizer.ggml.{word}_token_id") in file.facts}
     model.notes["model_type"] = "llama"
     if "tokenizer.chat_template" in file.facts:
         model.notes["chat_template"] = file.facts["tokenizer.chat_template"]
-    return model, tokenizer(file.facts)  # type: ignore[return-value]
+    return model, words  # type: ignore[return-value]
 
 
 def design(file: File) -> Design:
-    heads, dim = int(file.fact("attention.head_count")), int(file.fact("embedding_length"))
-    width = int(file.fact("rope.dimension_count", dim // heads))
+    heads, dim = file.whole("attention.head_count"), file.whole("embedding_length")
+    if "llama.rope.dimension_count" not in file.facts and dim % heads:
+        raise ValueError(f"'llama.embedding_length' {dim} does not divide into {heads} heads")
+    width = file.whole("rope.dimension_count", dim // heads)
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError("the file lacks the tensor 'token_embd.weight'")
     if (experts := file.facts.get("llama.expert_count")):
-        raise ValueError(f"the GGUF file has {experts} experts: mixtures of experts are not understood")
+        raise ValueError(f"the file has {experts} experts: mixtures of experts are not understood")
     return presets.llama.but(
         vocab=file.shape("token_embd.weight")[0], dim=dim, heads=heads, head_dim=width,
-        kv_heads=int(file.fact("attention.head_count_kv", heads)),
-        feedforward=FeedForward(int(file.fact("feed_forward_length")), "silu", gated=True),
-        norm=RMSNorm(float(f"{file.fact('attention.layer_norm_rms_epsilon'):.6g}")),  # float32 there: 9.99e-06 is 1e-05
+        kv_heads=file.whole("attention.head_count_kv", heads),
+        feedforward=FeedForward(file.whole("feed_forward_length"), "silu", gated=True),
+        norm=RMSNorm(float(f"{file.real('attention.layer_norm_rms_epsilon'):.6g}")),  # float32 there: 9.99e-06 is 1e-05
         position=rotary(file, width), head=Vocabulary(tied="output.weight" not in file.tensors),
-        decoder=Stack(int(file.fact("block_count")), (causal,)))
+        decoder=Stack(file.whole("block_count"), (causal,)))
 
 
 def rotary(file: File, width: int) -> Rotary:
-    plain = Rotary(float(file.fact("rope.freq_base", 10_000.0)), int(file.fact("context_length")))
+    plain = Rotary(file.real("rope.freq_base", 10_000.0), file.whole("context_length"))
     if FREQUENCIES in file.tensors:  # LLaMA 3.1's scaling, written out as a divisor for each wave
         divisors = file.rows(FREQUENCIES, 0, file.shape(FREQUENCIES)[0])
+        if divisors.shape != (width // 2,) or not (divisors > 0).all():
+            raise ValueError(f"{FREQUENCIES!r} has shape {tuple(divisors.shape)}: {width // 2} numbers above 0 are needed")
         choice = Rotary(plain.base, plain.length, Llama3(factor=float(divisors.max())))
         cpu = torch.device("cpu")
         if not torch.allclose(frequencies(plain, width, cpu) / divisors, frequencies(choice, width, cpu), rtol=1e-4):
@@ -108,7 +139,7 @@ def rotary(file: File, width: int) -> Rotary:
         return choice
     kind = file.facts.get("llama.rope.scaling.type", "none")
     if kind == "linear":
-        return Rotary(plain.base, plain.length, Stretched(float(file.fact("rope.scaling.factor"))))
+        return Rotary(plain.base, plain.length, Stretched(file.real("rope.scaling.factor")))
     if kind != "none":
         raise ValueError(f"rotary scaling of the kind {kind!r} is not understood: there are none and linear")
     return plain

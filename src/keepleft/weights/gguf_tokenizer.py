@@ -19,32 +19,65 @@ def tokenizer(facts: dict[str, Any]) -> Tokenizer | None:
     kind = facts.get("tokenizer.ggml.model")
     if kind is None:
         return None
-    made = _bytes(facts) if kind == "gpt2" else _pieces(facts) if kind == "llama" else None
-    if made is None:
+    if kind not in ("gpt2", "llama"):
         raise ValueError(f"a tokenizer of the kind {kind!r} is not understood: there are gpt2 and llama")
+    tokens = _list(facts, "tokens")
+    try:
+        made = _bytes(facts, tokens) if kind == "gpt2" else _pieces(facts, tokens)
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"the tokenizer in the file does not fit together: {error}") from error
     from tokenizers import AddedToken
 
-    kinds = facts.get("tokenizer.ggml.token_type") or []
-    for token, sort in zip(facts["tokenizer.ggml.tokens"], kinds, strict=False):
-        if sort in (CONTROL, USER):
-            made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-    if facts.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+    if "tokenizer.ggml.token_type" in facts:
+        for token, sort in zip(tokens, _list(facts, "token_type", len(tokens)), strict=True):
+            if sort == CONTROL:
+                made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            elif sort == USER:  # a word of the user's own: never cut up, but text all the same
+                made.add_tokens([AddedToken(token, special=False, normalized=False)])
+    # where the file is silent, as llama.cpp does: SentencePiece and LLaMA 3 texts begin with a token of their own
+    usual = kind == "llama" or (facts.get("tokenizer.ggml.pre") == "llama-bpe" and "tokenizer.ggml.bos_token_id" in facts)
+    first = [_special(facts, "bos", tokens, 1)] if facts.get("tokenizer.ggml.add_bos_token", usual) else []
+    last = [_special(facts, "eos", tokens, 2)] if facts.get("tokenizer.ggml.add_eos_token", False) else []
+    if first or last:
         from tokenizers.processors import TemplateProcessing
 
-        bos = int(facts["tokenizer.ggml.bos_token_id"])
-        word = facts["tokenizer.ggml.tokens"][bos]
-        made.post_processor = TemplateProcessing(single=f"{word} $A", pair=f"{word} $A {word} $B", special_tokens=[(word, bos)])
+        def around(text: str) -> list[str]:
+            return [*(word for word, _ in first), text, *(word for word, _ in last)]
+        made.post_processor = TemplateProcessing(single=around("$A"), pair=around("$A") + around("$B"),
+                                                 special_tokens=[*first, *last])
     return made
 
 
-def _bytes(facts: dict[str, Any]) -> Tokenizer:
+def _list(facts: dict[str, Any], name: str, length: int | None = None) -> list[Any]:
+    found = facts.get(f"tokenizer.ggml.{name}")
+    if not isinstance(found, list):
+        raise ValueError(f"'tokenizer.ggml.{name}' is {found!r}: a list is needed")
+    if length is not None and len(found) != length:
+        raise ValueError(f"'tokenizer.ggml.{name}' are {len(found)}, but there are {length} tokens")
+    return found
+
+
+def _special(facts: dict[str, Any], word: str, tokens: list[str], usual: int) -> tuple[str, int]:
+    """A special token and its number; SentencePiece files may leave out the usual one."""
+    number = facts.get(f"tokenizer.ggml.{word}_token_id", usual if facts["tokenizer.ggml.model"] == "llama" else None)
+    if not isinstance(number, int) or not 0 <= number < len(tokens):
+        raise ValueError(f"'tokenizer.ggml.{word}_token_id' is {number!r}, but there are {len(tokens)} tokens")
+    return tokens[number], number
+
+
+def _bytes(facts: dict[str, Any], tokens: list[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    tokens = facts["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in facts["tokenizer.ggml.merges"]]
-    made = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=merges))
-    level = pre_tokenizers.ByteLevel
+    merges = [tuple(merge.split(" ")) for merge in _list(facts, "merges")]
+    known = set(tokens)
+    if wrong := [" ".join(merge) for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= known]:
+        raise ValueError(f"'tokenizer.ggml.merges' has {wrong[0]!r}, which does not join two tokens to a third")
     name = facts.get("tokenizer.ggml.pre", "default")
+    made = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=merges,
+                                ignore_merges=name == "llama-bpe"))  # whole words that no merges reach
+    level = pre_tokenizers.ByteLevel
     if name == "smollm":
         made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                       level(add_prefix_space=False, use_regex=True)])
@@ -59,12 +92,12 @@ def _bytes(facts: dict[str, Any]) -> Tokenizer:
     return made
 
 
-def _pieces(facts: dict[str, Any]) -> Tokenizer:
+def _pieces(facts: dict[str, Any], tokens: list[str]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens, scores = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.scores"]
+    scores = _list(facts, "scores", len(tokens))
     ids = {token: n for n, token in enumerate(tokens)}
-    unknown = tokens[int(facts.get("tokenizer.ggml.unknown_token_id", 0))]
+    unknown, _ = _special(facts, "unknown", tokens, 0)
     made = Tokenizer(models.BPE(vocab=ids, merges=_merges(tokens, scores, ids), unk_token=unknown, fuse_unk=True,
                                 byte_fallback=True))
     first = [normalizers.Prepend("▁")] if facts.get("tokenizer.ggml.add_space_prefix", True) else []

@@ -88,11 +88,25 @@ class Held:
         return self.state[name][begin:end]
 
 
+Match = tuple[str, Rule, str]  # the name of one of theirs, the rule that knows it, and the name of ours
+
+
 @torch.no_grad()
 def take(rules: list[Rule], source: Source, ours: Mapping[str, Tensor], *, prefix: str = "") -> None:
     """Fill our tensors from theirs. A tensor without a rule, or one of ours left unfilled, is an error that names it."""
-    due = {name: tensor.numel() for name, tensor in ours.items()}
-    twins: list[tuple[str, Tensor]] = []
+    found = match(rules, source, ours, prefix=prefix)
+    for name, rule, where in found:
+        if not rule.twin:
+            _move(source, name, _part(ours[where], rule), rule)
+    for name, rule, where in found:
+        if rule.twin:
+            _compare(source, name, _part(ours[where], rule))
+
+
+def match(rules: list[Rule], source: Source, ours: Mapping[str, Tensor], *, prefix: str = "") -> list[Match]:
+    """Which of theirs goes where: all names and shapes are looked at, no number is. Ours may lie on device 'meta'."""
+    found: list[Match] = []
+    here: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
     for name in source.names():
         rule, layer = _find(rules, name, prefix)
         if rule.ours is None:
@@ -100,41 +114,47 @@ def take(rules: list[Rule], source: Source, ours: Mapping[str, Tensor], *, prefi
         where = rule.ours.replace("{i}", layer)
         if where not in ours:
             raise ValueError(f"the tensor {name!r} has no place in a model of this design (it would be {where})")
-        view, shape = _part(ours[where], rule), source.shape(name)
-        wanted = _shape(view, rule)
+        shape, wanted = source.shape(name), _shape(_part(ours[where], rule), rule)
         if shape != wanted:
             raise ValueError(f"the tensor {name!r} has shape {shape}, the configuration asks for {wanted}")
-        if rule.twin:
-            twins.append((name, view))
-            continue
-        _move(source, name, view, rule)
-        due[where] -= view.numel()
-        if due[where] < 0:
-            raise ValueError(f"{where} is set twice, the second time by {name!r}")
-    missing = [name for name, left in due.items() if left]
+        if not rule.twin:
+            if (where, rule.rows) in here:
+                raise ValueError(f"{where} is set twice, the second time by {name!r}")
+            here.add((where, rule.rows))
+        found.append((name, rule, where))
+    every = list(_all(rules, ours, prefix))
+    missing = [theirs for theirs, rule, where in every if (where, rule.rows) not in here]
+    missing += sorted(ours.keys() - {where for _, _, where in every})
     if missing:
         raise ValueError(f"the file lacks {len(missing)} tensors that the configuration asks for: {', '.join(missing[:5])}"
                          f"{' …' if len(missing) > 5 else ''}")
-    for name, view in twins:
-        _compare(source, name, view)
+    return found
 
 
 def give(rules: list[Rule], ours: Mapping[str, Tensor], *, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Our tensors under their names, one by one. A tensor of ours without a rule is an error that names it."""
     named: dict[str, int] = dict.fromkeys(ours, 0)
+    every = list(_all(rules, ours, prefix))
+    for _, rule, where in every:
+        named[where] += _part(ours[where], rule).numel()
+    wrong = [name for name, count in named.items() if count != ours[name].numel()]
+    if wrong:
+        raise ValueError(f"no rule, or not just one, writes {', '.join(wrong[:5])}")
+    for theirs, rule, where in every:
+        view = _part(ours[where], rule)
+        yield theirs, view.reshape(_shape(view, rule)).contiguous()
+
+
+def _all(rules: list[Rule], ours: Mapping[str, Tensor], prefix: str) -> Iterator[Match]:
+    """Every tensor that a file of these rules holds."""
     for rule in rules:
         if rule.ours is None or rule.twin:
             continue
         pattern = _pattern(rule.ours)
-        for name, tensor in ours.items():
+        for name in ours:
             if match := pattern.fullmatch(name):
-                view = _part(tensor, rule)
-                named[name] += view.numel()
                 theirs = rule.theirs.replace("{i}", match.group(1) if match.groups() else "")
-                yield theirs if rule.head else prefix + theirs, view.reshape(_shape(view, rule)).contiguous()
-    wrong = [name for name, count in named.items() if count != ours[name].numel()]
-    if wrong:
-        raise ValueError(f"no rule, or not just one, writes {', '.join(wrong[:5])}")
+                yield theirs if rule.head else prefix + theirs, rule, name
 
 
 def _find(rules: list[Rule], name: str, prefix: str) -> tuple[Rule, str]:
@@ -164,17 +184,24 @@ def _shape(view: Tensor, rule: Rule) -> tuple[int, ...]:
 def _move(source: Source, name: str, view: Tensor, rule: Rule) -> None:
     count = source.shape(name)[0] if source.shape(name) else 1
     if not rule.op.rowwise:
-        view.copy_(source.rows(name, 0, count).reshape(view.shape))
+        view.copy_(_rows(source, name, 0, count).reshape(view.shape))
         return
     step = max(1, CHUNK // max(1, view.numel() // max(1, count)))
     for begin in range(0, count, step):
-        view[begin:begin + step].copy_(source.rows(name, begin, min(count, begin + step)))
+        view[begin:begin + step].copy_(_rows(source, name, begin, min(count, begin + step)))
+
+
+def _rows(source: Source, name: str, begin: int, end: int) -> Tensor:
+    rows = source.rows(name, begin, end)
+    if not rows.is_floating_point():
+        raise ValueError(f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or wider")
+    return rows
 
 
 def _compare(source: Source, name: str, view: Tensor) -> None:
     step = max(1, CHUNK // max(1, view[0].numel()))
     for begin in range(0, len(view), step):
         part = view[begin:begin + step]
-        if not torch.equal(source.rows(name, begin, min(len(view), begin + step)).to(part), part):
+        if not torch.equal(_rows(source, name, begin, min(len(view), begin + step)).to(part), part):
             raise ValueError(f"the configuration ties {name!r} to the embedding, but the file holds two different ones: "
                              'set "tie_word_embeddings" to what is meant')

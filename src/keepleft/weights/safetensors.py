@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SHARD = 5 << 30  # bytes
 CHECKSUMS = "keepleft.crc32"  # in a file's metadata: one for each tensor
 
@@ -30,14 +31,14 @@ class File:
         try:
             with safe_open(path, framework="pt") as file:  # the library's own checks: header, offsets, size
                 metadata = file.metadata() or {}
-        except (SafetensorError, OSError, ValueError) as error:
+            with path.open("rb") as raw:
+                size = int.from_bytes(raw.read(8), "little")
+                self.header: dict[str, Any] = json.loads(raw.read(size))
+            self.sums: dict[str, int] = dict(json.loads(metadata.get(CHECKSUMS, "{}")))
+        except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from error
-        with path.open("rb") as raw:
-            size = int.from_bytes(raw.read(8), "little")
-            self.header: dict[str, Any] = json.loads(raw.read(size))
         self.header.pop("__metadata__", None)
         self.begin = 8 + size
-        self.sums: dict[str, int] = json.loads(metadata.get(CHECKSUMS, "{}"))
         self.read: dict[str, tuple[int, int]] = {}  # how many bytes of a tensor were read in order, and their checksum
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -106,46 +107,76 @@ class Directory:
 def _shards(folder: Path) -> dict[str, list[str]]:
     try:
         weight_map = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(weight_map, dict):
+            raise TypeError("its weight_map is no object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / INDEX} is not a shard index ({error}): copy or download it again") from error
     shards: dict[str, list[str]] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise ValueError(f"{folder / INDEX} names the shard {shard!r}: shards must lie beside it")
         shards.setdefault(shard, []).append(name)
     return shards
 
 
 def _nothing(folder: Path) -> str:
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    pickles = sorted(path for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
-        return (f"{folder / pickles[0]} is a pickle, which can run any code when it is opened, so keepleft does not. Convert "
-                "it where you trust it: load it with the program that made it and save it as safetensors "
-                "(in transformers: model.save_pretrained(folder))")
+        return pickled(pickles[0])
     return f"{folder} holds no {SINGLE} and no {INDEX}: is it a model directory?"
 
 
-def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, *, shard: int = SHARD) -> None:
-    """Write tensors as one file or as shards. Each file appears whole or not at all; the index comes last."""
-    for old in [*folder.glob("model-*-of-*.safetensors"), folder / INDEX]:
+def pickled(path: Path) -> str:
+    return (f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it where you trust "
+            "it: load it with the program that made it and save it as safetensors "
+            "(in transformers: model.save_pretrained(folder))")
+
+
+def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, texts: Mapping[str, str], *, shard: int = SHARD) -> None:
+    """Write tensors, as one file or as shards, and the texts beside them, config.json among them.
+
+    All is written under other names first, so that what goes wrong leaves the old files as they were. Then names change:
+    config.json goes first and comes last, so that no one ever reads old and new files together.
+    """
+    _tidy(folder)
+    try:
+        ready = _prepared(tensors, folder, texts, shard)
+    except BaseException:
+        _tidy(folder)
+        raise
+    (folder / CONFIG).unlink(missing_ok=True)
+    for old in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX, folder / SINGLE):
         old.unlink(missing_ok=True)
-    batches: list[tuple[Path, list[str]]] = []
-    where: dict[str, str] = {}
+    for name, part in ready.items():
+        os.replace(part, folder / name)
+
+
+def _prepared(tensors: Iterable[tuple[str, Tensor]], folder: Path, texts: Mapping[str, str], shard: int) -> dict[str, Path]:
+    """Everything written and on the disk, under the name that it will have; config.json last."""
+    batches: list[list[str]] = []
     total = 0
     for number, batch in enumerate(_batches(tensors, shard), 1):
-        part = folder / f"model-{number:05d}.part"
-        _write(batch, part)
-        batches.append((part, list(batch)))
+        _write(batch, folder / f"model-{number:05d}.part")
+        batches.append(list(batch))
         total += sum(tensor.nbytes for tensor in batch.values())
-    if len(batches) == 1:
-        os.replace(batches[0][0], folder / SINGLE)
-        return
-    for number, (part, names) in enumerate(batches, 1):
-        name = f"model-{number:05d}-of-{len(batches):05d}.safetensors"
-        os.replace(part, folder / name)
-        where |= dict.fromkeys(names, name)
-    (folder / SINGLE).unlink(missing_ok=True)
-    write_text(folder / INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2) + "\n")
+    files = [SINGLE] if len(batches) == 1 else [f"model-{n:05d}-of-{len(batches):05d}.safetensors"
+                                                for n in range(1, len(batches) + 1)]
+    ready = {name: folder / f"model-{number:05d}.part" for number, name in enumerate(files, 1)}
+    if len(files) > 1:
+        where = {name: file for file, names in zip(files, batches, strict=True) for name in names}
+        texts = {INDEX: json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2) + "\n", **texts}
+    for name in sorted(texts, key=lambda name: name == CONFIG):
+        ready[name] = folder / f"{name}.part"
+        ready[name].write_text(texts[name], "utf-8")
+        _sync(ready[name])
+    return ready
+
+
+def _tidy(folder: Path) -> None:
+    """What a crash left behind goes."""
+    for pattern in ("model*.part", "*.json.part", "*.jinja.part"):
+        for part in folder.glob(pattern):
+            part.unlink()
 
 
 def _batches(tensors: Iterable[tuple[str, Tensor]], shard: int) -> Iterator[dict[str, Tensor]]:
@@ -165,14 +196,6 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
     sums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={"format": "pt", CHECKSUMS: json.dumps(sums)})
     _sync(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    _sync(part)
-    os.replace(part, path)
 
 
 def _sync(path: Path) -> None:

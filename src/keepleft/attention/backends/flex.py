@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +24,21 @@ class Form(NamedTuple):
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
     if grid.plain:
         mask = mask.within(max(grid.start + grid.queries, grid.keys))
+        if mask.uniform:
+            return Form(_plain(mask, grid, device))
     elif borders(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
         grid = replace(grid, q_pos=None, k_pos=None)
-    rows = None if grid.plain and mask.uniform else batch
-    return Form(create_block_mask(grid.predicate(mask, device), rows, None if mask.uniform else heads,
-                                  grid.queries, grid.keys, device=device))
+    return Form(_blocks(mask, grid, batch, None if mask.uniform else heads, device))
+
+
+def _blocks(mask: Mask, grid: Grid, batch: int | None, heads: int | None, device: torch.device) -> BlockMask:
+    return create_block_mask(grid.predicate(mask, device), batch, heads, grid.queries, grid.keys, device=device)
+
+
+@lru_cache(maxsize=64)
+def _plain(mask: Mask, grid: Grid, device: torch.device) -> BlockMask:
+    """Where nothing depends on the batch, worked out once."""
+    return _blocks(mask, grid, None, None, device)
 
 
 def plus(form: Form, bias: Tensor) -> Form:

@@ -6,6 +6,7 @@ from typing import Any
 
 from keepleft.models import presets
 from keepleft.models.design import Design, Vocabulary
+from keepleft.nn import sense
 from keepleft.weights.families.gpt2 import output
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, fixed, named, same
@@ -17,7 +18,7 @@ TRIPLE, PAIR = ("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")
 def rules(design: Design) -> list[Rule]:
     shared = design.source_vocab is None
     out = [
-        Rule("shared.weight", "token.weight"),
+        Rule("shared.weight", "token.weight", twin=not shared),
         Rule("final_logits_bias", "head.bias", op=row, head=True),
         output(design),
         Rule("encoder.embed_tokens.weight", "token.weight" if shared else "source_token.weight", twin=shared),
@@ -67,9 +68,13 @@ def shared_numbers(template: Design) -> list[Field]:
 def vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Two vocabularies where encoder and decoder do not share theirs."""
     shared = config.pop("share_encoder_decoder_embeddings", True)
-    target, source = config.pop("decoder_vocab_size", None) or config["vocab_size"], config["vocab_size"]
+    sense.flag("'share_encoder_decoder_embeddings'", shared)
+    source = config.get("vocab_size", presets.marian.vocab)
+    target = config.pop("decoder_vocab_size", None) or source
+    sense.whole("'vocab_size'", source)
+    sense.whole("'decoder_vocab_size'", target)
     if shared and target != source:
-        raise ValueError(f"one shared vocabulary cannot have {source} and {target} tokens")
+        raise ValueError(f"'vocab_size' is {source!r} and 'decoder_vocab_size' {target!r}: a shared vocabulary has one size")
     return config | {"vocab_size": target, "source_vocab": None if shared else source}
 
 

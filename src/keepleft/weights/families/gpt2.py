@@ -33,9 +33,9 @@ def output(design: Design) -> Rule:
     return Rule("lm_head.weight", "token.weight" if tied else "head.weight", head=True, twin=tied)
 
 
-def inner(name: str) -> Field:
+def inner(name: str, outer: str, usual: int) -> Field:
     """The width of the feed-forward part, four times the model's unless it is given."""
-    return same(name, "feedforward.width", default=lambda config: 4 * (config.get("n_embd") or config.get("hidden_size")))
+    return same(name, "feedforward.width", default=lambda config: 4 * (config.get(outer) or usual))
 
 
 FAMILY = Family(
@@ -46,7 +46,7 @@ FAMILY = Family(
     prefix="transformer.", bare=frozenset({"GPT2Model"}),
     fields=[
         same("vocab_size", "vocab", 50_257), same("n_embd", "dim", 768), same("n_layer", "decoder.layers", 12),
-        same("n_head", "heads", 12), same("n_positions", "position.length", 1024), inner("n_inner"),
+        same("n_head", "heads", 12), same("n_positions", "position.length", 1024), inner("n_inner", "n_embd", 768),
         named("activation_function", "feedforward.activation", {"gelu_new": "gelu_tanh", **ACTIVATIONS}, "gelu_new"),
         same("resid_pdrop", "dropout", 0.1), same("embd_pdrop", "dropout", lambda config: config.get("resid_pdrop", 0.1)),
         same("attn_pdrop", "attention_dropout", 0.1), same("layer_norm_epsilon", "norm.eps", 1e-5),

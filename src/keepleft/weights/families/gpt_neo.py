@@ -7,6 +7,7 @@ from typing import Any
 from keepleft.attention.masks import Mask, causal, reach, window
 from keepleft.models import presets
 from keepleft.models.design import Classes, Design, Vocabulary
+from keepleft.nn import sense
 from keepleft.weights.families.gpt2 import inner, output
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, named, same
@@ -33,13 +34,19 @@ def rules(design: Design) -> list[Rule]:
 
 def spread(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Layer kinds and window as the masks that they mean."""
-    kinds = [kind for group, times in config.pop("attention_types", None) or [[["global", "local"], 12]]
-             for _ in range(times) for kind in group]
+    types = config.pop("attention_types", None) or [[["global", "local"], 12]]
+    if not isinstance(types, list) or not all(isinstance(part, list) and len(part) == 2 and isinstance(part[0], list)
+                                              and isinstance(part[1], int) and part[1] > 0 for part in types):
+        raise ValueError(f"'attention_types' is {types!r}: it must be such as [[['global', 'local'], 12]]")
+    count = sum(len(group) * times for group, times in types)
     config.pop("attention_layers", None)
     layers = config.get("num_layers", 24)
-    if len(kinds) != layers:
-        raise ValueError(f"'attention_types' speaks of {len(kinds)} layers and 'num_layers' of {layers}")
-    local = causal & window(config.pop("window_size", 256))
+    if layers is True or count != layers:
+        raise ValueError(f"'attention_types' speaks of {count} layers and 'num_layers' of {layers!r}")
+    kinds = [kind for group, times in types for _ in range(times) for kind in group]
+    size = config.pop("window_size", 256)
+    sense.whole("'window_size'", size)
+    local = causal & window(size)
     masks: list[Mask] = []
     for kind in kinds:
         if kind not in ("global", "local"):
@@ -73,7 +80,7 @@ FAMILY = Family(
     fields=[
         same("vocab_size", "vocab", 50_257), same("hidden_size", "dim", 2048), same("num_layers", "decoder.layers", 24),
         Field("masks", "decoder.mask"), same("num_heads", "heads", 16),
-        same("max_position_embeddings", "position.length", 2048), inner("intermediate_size"),
+        same("max_position_embeddings", "position.length", 2048), inner("intermediate_size", "hidden_size", 2048),
         named("activation_function", "feedforward.activation", {"gelu_new": "gelu_tanh", **ACTIVATIONS}, "gelu_new"),
         same("resid_dropout", "dropout", 0.0),
         same("embed_dropout", "dropout", lambda config: config.get("resid_dropout", 0.0)),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keepleft.attention.masks import causal, reach, window
+from keepleft.attention.masks import Mask, causal, reach, window
 from keepleft.models import presets
 from keepleft.models.design import Classes, Design, Vocabulary
+from keepleft.nn import sense
 from keepleft.nn.position import Llama3, Stretched
 from keepleft.weights.families.gpt2 import output
 from keepleft.weights.family import ACTIVATIONS, Family
@@ -35,36 +36,62 @@ def rules(design: Design) -> list[Rule]:
 def unroll(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Rotary settings, old and new spelling, as one; a sliding window as the masks that it means."""
     new, old = config.pop("rope_parameters", None) or {}, config.pop("rope_scaling", None) or {}
+    for name, given in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(given, dict):
+            raise ValueError(f"{name!r} is {given!r}: it must be an object such as {{'rope_type': 'default'}}")
     if new and old and {**old, "rope_theta": 0} != {**new, "rope_theta": 0}:
         raise ValueError(f"'rope_parameters' {new} and 'rope_scaling' {old} differ")
     theta = config.pop("rope_theta", None)
     settings = new or old
-    if theta and settings.get("rope_theta", theta) != theta:
-        raise ValueError(f"'rope_theta' is {theta} and 'rope_parameters' says {settings['rope_theta']}")
-    base = float(settings.get("rope_theta") or theta or 10_000.0)
-    size = config.pop("sliding_window", None)
-    if not config.pop("use_sliding_window", True):
-        size = None
-    kinds = config.pop("layer_types", None)
-    if kinds is None or not size:
-        turn = ["sliding_attention" if size else "full_attention"]
-    else:
-        turn = next(kinds[:n] for n in range(1, len(kinds) + 1) if all(k == kinds[i % n] for i, k in enumerate(kinds)))
-    config.pop("max_window_layers", None)
-    masks = tuple(causal & window(size) if kind == "sliding_attention" and size else causal for kind in turn)
-    return config | {"base": base, "scaling": scaling(settings), "masks": masks}
+    if theta is not None:
+        number({"rope_theta": theta}, "rope_theta")
+        if settings.get("rope_theta", theta) != theta:
+            raise ValueError(f"'rope_theta' is {theta} and 'rope_parameters' says {settings['rope_theta']}")
+    base = number({"rope_theta": 10_000.0 if theta is None else theta} | settings, "rope_theta")
+    return config | {"base": base, "scaling": scaling(settings), "masks": turns(config)}
+
+
+def turns(config: dict[str, Any]) -> tuple[Mask, ...]:
+    """The masks that the layers take in turn."""
+    size, on = config.pop("sliding_window", None), config.pop("use_sliding_window", True)
+    kinds, _ = config.pop("layer_types", None), config.pop("max_window_layers", None)
+    sense.flag("'use_sliding_window'", on)
+    if size is not None and on:
+        sense.whole("'sliding_window'", size)
+    size = size if on else None
+    if kinds is None:
+        kinds = ["full_attention" if size is None else "sliding_attention"]
+    elif not isinstance(kinds, list) or len(kinds) != (layers := config.get("num_hidden_layers", 32)):
+        raise ValueError(f"'layer_types' speaks of {len(kinds)} layers and 'num_hidden_layers' of {layers!r}"
+                         if isinstance(kinds, list) else f"'layer_types' is {kinds!r}: it must be a list")
+    for kind in kinds:
+        sense.word("attention in 'layer_types'", kind, ("full_attention", "sliding_attention"))
+    if size is None and "sliding_attention" in kinds:
+        raise ValueError("'layer_types' has 'sliding_attention', but there is no 'sliding_window'")
+    local = causal if size is None else causal & window(size)
+    masks = [causal if kind == "full_attention" else local for kind in kinds]
+    return next(tuple(masks[:n]) for n in range(1, len(masks) + 1) if all(m == masks[i % n] for i, m in enumerate(masks)))
+
+
+def number(settings: dict[str, Any], name: str) -> float:
+    """One of the rotary settings: a number above 0."""
+    sense.real(repr(name), settings.get(name), above=0)
+    return float(settings[name])
 
 
 def scaling(settings: dict[str, Any]) -> Stretched | Llama3 | None:
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return Stretched(float(settings["factor"]))
+    own = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor",
+                                                           "original_max_position_embeddings")}
+    if not isinstance(kind, str) or kind not in own:
+        raise ValueError(f"rotary scaling of the kind {kind!r} is not understood: there are default, linear and llama3")
+    if unknown := sorted(settings.keys() - {"rope_type", "type", "rope_theta", *own[kind]}):
+        raise ValueError(f"'rope_parameters' of the kind {kind!r} have {', '.join(unknown)}, which is not understood")
+    numbers = [number(settings, name) for name in own[kind]]
     if kind == "llama3":
-        return Llama3(float(settings["factor"]), float(settings["low_freq_factor"]), float(settings["high_freq_factor"]),
-                      int(settings["original_max_position_embeddings"]))
-    raise ValueError(f"rotary scaling of the kind {kind!r} is not understood: there are default, linear and llama3")
+        factor, low, high, original = numbers
+        return Llama3(factor, low, high, int(original))
+    return Stretched(numbers[0]) if kind == "linear" else None
 
 
 def roll(config: dict[str, Any], design: Design) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FAMILY = Family(
     prefix="transformer.", bare=frozenset({"OpenAIGPTModel"}),
     fields=[
         same("vocab_size", "vocab", 40_478), same("n_embd", "dim", 768), same("n_layer", "decoder.layers", 12),
-        same("n_head", "heads", 12), same("n_positions", "position.length", 512), gpt2.inner("n_inner"),
+        same("n_head", "heads", 12), same("n_positions", "position.length", 512), gpt2.inner("n_inner", "n_embd", 768),
         named("afn", "feedforward.activation", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "gelu"),
         same("resid_pdrop", "dropout", 0.1), same("embd_pdrop", "dropout", lambda config: config.get("resid_pdrop", 0.1)),
         same("attn_pdrop", "attention_dropout", 0.1), same("layer_norm_epsilon", "norm.eps", 1e-5),

@@ -6,6 +6,7 @@ from typing import Any
 
 from keepleft.models import presets
 from keepleft.models.design import Design, Vocabulary
+from keepleft.nn import sense
 from keepleft.weights.families.gpt2 import output
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, fixed, same
@@ -59,6 +60,9 @@ def said(activation: str, gated: bool) -> str:
 
 def settle(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Some programs write that the output is tied when it is not: the file decides. v1.0 alone scales its output."""
+    for name in ("scale_decoder_outputs", "tie_word_embeddings"):
+        if config.get(name) is not None:
+            sense.flag(repr(name), config[name])
     scaled = config.pop("scale_decoder_outputs", None)
     tied = config.pop("tie_word_embeddings", None) is not False
     config.pop("is_gated_act", None), config.pop("dense_act_fn", None)
