@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +51,9 @@ def about() -> dict[str, Any]:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {"torch": torch.__version__, "python": platform.python_version(), "device": device,
-            "threads": torch.get_num_threads()}
+            "threads": torch.get_num_threads(), "weather": weather()}
+
+
+def weather() -> str:
+    """How many others want the machine: with more than cores, threads wait for each other and times say little."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""Two ways of doing one thing, timed in turn in one process: medians, after a warm-up."""
+"""Two ways of doing one thing, timed in turn in one process: medians, and the quickest of both, after a warm-up."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Race(NamedTuple):
     ours: float    # seconds for one call
     theirs: float
     ratio: float   # the median over neighbours in time: what slows the machine down slows both
+    quickest: float  # our quickest sample over theirs: what is left when the machine is busy with other things
+    busy: float    # their median over their quickest: far above 1, the machine was not ours and the medians say little
 
 
 def race(ours: Work, theirs: Work, *, seconds: float = 2.0, sample: float = 0.002, warm: int = 3,
@@ -41,8 +43,9 @@ def race(ours: Work, theirs: Work, *, seconds: float = 2.0, sample: float = 0.00
     finally:
         if collecting:
             gc.enable()
-    return Race(*(statistics.median(column) for column in zip(*tried, strict=True)),
-                statistics.median(mine / other for mine, other in tried))
+    mine, other = zip(*tried, strict=True)
+    return Race(statistics.median(mine), statistics.median(other), statistics.median(a / b for a, b in tried),
+                min(mine) / min(other), statistics.median(other) / min(other))
 
 
 def timed(work: Work, calls: int, device: str = "cpu") -> float:
