@@ -56,7 +56,8 @@ def __getattr__(name: str) -> Any:
         return import_module("keepleft.models.presets")
     if name not in _NAMES:
         raise AttributeError(f"keepleft has no {name!r}: it has {', '.join(__all__)}")
-    return getattr(import_module(f"keepleft.{_NAMES[name]}"), name)
+    found = globals()[name] = getattr(import_module(f"keepleft.{_NAMES[name]}"), name)  # the next look costs nothing
+    return found
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention import backends
+from keepleft.attention.backends import Backend
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
@@ -26,6 +27,7 @@ class Sight:
     heads: int
     device: torch.device
     backend: str
+    kernel: Backend
     form: Any
     bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already in the form
 
@@ -39,7 +41,7 @@ class Sight:
         if self.backend == "varlen":
             return see(self.mask, self.grid, batch=self.batch, heads=self.heads, device=self.device,
                        backend="flex").plus(bias)
-        return replace(self, form=backends.named(self.backend).plus(self.form, bias),
+        return replace(self, form=self.kernel.plus(self.form, bias),
                        bias=bias if self.bias is None else self.bias + bias)
 
 
@@ -54,13 +56,14 @@ def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str |
         if tensor is not None and tensor.shape[0] != batch:
             raise ValueError(f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}")
     name = backend or _choose(mask, grid, device, dtype)
+    kernel = backends.named(name)
     try:
-        form = backends.named(name).lower(mask, grid, batch, heads, device)
+        form = kernel.lower(mask, grid, batch, heads, device)
     except ValueError:
         if backend is not None or name != "varlen":
             raise
-        name, form = "flex", backends.named("flex").lower(mask, grid, batch, heads, device)
-    return Sight(mask, grid, batch, heads, device, name, form)
+        return see(mask, grid, batch=batch, heads=heads, device=device, dtype=dtype, backend="flex")
+    return Sight(mask, grid, batch, heads, device, name, kernel, form)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None = None, scale: float | None = None,
@@ -70,18 +73,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None
     q: (B, H, Q, D)   k, v: (B, H or a divisor of it, K, D)   bias: (B or 1, H or 1, Q, K)
     A query with nothing in sight gets zeros. Scale is 1/√D unless given.
     """
-    grid = sight.grid
-    if q.shape[-2] != grid.queries or k.shape[-2] != grid.keys or k.shape[:3] != v.shape[:3]:
+    grid, (_, heads, queries, width), (_, kv_heads, keys, _) = sight.grid, q.shape, k.shape
+    if queries != grid.queries or keys != grid.keys or v.shape[2] != keys:
         raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit "
                          f"a sight of {grid.queries} queries over {grid.keys} keys")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: one must divide the other")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads: one must divide the other")
     if bias is not None:
         sight = sight.plus(bias)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = width ** -0.5
     if watcher is not None:
         watcher(q, k, sight, scale)
-    return backends.named(sight.backend).attend(q, k, v, sight.form, scale, dropout)
+    return sight.kernel.attend(q, k, v, sight.form, scale, dropout)
 
 
 def _choose(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:

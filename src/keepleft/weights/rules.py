@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 24  # numbers moved at a time: loading needs little more memory than the weights themselves
+CHUNK = 1 << 22  # numbers moved at a time: loading needs little more memory than the weights themselves
 
 
 @dataclass(frozen=True)
