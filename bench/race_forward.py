@@ -24,7 +24,7 @@ from timing import race
 
 TARGET = 1.0
 SHAPES = ((1, 16), (1, 128), (1, 512), (8, 16), (8, 128))
-STEPS = ((1, 16), (1, 256), (8, 256))
+STEPS = ((1, 16, "growing"), (1, 256, "growing"), (1, 256, "static"), (8, 256, "growing"), (8, 256, "static"))
 
 
 def both() -> tuple[Any, Any]:
@@ -48,8 +48,8 @@ def forward(ours: Any, theirs: Any, batch: int, length: int, seconds: float) -> 
             "busy": round(found.busy, 1)}
 
 
-def step(ours: Any, theirs: Any, batch: int, length: int, seconds: float) -> dict[str, Any]:
-    """Both caches grow by a token with every call, by as many on both sides; after 64 they start afresh."""
+def step(ours: Any, theirs: Any, batch: int, length: int, cache: str, seconds: float) -> dict[str, Any]:
+    """Both caches fill by a token with every call, by as many on both sides; after 64 they start afresh."""
     tokens = torch.randint(50_257, (batch, length), generator=torch.Generator().manual_seed(2))
     state: Any = None
     past: Any = None
@@ -58,7 +58,7 @@ def step(ours: Any, theirs: Any, batch: int, length: int, seconds: float) -> dic
     def mine() -> torch.Tensor:
         nonlocal state, left_ours
         if not left_ours:
-            state, left_ours = ours.start(tokens)[1], 64
+            state, left_ours = ours.start(tokens, cache=cache, capacity=length + 64)[1], 64
         left_ours -= 1
         return ours.step(tokens[:, :1], state)
 
@@ -72,7 +72,7 @@ def step(ours: Any, theirs: Any, batch: int, length: int, seconds: float) -> dic
 
     torch.testing.assert_close(mine(), other(), atol=2e-3, rtol=1e-3)
     found = race(mine, other, seconds=seconds, sample=0.0)  # one call a sample: a fresh start is an outlier, not a bias
-    return {"batch": batch, "tokens before": length, "ours ms": round(found.ours * 1e3, 2),
+    return {"batch": batch, "tokens before": length, "our cache": cache, "ours ms": round(found.ours * 1e3, 2),
             "transformers ms": round(found.theirs * 1e3, 2), "ratio": round(found.ratio, 3),
             "of the quickest": round(found.quickest, 3), "busy": round(found.busy, 1)}
 

@@ -70,9 +70,11 @@ def test_every_preset_of_the_readme_exists_and_none_is_left_out():
     assert named == set(presets.ALL)
 
 
-def test_the_family_that_contributing_adds_computes_what_the_original_computes(tmp_path):
-    space = {name: getattr(kl, name) for name in ("FeedForward", "Learned", "Normal")} | {"gpt2": kl.presets.gpt2}
-    exec(blocks(CONTRIBUTING, "python preset")[0] + blocks(CONTRIBUTING, "python family")[0], space)
+def test_the_family_that_contributing_adds_computes_what_the_original_computes(tmp_path, monkeypatch):
+    space = dict(vars(presets))
+    exec(blocks(CONTRIBUTING, "python preset")[0], space)
+    monkeypatch.setattr(presets, "opt", space["opt"], raising=False)
+    exec(blocks(CONTRIBUTING, "python family")[0], space)
     family = space["FAMILY"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

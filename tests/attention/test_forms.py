@@ -54,3 +54,34 @@ def test_long_padded_rows_are_attended_text_by_text(side):
 def test_a_kernel_that_is_none_is_refused_by_name():
     with pytest.raises(ValueError, match="'fast'"):
         kl.see(causal, kl.Grid(3, 3), backend="fast")
+
+
+def test_what_does_not_fit_is_refused_in_words():
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
+    sight = kl.see(full, kl.Grid(5, 7))
+    for wrong in ((q[0], k[0], k[0]), (q, k[:1], k[:1]), (q, k[..., :6], k), (q, k, k[:, :, :6]), (q[:, :, :4], k, k)):
+        with pytest.raises(ValueError, match="keys"):
+            kl.attend(*wrong, sight)
+    for not_a_sight in (causal, torch.ones(5, 7, dtype=torch.bool), None):
+        with pytest.raises(TypeError, match=r"see\(causal, Grid\(5, 7\)\)"):
+            kl.attend(q, k, k, not_a_sight)
+    for mask, grid in (("causal", kl.Grid(3, 3)), (torch.ones(3, 3), kl.Grid(3, 3)), (causal, 3)):
+        with pytest.raises(TypeError, match="a mask and a grid"):
+            kl.see(mask, grid)
+    with pytest.raises(ValueError, match="2 rows, the batch has 1"):
+        kl.see(prefix((1, 2)), kl.Grid(3, 3))
+    with pytest.raises(ValueError, match=r"batch=2, heads=4"):
+        kl.attend(q, k, k, kl.see(kl.Where("own", lambda b, h, i, j: (h + j) % 2 == 0), kl.Grid(5, 7)))
+    with pytest.raises(ValueError, match=r"torch.bool.*\.long\(\)"):
+        kl.Grid(3, 3, k_seg=torch.ones(1, 3, dtype=torch.bool))
+
+
+def test_misspelt_and_misplaced_names_get_a_hint():
+    with pytest.raises(AttributeError, match=r"'gtp2': did you mean .*gpt2"):
+        kl.presets.gtp2  # noqa: B018
+    with pytest.raises(TypeError, match="presets.gpt2"):
+        kl.build("gpt2")
+    with pytest.raises(TypeError, match="no mask"):
+        kl.draw("causal", 3)
+    with pytest.raises(TypeError, match="a name, then a function"):
+        kl.Where(lambda b, h, q, k: k == q, "even")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.models.state import KINDS
-from strategies import designs, made, padding, tokens
+from strategies import designs, made, padding, segments, tokens
 
 T = 17
 
@@ -113,6 +113,19 @@ def test_a_static_cache_of_fixed_shapes_equals_one_pass(design, chunks, padded):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
     state.keep(torch.tensor([1, 0]))
     assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.pairs.values() for tensor in pair]
+
+
+@given(designs("decoder"), cuts(), st.sampled_from(["growing", "static"]), st.data())
+@settings(max_examples=60)
+def test_packed_rows_in_chunks_equal_one_pass(design, chunks, kind, data):
+    model, texts = made(design), tokens(2, T)
+    seg = data.draw(segments(2, T))
+    want = model.hidden(texts, segments=seg)
+    state = model.start(texts[:, :chunks[1]], segments=seg[:, :chunks[1]], cache=kind, capacity=T)[1]
+    for begin, end in pairwise(chunks[1:]):
+        got = model.extend(texts[:, begin:end], state, segments=seg[:, begin:end])
+        real = seg[:, begin:end] != 0
+        same(got[real], want[:, begin:end][real])
 
 
 def test_a_ring_keeps_no_more_than_its_window():

@@ -29,6 +29,7 @@ class Sight:
     backend: str
     kernel: Backend
     form: Any
+    uniform: bool = True        # the same for every row and head
     bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already in the form
 
     def plus(self, bias: Tensor | None) -> Sight:
@@ -51,10 +52,15 @@ Watcher = Callable[[Tensor, Tensor, Sight, float], None]  # (q, k, sight, scale)
 def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32, backend: str | None = None) -> Sight:
     """Turn a mask over a grid into what a kernel wants; None chooses the kernel."""
+    if not isinstance(mask, Mask) or not isinstance(grid, Grid):
+        raise TypeError(f"see wants a mask and a grid, not {type(mask).__name__} and {type(grid).__name__}: "
+                        "see(causal, Grid(5, 5)); mask('causal') reads a mask from text, Where(name, fn) is one of your own")
+    if mask.rows not in (None, batch):
+        raise ValueError(f"the mask {mask} speaks of {mask.rows} rows, the batch has {batch}: give see(…, batch=…)")
     device = torch.device(device)
     for tensor in (grid.q_pos, grid.k_pos, grid.q_seg, grid.k_seg):
         if tensor is not None and tensor.shape[0] != batch:
-            raise ValueError(f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}")
+            raise ValueError(f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}: give see(…, batch=…)")
     name = backend or _choose(mask, grid, device, dtype)
     kernel = backends.named(name)
     try:
@@ -63,7 +69,7 @@ def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str |
         if backend is not None or name != "varlen":
             raise
         return see(mask, grid, batch=batch, heads=heads, device=device, dtype=dtype, backend="flex")
-    return Sight(mask, grid, batch, heads, device, name, kernel, form)
+    return Sight(mask, grid, batch, heads, device, name, kernel, form, mask.uniform)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None = None, scale: float | None = None,
@@ -73,8 +79,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None
     q: (B, H, Q, D)   k, v: (B, H or a divisor of it, K, D)   bias: (B or 1, H or 1, Q, K)
     A query with nothing in sight gets zeros. Scale is 1/√D unless given.
     """
-    grid, (_, heads, queries, width), (_, kv_heads, keys, _) = sight.grid, q.shape, k.shape
-    if queries != grid.queries or keys != grid.keys or v.shape[2] != keys:
+    if not isinstance(sight, Sight):
+        raise TypeError(f"attend wants a sight, not {type(sight).__name__}: see(causal, Grid({q.shape[-2]}, {k.shape[-2]}))")
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} must each be "
+                         "(batch, heads, tokens, width)")
+    grid, (batch, heads, queries, width), (rows, kv_heads, keys, key_width) = sight.grid, q.shape, k.shape
+    if not sight.uniform and (batch != sight.batch or heads != sight.heads):
+        raise ValueError(f"what is seen may differ by row and head, and was asked for {sight.batch} rows and {sight.heads} "
+                         f"heads; the queries have {batch} and {heads}: give see(…, batch={batch}, heads={heads})")
+    if queries != grid.queries or keys != grid.keys or width != key_width or rows != batch or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit "
                          f"a sight of {grid.queries} queries over {grid.keys} keys")
     if heads % kv_heads:

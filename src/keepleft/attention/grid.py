@@ -31,6 +31,9 @@ class Grid:
                                    ("q_seg", self.q_seg, self.queries), ("k_seg", self.k_seg, self.keys)):
             if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != size):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be (batch, {size})")
+            if tensor is not None and tensor.dtype not in (torch.int64, torch.int32):
+                raise ValueError(f"{name} is {tensor.dtype}: whole numbers are needed (a boolean mask of real tokens becomes "
+                                 "segments with .long())")
 
     @property
     def plain(self) -> bool:

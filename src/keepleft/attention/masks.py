@@ -36,6 +36,12 @@ class Mask:
         """Is it known to be the same for every batch row and head?"""
         return True
 
+    @property
+    def rows(self) -> int | None:
+        """How many batch rows it speaks of one by one; None where it does not."""
+        parts = self.parts if isinstance(self, Both | Either) else (self.mask,) if isinstance(self, Not) else ()
+        return next((part.rows for part in parts if part.rows is not None), None)
+
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
@@ -129,6 +135,10 @@ class Prefix(Mask):
     def uniform(self) -> bool:
         return isinstance(self.length, int)
 
+    @property
+    def rows(self) -> int | None:
+        return len(self.length) if isinstance(self.length, tuple) else None
+
     def __repr__(self) -> str:
         return f"prefix({self.length})"
 
@@ -161,6 +171,8 @@ class Where(Mask):
     predicate: Predicate
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not callable(self.predicate):
+            raise TypeError(f"Where({self.name!r}, …) needs a name, then a function of (b, h, q, k)")
         if not self.name.isidentifier():
             raise ValueError(f"{self.name!r} cannot name a mask: use a word such as 'even_columns'")
 

@@ -17,6 +17,8 @@ SEEN, HIDDEN, LINE, INK = "#1f5fa8", "#eef2f6", "#ffffff", "#222222"  # blue on 
 
 def table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
     """The mask over the first n positions, as an (n, n) boolean matrix; True is "may look"."""
+    if not isinstance(mask, Mask):
+        raise TypeError(f"{mask!r} is no mask: give one such as causal & window(3)")
     if n < 1:
         raise ValueError(f"a table of {n} positions is none: ask for at least 1")
     i = torch.arange(n)

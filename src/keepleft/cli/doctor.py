@@ -9,7 +9,7 @@ from importlib import metadata
 
 
 def doctor(json: bool = False) -> int:
-    """Say what this machine has: versions, devices, kernels, and real weights that are installed.
+    """Say what this machine has: versions, devices, and real weights that are installed.
 
     Args:
         json: print the same as JSON
@@ -21,7 +21,7 @@ def doctor(json: bool = False) -> int:
 
     facts: dict[str, object] = {"keepleft": keepleft.__version__, "python": platform.python_version(),
                                 "torch": str(torch.__version__)}
-    for name in ("tokenizers", "safetensors", "transformers", "gguf"):
+    for name in ("tokenizers", "safetensors", "transformers", "gguf", "huggingface_hub"):
         try:
             facts[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -35,6 +35,6 @@ def doctor(json: bool = False) -> int:
     else:
         for name, value in facts.items():
             if isinstance(value, dict):
-                value = ", ".join(value) or None
-            print(f"{name:13} {', '.join(value) if isinstance(value, list) else 'not installed' if value is None else value}")
+                value = "; ".join(f"{weights}: {path}" for weights, path in value.items()) or None
+            print(f"{name:16} {', '.join(value) if isinstance(value, list) else 'not installed' if value is None else value}")
     return 0

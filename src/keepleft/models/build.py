@@ -26,6 +26,8 @@ def build(design: Design, *, device: str | torch.device | None = None, dtype: to
 def empty(design: Design, *, device: str | torch.device | None = None,
           dtype: torch.dtype | None = None) -> Encoder | Decoder | EncoderDecoder:
     """The same with arbitrary weights: for those that will be loaded."""
+    if not isinstance(design, Design):
+        raise TypeError(f"{design!r} is no design: give one such as presets.gpt2")
     kind = Encoder if design.decoder is None else Decoder if design.encoder is None else EncoderDecoder
     with torch.device("meta"):
         model = kind(design)

@@ -61,6 +61,6 @@ def alike(word: str, given: Tensor | None, name: str, tokens: Tensor) -> None:
     if given.shape != tokens.shape:
         raise ValueError(f"{word} have shape {tuple(given.shape)}, {name} have {tuple(tokens.shape)}: they must be the same")
     if given.dtype not in WHOLE:
-        raise ValueError(f"{word} are {given.dtype}: whole numbers, of type int64 or int32, are needed")
+        raise ValueError(f"{word} are {given.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)")
     if given.device.type == "cpu" and (low := int(given.min())) < 0:
         raise ValueError(f"{word} go down to {low}: they begin at 0")

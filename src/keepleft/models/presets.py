@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from keepleft.attention.masks import causal, full, window
@@ -133,6 +134,12 @@ def small(design: Design) -> Design:
     stacks = {name: replace(stack, layers=2) for name in ("encoder", "decoder") if (stack := getattr(design, name))}
     return design.but(vocab=512, dim=64, heads=4, head_dim=None, kv_heads=2 if design.kv_heads else None, **stacks,
                       feedforward=replace(design.feedforward, width=128))
+
+
+def __getattr__(name: str) -> Design:
+    close = get_close_matches(name, ALL, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ALL)}"
+    raise AttributeError(f"no preset is called {name!r}: {hint}")
 
 
 ALL: dict[str, Design] = {name: value for name, value in list(vars().items()) if isinstance(value, Design)}

@@ -78,10 +78,12 @@ def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 def positions_of(segments: Tensor) -> Tensor:
     """Where each token stands in its own text: (B, T) segments → (B, T), counting from 0 in each segment.
 
-    Padding stands at 0; a segment is a run of equal numbers.
+    Padding stands at 0. Tokens of one number are one text, even where others lie between them: were each piece counted
+    anew, the later piece would look like the past of the earlier one.
     """
+    together, order = segments.sort(dim=1, stable=True)
     index = torch.arange(segments.shape[1], device=segments.device)
     opens = torch.ones_like(segments, dtype=torch.bool)
-    opens[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    begin = torch.where(opens, index, 0).cummax(1).values
-    return torch.where(segments == 0, 0, index - begin)
+    opens[:, 1:] = together[:, 1:] != together[:, :-1]
+    counted = index - torch.where(opens, index, 0).cummax(1).values
+    return torch.zeros_like(order).scatter(1, order, torch.where(together == 0, 0, counted))

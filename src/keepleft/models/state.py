@@ -48,7 +48,8 @@ class State:
         if segments is None and self.segment is not None:
             segments = self.segment.expand(-1, n)
         if positions is None and segments is not None:
-            positions = positions_of(segments) + self.next
+            going_on = self.next if self.segment is None else torch.where(segments == self.segment, self.next, 0)
+            positions = positions_of(segments) + going_on  # a text that begins here is counted from 0
         elif positions is None and isinstance(self.next, Tensor):
             positions = self.next + torch.arange(n, device=self.next.device)
         return positions, segments
@@ -62,7 +63,7 @@ class State:
             self.next = positions[:, -1:] + 1
         else:
             real = segments != 0
-            now = positions.masked_fill(~real, -1).amax(1, keepdim=True) + 1
+            now = positions.gather(1, last(real)[:, None]) + 1
             self.next = torch.where(real.any(1, keepdim=True), now, self.next)
             old = segments.new_ones(len(segments), 1) if self.segment is None else self.segment
             self.segment = torch.where(real.any(1, keepdim=True), segments.gather(1, last(real)[:, None]), old)

@@ -89,7 +89,6 @@ class Encoder(Model):
             self.kind(kinds, tokens)
         return self.encoder(self.embed(self.token, tokens, positions, kinds), positions, [grid] * len(self.encoder.masks))
 
-
     def kind(self, kinds: Tensor, tokens: Tensor) -> None:
         """A look at the kinds: one for each token, and only where the design has some."""
         if not self.design.kinds:

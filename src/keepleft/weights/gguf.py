@@ -33,7 +33,7 @@ class File:
         try:
             from gguf import GGUFReader
         except ImportError as error:
-            raise ImportError("reading GGUF files needs pip install 'keepleft[gguf]'") from error
+            raise ImportError("reading GGUF files needs the gguf package: pip install gguf") from error
 
         class Whole(GGUFReader):  # theirs reads on behind the end, for ever where an array claims to be endless
             def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
