@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_in_words():
 def test_misspelt_and_misplaced_names_get_a_hint():
     with pytest.raises(AttributeError, match=r"'gtp2': did you mean .*gpt2"):
         kl.presets.gtp2  # noqa: B018
-    with pytest.raises(TypeError, match="presets.gpt2"):
+    with pytest.raises(TypeError, match=r"presets\.gpt2"):
         kl.build("gpt2")
     with pytest.raises(TypeError, match="no mask"):
         kl.draw("causal", 3)
