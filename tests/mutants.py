@@ -62,6 +62,8 @@ MUTANTS = [
     Mutant("queries that see nothing are left to see everything", "attention/backends/sdpa.py",
            "return out if form.blind is None else out.masked_fill(form.blind, 0.0)", "return out", ATTENTION),
     Mutant("a run loses its last token", "attention/runs.py", "end[:, 1:] + 1], 1)", "end[:, 1:]], 1)", ATTENTION),
+    Mutant("a band forgets the chunk before", "attention/backends/sdpa.py", "        if n:\n            b, c = torch.cat",
+           "        if n > 1:\n            b, c = torch.cat", ATTENTION),
     Mutant("torn texts taken for runs", "attention/runs.py", "if torn:", "if False:", ATTENTION),
     Mutant("runs out of order", "attention/runs.py", "(positions.diff(dim=1) == 1)", "(positions.diff(dim=1) != 0)",
            ATTENTION),

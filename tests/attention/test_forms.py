@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft import causal, full, prefix, window
-from keepleft.attention.backends.sdpa import Runs, Table, Whole
+from keepleft.attention.backends.sdpa import Bands, Runs, Table, Whole
 
 
 def form(mask: kl.Mask, grid: kl.Grid, batch: int = 1):
@@ -47,8 +47,16 @@ def test_long_padded_rows_are_attended_text_by_text(side):
     places = kl.positions_of(texts)
     made = form(causal, kl.Grid(300, 300, 0, places, places, texts, texts), batch=4)
     assert isinstance(made, Runs)
-    assert [(len(run.rows), run.end - run.begin, inner) for run, inner in made.runs] == [
-        (1, 300, Whole.TRIANGLE), (2, 171, Whole.TRIANGLE), (1, 7, Whole.TRIANGLE)]
+    turn = slice(None, None, 1 if side == "right" else -1)
+    assert [row[turn] for row in made.rows] == [((300, Whole.TRIANGLE),), *[((171, Whole.TRIANGLE), (129, None))] * 2,
+                                                ((7, Whole.TRIANGLE), (293, None))]
+
+
+def test_a_long_window_is_attended_band_by_band():
+    made = form(causal & window(5), kl.Grid(600, 600))
+    assert isinstance(made, Bands)
+    assert made.first.numel() + made.others.numel() < 600 * 600
+    assert isinstance(form(causal & window(5) | prefix(1), kl.Grid(600, 600)), Table)
 
 
 def test_a_kernel_that_is_none_is_refused_by_name():

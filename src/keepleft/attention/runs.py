@@ -12,11 +12,10 @@ from keepleft.attention.masks import Both, Causal, Full, Mask, Window
 
 
 class Run(NamedTuple):
-    """The texts that lie at begin … end - 1 in each of these rows."""
+    """Neighbours in one row: a text, or padding."""
 
-    rows: Tensor  # (n,)
-    begin: int
-    end: int
+    length: int
+    real: bool
 
 
 def relative(mask: Mask) -> bool:
@@ -44,12 +43,18 @@ def borders(mask: Mask, grid: Grid) -> Tensor | None:
     return out
 
 
-def runs_of(mask: Mask, grid: Grid) -> list[Run] | None:
-    """The texts of the grid, those at the same place in different rows together; None where it is not made of runs."""
+def runs_of(mask: Mask, grid: Grid) -> list[list[Run]] | None:
+    """The texts of each row and the padding between them, end to end; None where it is not made of runs."""
     found = borders(mask, grid)
-    if found is None:
+    if found is None or grid.q_seg is None:
         return None
-    places: dict[tuple[int, int], list[int]] = {}
-    for row, begin, end in found.tolist():
-        places.setdefault((begin, end), []).append(row)
-    return [Run(torch.tensor(rows, device=found.device), *place) for place, rows in places.items()]
+    rows: list[list[Run]] = [[] for _ in grid.q_seg]
+    done = [0] * len(rows)
+    ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]  # an empty text closes every row
+    for row, begin, end in found.tolist() + ends:
+        if begin > done[row]:
+            rows[row].append(Run(begin - done[row], False))
+        if end > begin:
+            rows[row].append(Run(end - begin, True))
+        done[row] = end
+    return rows
