@@ -14,19 +14,21 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft import __version__
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
+    from keepleft.cli.train import train
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": train, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
         chosen.add_subcommand(name, _parser(command), help=(command.__doc__ or "").splitlines()[0])
-    given = parser.parse_args(arguments)
+    given = parser.instantiate(parser.parse_args(arguments))
+    chosen_options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
     try:
-        return commands[given.subcommand](**vars(given[given.subcommand]))
+        return commands[given.subcommand](**chosen_options)
     except BrokenPipeError:  # whoever read our output has seen enough
         return 0
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, FloatingPointError) as error:
         print(f"keepleft: {error}", file=sys.stderr)
         return 2
 
@@ -39,6 +41,8 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     said = parse(command.__doc__ or "")
     flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
     parser = ArgumentParser(description=said.short_description)
+    if "recipe" in signature(command).parameters:
+        parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
     parser.add_function_arguments(command, as_group=False, skip=flags)
     for flag in sorted(map(str, flags)):
         help_ = next((parameter.description for parameter in said.params if parameter.arg_name == flag), None)

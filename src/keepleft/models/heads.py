@@ -23,9 +23,15 @@ class Scores(nn.Module):
         self.register_buffer("bias", torch.zeros(design.vocab) if choice.bias else None)
 
     def forward(self, x: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        if self.scale != 1.0:
-            x = x * self.scale
-        return F.linear(x, table.weight if self.weight is None else self.weight, self.bias)
+        return F.linear(self.ready(x), *self.matrix(table))
+
+    def ready(self, x: Tensor) -> Tensor:
+        """What meets the matrix: (…, dim) → (…, dim)"""
+        return x if self.scale == 1.0 else x * self.scale
+
+    def matrix(self, table: nn.Embedding) -> tuple[Tensor, Tensor | None]:
+        """(V, dim) and, where there is one, (V,) bias"""
+        return table.weight if self.weight is None else self.weight, self.bias
 
 
 class MaskedScores(nn.Module):
@@ -39,7 +45,15 @@ class MaskedScores(nn.Module):
         self.bias = nn.Parameter(torch.zeros(design.vocab))
 
     def forward(self, x: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
-        return F.linear(self.norm(self.bend(self.dense(x))), table.weight, self.bias)
+        return F.linear(self.ready(x), *self.matrix(table))
+
+    def ready(self, x: Tensor) -> Tensor:
+        """What meets the matrix: (…, dim) → (…, dim)"""
+        return self.norm(self.bend(self.dense(x)))
+
+    def matrix(self, table: nn.Embedding) -> tuple[Tensor, Tensor]:
+        """(V, dim) and (V,) bias"""
+        return table.weight, self.bias
 
 
 class Pool(nn.Module):

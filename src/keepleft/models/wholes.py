@@ -79,7 +79,12 @@ class Encoder(Model):
     def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
                 kinds: Tensor | None = None) -> Tensor:
         """(B, T) → whatever the head gives"""
-        return self.head(self.hidden(tokens, positions=positions, segments=segments, kinds=kinds), self.token, segments)
+        return self.head(self.states(tokens, positions=positions, segments=segments, kinds=kinds), self.token, segments)
+
+    def states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
+               kinds: Tensor | None = None) -> Tensor:
+        """The same before the head: (B, T) → (B, T, dim)"""
+        return self.hidden(tokens, positions=positions, segments=segments, kinds=kinds)
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
                kinds: Tensor | None = None) -> Tensor:
@@ -169,7 +174,11 @@ class Decoder(Writer):
 
     def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) → (B, T, V): the scores of what follows each token"""
-        return self.head(self.hidden(tokens, positions=positions, segments=segments), self.token, segments)
+        return self.head(self.states(tokens, positions=positions, segments=segments), self.token, segments)
+
+    def states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """The same before the head: (B, T) → (B, T, dim)"""
+        return self.hidden(tokens, positions=positions, segments=segments)
 
 
 class EncoderDecoder(Writer):
@@ -186,8 +195,16 @@ class EncoderDecoder(Writer):
                 source_positions: Tensor | None = None, segments: Tensor | None = None,
                 positions: Tensor | None = None) -> Tensor:
         """(B, S) source and (B, T) target so far → (B, T, V): the scores of what follows each target token"""
+        x = self.states(source, tokens, source_segments=source_segments, source_positions=source_positions,
+                        segments=segments, positions=positions)
+        return self.head(x, self.token, segments)
+
+    def states(self, source: Tensor, tokens: Tensor, *, source_segments: Tensor | None = None,
+               source_positions: Tensor | None = None, segments: Tensor | None = None,
+               positions: Tensor | None = None) -> Tensor:
+        """The same before the head: (B, S) and (B, T) → (B, T, dim)"""
         memory = self.read(source, segments=source_segments, positions=source_positions)
-        return self.head(self.hidden(tokens, positions=positions, segments=segments, memory=memory), self.token, segments)
+        return self.hidden(tokens, positions=positions, segments=segments, memory=memory)
 
     def encode(self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """(B, S) → (B, S, dim)"""

@@ -92,7 +92,8 @@ def waves(positions: Tensor, dim: int) -> Tensor:
     """(…) positions → (…, dim): sin(p / 10000^(2i/dim)), then the cosines; to float32's precision, as others keep them."""
     half = (dim + 1) // 2
     steps = torch.arange(half, dtype=torch.float64, device=positions.device)
-    angles = positions[..., None].double() / 10_000.0 ** (2 * steps / dim)
+    turns = positions[..., None].double() * (torch.exp2(steps * (-2 * math.log2(10_000.0) / dim)) / (2 * math.pi))
+    angles = (turns - turns.round()) * (2 * math.pi)  # a GPU is slow at powers, divisions and large angles
     return torch.cat([angles.sin(), angles.cos()[..., :dim - half]], -1).float()
 
 

@@ -14,7 +14,7 @@ from keepleft.models.design import Classes, Design, Pooled
 from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
 from keepleft.models.written import read as read_design
 from keepleft.models.written import write as write_design
-from keepleft.weights import safetensors
+from keepleft.disk import safetensors
 from keepleft.weights.families import families
 from keepleft.weights.family import HARMLESS, Family
 from keepleft.weights.rules import Rule, Source, give, match, take

@@ -1,0 +1,96 @@
+"""keepleft compare"""
+
+from __future__ import annotations
+
+import json as notation
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out: str = "out/compare", json: bool = False) -> int:
+    """Measure what the mask is for: gradients of one pass and of the loop, and training with the mask and without.
+
+    Args:
+        lengths: target lengths at which one pass and the loop are compared
+        steps: training steps of each of the two models
+        out: where compare.json and the pictures go
+        json: print all numbers as JSON instead of text
+    """
+    from pathlib import Path
+
+    from keepleft.attention.masks import causal, full
+    from keepleft.runs.compare import CONTROL, Found, Phrases, Trial, same, save
+
+    if not lengths:
+        raise ValueError("there is no length to compare at: give some, such as --lengths 16 64")
+    rows = list(_shown("gradients", same(lengths), len(lengths)))
+    control = next(same([CONTROL], mask=full, timed=False))
+    phrases, sides = Phrases(), []
+    for name, mask in (("with the mask", causal), ("without it", full)):
+        trial = Trial(mask, phrases, steps)
+        for _ in _shown(name, trial.train(), None):
+            pass
+        sides.append(trial.examine())
+    found = Found(rows, control, *sides)
+    files = save(found, Path(out))
+    if json:
+        notation.dump(found.record(), sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        _gradients(found)
+        _training(found)
+        print(f"\n{_verdict(found)}\nWritten: {', '.join(map(str, files))}")
+    return 0 if found.ok else 1
+
+
+def _gradients(found: Any) -> None:
+    from keepleft.cli.demo import heading
+
+    heading("1. One masked pass and the step-by-step loop: the same gradients")
+    loops = list(found.control.difference)
+    print(f"{'target':>8}{'one pass':>12}" + "".join(f"{loop:>20}{'times':>8}{'difference':>12}" for loop in loops))
+    for row in found.same:
+        print(f"{row.length:8}{row.seconds['one pass'] * 1000:9.1f} ms" + "".join(
+            f"{row.seconds[loop] * 1000:17.1f} ms{row.ratio[loop]:8.1f}{row.difference[loop]:12.1e}" for loop in loops))
+    print(f"Without the mask, at length {found.control.length}, the difference is "
+          + " and ".join(f"{value:.2g} ({loop})" for loop, value in found.control.difference.items())
+          + ": then one pass learns something else.")
+
+
+def _training(found: Any) -> None:
+    from keepleft.cli.demo import heading
+
+    heading("2. The same model, data and seed, with the mask and without it")
+    sides = {"with the mask": found.masked, "without it": found.unmasked}
+    print(f"{'':44}" + "".join(f"{name:>16}" for name in sides))
+    for text, value in (("mask of the decoder", lambda side: side.mask),
+                        ("faults of this mask over 4 positions", lambda side: str(len(side.faults))),
+                        ("training loss at the end", lambda side: f"{side.curve[-1][1]:.4f}"),
+                        ("held out, true beginning shown: loss", lambda side: f"{side.loss:.4f}"),
+                        ("held out, true beginning shown: tokens right", lambda side: f"{side.accuracy:.1%}"),
+                        ("held out, written alone: words right", lambda side: f"{side.words:.1%}"),
+                        ("held out, written alone: sentences right", lambda side: f"{side.exact:.1%}")):
+        print(f"{text:44}" + "".join(f"{value(side):>16}" for side in sides.values()))
+    for ours, other in zip(found.masked.samples, found.unmasked.samples, strict=True):
+        print(f"\n  English        {ours['english']}\n  French         {ours['french']}")
+        print(f"  with the mask  {ours['written']}\n  without it     {other['written']}")
+    print(f"\n{found.masked.seen}\n{found.unmasked.seen}")
+
+
+def _verdict(found: Any) -> str:
+    equal = ("One masked pass gives the gradients of the loop" if found.equal else
+             "The gradients of one masked pass are NOT those of the loop")
+    return equal + (", and only the model with the mask can write." if found.needed else
+                    ", but the model with the mask does NOT write better than the one without: train longer, with more --steps.")
+
+
+def _shown(name: str, parts: Iterable[Any], total: int | None) -> Iterator[Any]:
+    """The same, with a bar on stderr while it lasts if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from parts
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(parts, f"{name:14}", total, console=Console(stderr=True), transient=True)

@@ -1,0 +1,110 @@
+"""keepleft train"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from keepleft.runs.job import Batching, Job, Size, Task, Texts, Wishes, Words, read
+
+
+def train(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
+          valid: Texts | str | list[Texts] | None = None, out: str | None = None, size: Size = "small",
+          start: str | None = None, like: str | None = None, design: dict[str, Any] | None = None, words: Words = Words(),  # noqa: B008
+          batch: Batching = Batching(), recipe: Wishes = Wishes(), lora: int = 0, last: int = 0,  # noqa: B008
+          parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, board: bool = False,
+          resume: bool = False) -> int:
+    """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
+
+    Args:
+        task: what the model shall do: translate and summarize read pairs; lm, mlm (BERT), span (T5) and denoise (BART) read
+            texts; classify reads texts and labels
+        train: the training texts: a file, or --train.src and --train.tgt
+        valid: texts to evaluate on; without them a part of the training texts is held out
+        out: the run directory; runs/TASK unless given
+        size: how large a model, if nothing else is said: tiny, small or base
+        start: a model directory to go on from, instead of fresh weights
+        like: the preset whose plan the model follows (gpt2, llama3, t5, bart, marian, bert, …)
+        design: choices of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
+        words: the tokenizer
+        batch: how texts become batches
+        recipe: how the weights change
+        lora: train only small matrices of this rank beside the weights, and fold them in at the end; 0: train all weights
+        last: keep the mean of the weights of so many last checkpoints; 0: keep the best checkpoint
+        parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
+        device: cpu or cuda; None: a GPU if there is one
+        board: write TensorBoard files too
+        resume: go on with the run in --out, exactly where it was
+    """
+    from keepleft.cli.show import Progress
+    from keepleft.runs.train import CONFIG, run
+
+    place = Path(out or f"runs/{task or 'new'}")
+    given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,
+                 batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board)
+    if resume:
+        if not (place / CONFIG).exists():
+            raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing")
+        job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, place)
+    elif task is None or train is None:
+        raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt a.fr, "
+                         "--task lm --train corpus.txt, or --task classify --train data.tsv")
+    else:
+        job = Job(**given, out=str(place))  # type: ignore[arg-type]
+    asked = _Asked()
+    with Progress() as progress:
+        for event in run(job, resume=resume, stop=asked):
+            progress.show(event)
+    return 0
+
+
+def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
+    """The stored job, with what may change when a run goes on; anything else that differs is refused by name."""
+    free = {"parallel", "device", "board", "last"}
+    loose = {"report", "evaluate", "save", "keep", "patience", "compile", "recompute"}
+    plain = Job(task="lm", train="")
+    changed, taken = [], {}
+    for name, value in given.items():
+        if name in ("task", "train") and value is None:
+            continue
+        before, default = getattr(old, name), getattr(plain, name) if name not in ("task", "train") else None
+        if value == default and name not in ("task", "train"):
+            continue
+        if name == "recipe":
+            for f in fields(value):
+                new = getattr(value, f.name)
+                if new is not None and new != getattr(before, f.name):
+                    if f.name in loose:
+                        before = replace(before, **{f.name: new})
+                    else:
+                        changed.append(f"recipe.{f.name} was {getattr(before, f.name)!r} and is {new!r}")
+            taken["recipe"] = before
+        elif name in free:
+            taken[name] = value
+        elif value != before:
+            changed.append(f"{name} was {before!r} and is {value!r}")
+    if changed:
+        raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or start "
+                         "a new run with another --out")
+    return replace(old, **taken, out=str(place))
+
+
+class _Asked:
+    """Has someone asked to stop? SIGTERM and Ctrl-C do; a second Ctrl-C does not wait for the end of the step."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("stopping after this step; the run is saved", file=sys.stderr)
+
+    def __call__(self) -> bool:
+        return self.asked

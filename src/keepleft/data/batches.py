@@ -1,0 +1,224 @@
+"""A deterministic order of batches: a function of seed, epoch and settings alone, so it can be taken up anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from keepleft.data.batch import Batch, made
+from keepleft.data.objectives import Lesson, Objective
+from keepleft.data.ragged import Ragged, Whole, packed, padded
+from keepleft.data.store import Store
+from keepleft.data.teaching import forced
+
+POOL = 1 << 16  # records that are sorted by length together
+OPEN = 32       # rows that are filled side by side when packing
+
+
+class Place(NamedTuple):
+    """Where a run stands: so many steps into an epoch."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+class Shape(Protocol):
+    """How records become rectangles of at most so many tokens."""
+
+    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+        """The records of each micro-batch, row by row or text by text."""
+        ...
+
+    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+             identity: str) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """Texts of like length together, a row each. `multiple` rounds widths up; `fixed` also gives every width one height."""
+
+    multiple: int = 1
+    fixed: bool = False
+
+    def wide(self, size: int) -> int:
+        return -(-size // self.multiple) * self.multiple
+
+    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+        for begin in range(0, len(order), POOL):
+            pool = order[begin:begin + POOL]
+            longest = np.max([size[pool] for size in sizes], axis=0)
+            pool = pool[np.lexsort((*(size[pool] for size in sizes[1:]), sizes[0][pool], longest))]
+            longest = np.max([size[pool] for size in sizes], axis=0).tolist()
+            cuts, first = [], 0
+            for n, size in enumerate(longest):
+                if n > first and (n + 1 - first) * self.wide(size) > budget:
+                    cuts.append(pool[first:n])
+                    first = n
+            cuts.append(pool[first:])
+            for n in chance.permutation(len(cuts)):
+                yield [cuts[n]]
+
+    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+             identity: str) -> Batch:
+        lesson = objective.lesson(tuple(store[field].take(rows[0]) for field in objective.fields), chance)
+        streams = [lesson.tokens] if lesson.source is None else [lesson.tokens, lesson.source]
+        widths = [self.wide(int(stream.lengths.max(initial=1))) for stream in streams]
+        height = None
+        if self.fixed:
+            widths = [max(widths)] * len(widths)
+            height = max(budget // widths[0], len(rows[0]))
+        layouts = [padded(stream, width=width, rows=height) for stream, width in zip(streams, widths, strict=True)]
+        return made(lesson, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Texts one behind the other in rows of one width, each a segment of its own: no text sees another."""
+
+    width: int
+
+    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+        rows: list[list[int]] = []
+        left: list[list[int]] = []
+        full: list[Whole] = []
+        height = max(1, budget // self.width)
+        for record, need in zip(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), strict=True):
+            fits = next((n for n, room in enumerate(left) if all(a <= b for a, b in zip(need, room, strict=True))), None)
+            if fits is None:
+                if len(rows) == OPEN:
+                    full.append(np.array(rows.pop(0)))
+                    left.pop(0)
+                rows.append([])
+                left.append([self.width] * len(need))
+                fits = len(rows) - 1
+            rows[fits].append(record)
+            left[fits] = [b - a for a, b in zip(need, left[fits], strict=True)]
+            if len(full) == height:
+                yield full
+                full = []
+        full += map(np.array, rows)
+        for begin in range(0, len(full), height):
+            yield full[begin:begin + height]
+
+    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+             identity: str) -> Batch:
+        lesson = objective.lesson(tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), chance)
+        places = [(r, n + 1) for r, row in enumerate(rows) for n in range(len(row))]
+        height = max(1, budget // self.width)
+        layouts = [packed(places, stream, width=self.width, rows=height)
+                   for stream in (lesson.tokens, lesson.source) if stream is not None]
+        return made(lesson, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Running text cut into pieces of one width, whatever lies in it: the records' borders are not looked at."""
+
+    width: int
+
+    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+        height = max(1, budget // self.width)
+        for begin in range(0, len(order), height):
+            yield [order[begin:begin + height]]
+
+    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+             identity: str) -> Batch:
+        tokens = store[objective.fields[0]].tokens
+        cut = np.stack([tokens[begin:begin + self.width + 1] for begin in rows[0].tolist()]).astype(np.int64)
+        texts = Ragged(cut[:, 1:].reshape(-1), np.full(len(cut), self.width))
+        lesson = Lesson(*forced(cut[:, 0], texts))
+        return made(lesson, padded(lesson.tokens), None, identity, segments=False)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All batches of all epochs. A step is `accumulate` micro-batches of at most `budget` tokens; processes share them out."""
+
+    store: Store
+    objective: Objective
+    shape: Bucketed | Packed | Windows
+    budget: int
+    accumulate: int = 1
+    seed: int = 0
+    shuffled: bool = True
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shape, Windows):
+            total = len(self.store[self.objective.fields[0]].tokens)
+            if total < self.shape.width + 1:
+                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.shape.width} and what follows it: "
+                                 "give more text, or a smaller width")
+            return
+        for name, longest in zip(("text", "source"), self.sizes(), strict=False):
+            limit = self.shape.width if isinstance(self.shape, Packed) else self.budget
+            if len(longest) and int(longest.max()) > limit:
+                raise ValueError(f"record {int(longest.argmax())} has a {name} of {int(longest.max())} tokens, a batch holds "
+                                 f"{limit}: give larger batches, or leave longer texts out")
+
+    def sizes(self) -> tuple[Whole, ...]:
+        return self.objective.sizes(tuple(self.store[field].lengths() for field in self.objective.fields))
+
+    def plan(self, epoch: int) -> Iterator[list[list[Whole]]]:
+        """The records of every step of an epoch, before anything is made of them."""
+        chance = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        if isinstance(self.shape, Windows):
+            total, width = len(self.store[self.objective.fields[0]].tokens), self.shape.width
+            shift = int(chance.integers(min(width, total - width))) if self.shuffled else 0
+            order = np.arange(shift, total - width, width)
+            sizes: tuple[Whole, ...] = ()
+        else:
+            order, sizes = np.arange(len(self.store)), self.sizes()
+        if self.shuffled:
+            order = chance.permutation(order)
+        step: list[list[Whole]] = []
+        for micro in self.shape.plan(order, sizes, self.budget, chance if self.shuffled else _Still()):  # type: ignore[arg-type]
+            step.append(micro)
+            if len(step) == self.accumulate:
+                yield step
+                step = []
+        if step:
+            yield step
+
+    def steps(self, place: Place = Place()) -> Iterator[tuple[Place, list[Batch]]]:
+        """From a place on, for ever: the place after each step, and this process's micro-batches of it."""
+        epoch, skip = place
+        while True:
+            n = -1
+            for n, step in enumerate(self.plan(epoch)):
+                if n >= skip:
+                    yield Place(epoch, n + 1), self.share(step, epoch, n)
+            if n < 0:
+                raise ValueError("there is nothing to train on: the source holds no record that fits")
+            epoch, skip = epoch + 1, 0
+
+    def once(self) -> Iterator[Batch]:
+        """One epoch in its own order: for evaluation."""
+        for n, step in enumerate(self.plan(0)):
+            for batch in self.share(step, 0, n):
+                if batch.tokens:
+                    yield batch
+
+    def share(self, step: list[list[Whole]], epoch: int, n: int) -> list[Batch]:
+        """This process's part of a step. All have as many batches; who has none left over repeats one in silence."""
+        out = [self.make(step[m], epoch, n, m) for m in range(self.rank, len(step), self.world)]
+        if len(out) < -(-len(step) // self.world):
+            out.append(self.make(step[0], epoch, n, 0).silent())
+        return out
+
+    def make(self, rows: list[Whole], epoch: int, n: int, m: int) -> Batch:
+        chance = np.random.Generator(np.random.Philox([self.seed, epoch, n, m]))
+        some = np.concatenate(rows)[:8].tolist()
+        identity = f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, some))}, …"
+        return self.shape.make(self.store, self.objective, rows, self.budget, chance, identity)
+
+
+class _Still:
+    """The order as it is."""
+
+    def permutation(self, n: int) -> Whole:
+        return np.arange(n)

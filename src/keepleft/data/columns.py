@@ -1,0 +1,133 @@
+"""Which columns of a table are the fields that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from keepleft.data.records import Record
+
+Columns = Sequence[str | int]
+
+# What others call a field, the likelier name first; a name is taken whatever its case.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "text": ("sentence", "content", "document", "review"),
+    "src": ("source", "en", "english", "text", "article", "document", "dialogue", "input", "sentence"),
+    "tgt": ("target", "summary", "highlights", "output", "fr", "de", "es", "it", "pt", "nl", "cs", "pl", "ru", "uk", "tr", "hi",
+            "ar", "zh", "ja", "ko", "vi", "french", "german", "spanish", "italian", "portuguese", "dutch", "russian", "hindi"),
+    "label": ("class", "category", "labels"),
+}
+
+
+def sensible(columns: Columns | None, fields: tuple[str, ...]) -> None:
+    """A look at what is asked for, before any file is opened."""
+    if not fields:
+        raise ValueError("no fields are asked for: name at least one, such as ('text',)")
+    if columns is None:
+        return
+    if isinstance(columns, str) or len(columns) != len(fields):
+        raise ValueError(f"columns {columns!r} are not one for each of the fields {', '.join(fields)}")
+    wrong = [c for c in columns if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)]
+    if wrong:
+        raise ValueError(f"column {wrong[0]!r} is neither a name nor a number from 0 on")
+
+
+def header(cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], spot: str) -> tuple[tuple[int, ...], bool]:
+    """Where each field stands in a row, and whether these cells, the first row of the table, are its header."""
+    names = [cell.strip() for cell in cells]
+    if columns is not None and any(isinstance(column, str) for column in columns):
+        return tuple(column if isinstance(column, int) else names.index(named(column, names, spot)) for column in columns), True
+    if columns is None:
+        found = guessed(names, fields)
+        return (tuple(range(len(fields))), False) if found is None else (tuple(names.index(name) for name in found), True)
+    spots = tuple(column for column in columns if isinstance(column, int))
+    there = [names[s].lower() if s < len(names) else "" for s in spots]
+    return spots, all(name in (field.lower(), *SYNONYMS.get(field, ())) for name, field in zip(there, fields, strict=True))
+
+
+def keys(names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], spot: str) -> tuple[str, ...]:
+    """The name of each field's column, where every column has a name."""
+    if columns is None:
+        found = guessed(names, fields)
+        if found is None:
+            raise ValueError(f"{spot} has no column for each of {', '.join(fields)}: there are {listed(names)}; "
+                             "say with `columns` which to take")
+        return found
+    for column in columns:
+        if isinstance(column, int) and column >= len(names):
+            raise ValueError(f"{spot} has {len(names)} columns, so there is no column {column} (they count from 0)")
+    return tuple(names[column] if isinstance(column, int) else named(column, names, spot) for column in columns)
+
+
+def guessed(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The name that stands for each field, its own before others'; None unless there is one for each."""
+    lower = {name.lower(): name for name in reversed(names)}
+    found: list[str] = []
+    for field in fields:
+        free = [lower[name] for name in (field.lower(), *SYNONYMS.get(field, ()))
+                if name in lower and lower[name] not in found and (name == field.lower() or name not in fields)]
+        if not free:
+            return None
+        found.append(free[0])
+    return tuple(found)
+
+
+def named(column: str, names: Sequence[str], spot: str) -> str:
+    """That column, or the one that differs from it by case alone."""
+    if column in names:
+        return column
+    alike = [name for name in names if name.lower() == column.lower()]
+    if len(alike) != 1:
+        raise ValueError(f"{spot} has no column {column!r}: there are {listed(names)}")
+    return alike[0]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, few enough to read."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more if names else "none"
+
+
+def picker(spots: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
+    """Takes a record out of a row; an IndexError if the row is too short."""
+    if len(spots) > 1:
+        return itemgetter(*spots)
+    [spot] = spots
+    return lambda cells: (cells[spot],)
+
+
+def paths(row: dict[str, Any]) -> list[str]:
+    """The names in a row of named values, those of a row within it as "translation.en"."""
+    return [name for key, value in row.items()
+            for name in ([f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [str(key)])]
+
+
+def taken(row: dict[str, Any], names: tuple[str, ...], spot: Callable[[], str]) -> Record:
+    """The values of these names as strings: text as it is, numbers and truth values as JSON writes them."""
+    try:
+        values = [row[name] for name in names]
+    except KeyError:
+        values = [_dug(row, name, spot) for name in names]
+    for at, value in enumerate(values):
+        if type(value) is not str:
+            values[at] = _string(value, names[at], spot)
+    return tuple(values)
+
+
+def _dug(row: dict[str, Any], name: str, spot: Callable[[], str]) -> Any:
+    if name in row:
+        return row[name]
+    outer, _, inner = name.partition(".")
+    if inner and isinstance(row.get(outer), dict) and inner in row[outer]:
+        return row[outer][inner]
+    raise ValueError(f"{spot()} has no {name!r}: there are {listed(paths(row))}")
+
+
+def _string(value: Any, name: str, spot: Callable[[], str]) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    kind = {type(None): "null", list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
+    raise ValueError(f"{spot()}: {name!r} is {kind}, not text")

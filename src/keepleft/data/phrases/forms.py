@@ -1,0 +1,101 @@
+"""What the grammar is made of: nouns, adjectives, verbs, places and times, and the phrases and clauses built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Tense = Literal["now", "habit", "past", "future", "want", "must", "can"]
+Mood = Literal["say", "not", "ask"]
+MOODS: tuple[Mood, ...] = ("say", "not", "ask")
+Said = tuple[str, str, str]  # English, French, Hindi
+
+
+@dataclass(frozen=True, eq=False)
+class Noun:
+    english: str
+    english_plural: str
+    french: str
+    french_plural: str
+    french_feminine: bool
+    hindi: str
+    hindi_feminine: bool
+    honoured: bool = False  # Hindi speaks of one as of many, and never bends the word: पिता, माँ
+    fits: str = ""          # which adjectives make sense with it, one letter for each class
+
+
+@dataclass(frozen=True, eq=False)
+class Adjective:
+    english: str
+    french: tuple[str, str, str, str]  # masculine, feminine, and their plurals
+    hindi: str
+    before: bool = False               # stands before the noun in French
+    liaison: str = ""                  # masculine before a vowel: nouvel, vieil, bel
+    fits: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Verb:
+    english: tuple[str, str, str, str]                 # sleep sleeps sleeping slept
+    infinitive: str
+    present: tuple[str, str, str, str, str]            # je tu il nous ils
+    participle: str
+    future: str                                        # the stem: dormir-
+    hindi: str                                         # the stem: सो
+    being: bool = False                                # the past is made with être
+    reflexive: bool = False
+    prefix: str = ""                                   # what goes before the stem: काम in काम कर
+    prefix_feminine: bool = False
+    ergative: bool = False                             # the past takes ने
+    case: str = ""                                     # what the object takes: को, से, का, की
+
+
+@dataclass(frozen=True, eq=False)
+class Phrase:
+    """Someone or something, in three languages; person 0 to 4 is I, you, he or she, we, they."""
+
+    english: str
+    french: str
+    hindi: str
+    oblique: str             # Hindi before a postposition
+    person: int = 2
+    french_feminine: bool = False
+    hindi_feminine: bool = False
+    hindi_plural: bool = False
+    whose: str = ""          # the possessive it begins with: my, your, his, …
+    him: str = ""            # English, standing as an object
+    french_not: str = ""     # after a negation: de pain, where it is not as in a statement
+    hindi_not: str = ""
+
+    @property
+    def plural(self) -> bool:
+        return self.person >= 3
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    at: Said
+    to: Said
+    out: Said
+
+
+@dataclass(frozen=True, eq=False)
+class Clause:
+    subject: Phrase
+    verb: Verb
+    tense: Tense = "now"
+    mood: Mood = "say"
+    object: Phrase | None = None
+    receiver: Phrase | None = None  # a pronoun: gave *me* a book
+    extras: tuple[Said, ...] = ()   # place, then time
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """One kind of sentence: a rule, the choices that it takes, and the most sentences to draw from it."""
+
+    name: str
+    most: int
+    rule: Callable[..., Said | None]
+    choices: tuple[tuple[object, ...], ...]

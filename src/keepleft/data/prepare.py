@@ -1,0 +1,114 @@
+"""From texts to a token store, a few thousand records at a time; what cannot be learned from is left out and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keepleft.data.encoding import Encode
+from keepleft.data.store import Store, kind_of, writing
+
+PIECE = 1 << 12   # records at a time
+WEIGHT = 1 << 22  # and, where records are long, characters
+
+Record = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One field: how its texts become integers, and how many a record may have."""
+
+    name: str
+    encode: Encode
+    longest: int | None = None  # None: any number
+    cut: bool = False           # longer ones are cut, not left out
+    pieces: bool = False        # longer ones become several records
+
+
+@dataclass
+class Counts:
+    """What became of the records."""
+
+    records: int = 0   # read
+    kept: int = 0      # written (pieces of one record count each)
+    empty: int = 0     # left out: nothing in one of the fields
+    overlong: int = 0  # left out
+    cut: int = 0       # shortened
+
+
+def labels(known: Sequence[str], name: str, vocab: int) -> Encode:
+    """Labels as numbers, by their place in a list."""
+    kind = kind_of(vocab)
+    rows = {label: np.array([n], kind).tobytes() for n, label in enumerate(known)}
+
+    def encode(texts: Sequence[str]) -> list[bytes]:
+        try:
+            return [rows[text] for text in texts]
+        except KeyError as error:
+            raise ValueError(f"{name} has the label {error.args[0]!r}, which was never seen in training: there are "
+                             f"{', '.join(map(repr, list(known)[:20]))}") from None
+    return encode
+
+
+def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[Column]]], folder: Path, *, vocab: int,
+            about: dict[str, Any] | None = None, tick: Callable[[int], None] = lambda characters: None) -> tuple[Store, Counts]:
+    """Write the records of several sources, each with its own columns, into one store. `tick` hears of characters done."""
+    counts, width = Counts(), kind_of(vocab).itemsize
+    parts = list(parts)
+    names = [column.name for column in parts[0][1]]
+    with writing(folder, names, vocab=vocab, about=about) as writer:
+        for source, columns in parts:
+            for piece in _pieces(source):
+                fields = [column.encode(texts) for column, texts in zip(columns, zip(*piece, strict=True), strict=True)]
+                for column, rows in zip(columns, _fitting(fields, columns, piece, counts, width), strict=True):
+                    writer.add(column.name, rows)
+                tick(sum(len(text) for record in piece for text in record))
+        if not counts.kept:
+            raise ValueError(f"of {counts.records} records none is left to train on: {counts.empty} are empty, "
+                             f"{counts.overlong} are longer than the model takes")
+    return Store.open(folder), counts
+
+
+def _pieces(source: Iterable[Record]) -> Iterable[list[Record]]:
+    """Some records at a time, by number and by weight."""
+    records = iter(source)
+    while piece := list(islice(records, 256)):
+        weight = sum(len(text) for record in piece for text in record)
+        while len(piece) < PIECE and weight < WEIGHT and (more := list(islice(records, 256))):
+            piece += more
+            weight += sum(len(text) for record in more for text in record)
+        yield piece
+
+
+def _fitting(fields: list[list[bytes]], columns: Sequence[Column], piece: list[Record], counts: Counts,
+             width: int) -> list[list[bytes]]:
+    """The rows to be written, field by field."""
+    counts.records += len(piece)
+    if len(columns) == 1 and columns[0].pieces and (longest := columns[0].longest):
+        size = longest * width
+        out = [row[at:at + size] for row in fields[0] for at in range(0, len(row), size)]
+        counts.kept += len(out)
+        return [out]
+    blank = [any(not text or text.isspace() for text in record) and not all(column.longest is None for column in columns)
+             for record in piece]
+    good = [not empty for empty in blank]
+    counts.empty += sum(blank)
+    for rows, column in zip(fields, columns, strict=True):
+        if column.longest is None:
+            continue
+        limit = column.longest * width
+        if column.cut:
+            counts.cut += sum(len(row) > limit for row in rows)
+            rows[:] = [row[:limit] for row in rows]
+            continue
+        for n, row in enumerate(rows):
+            if good[n] and len(row) > limit:
+                good[n] = False
+                counts.overlong += 1
+    counts.kept += sum(good)
+    return [[row for row, fits in zip(rows, good, strict=True) if fits] for rows in fields]

@@ -1,0 +1,82 @@
+"""Many texts of different lengths as one long array of integers, and the ways to lay them out as a rectangle."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Whole = NDArray[np.int64]
+
+
+class Ragged(NamedTuple):
+    flat: Whole     # all tokens, text after text
+    lengths: Whole  # (n,)
+
+    @property
+    def begins(self) -> Whole:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @classmethod
+    def of(cls, texts: list[list[int]]) -> Ragged:
+        flat = [token for text in texts for token in text]
+        return cls(np.array(flat, np.int64), np.array([len(text) for text in texts], np.int64))
+
+    def texts(self) -> list[list[int]]:
+        return [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])] if len(self.lengths) else []
+
+    def upto(self, longest: int) -> Ragged:
+        """The first tokens of each text."""
+        if not len(self.lengths) or int(self.lengths.max()) <= longest:
+            return self
+        lengths = np.minimum(self.lengths, longest)
+        return Ragged(self.flat[spread(self.begins, lengths)], lengths)
+
+
+def spread(begins: Whole, lengths: Whole) -> Whole:
+    """begin, begin + 1, … for each text, one after the other."""
+    total = np.cumsum(lengths)
+    return np.repeat(begins - (total - lengths), lengths) + np.arange(int(total[-1]) if len(total) else 0)
+
+
+class Layout(NamedTuple):
+    """Where each text goes in a rectangle: its row, its first column, and its number in the row, from 1 on."""
+
+    row: Whole
+    column: Whole
+    segment: Whole
+    shape: tuple[int, int]
+
+    def lay(self, texts: Ragged, fill: int) -> Whole:
+        out = np.full(self.shape, fill, np.int64)
+        out[self._rows(texts), spread(self.column, texts.lengths)] = texts.flat
+        return out
+
+    def segments(self, texts: Ragged) -> Whole:
+        """The number of its text for every token, 0 for padding."""
+        out = np.zeros(self.shape, np.int64)
+        out[self._rows(texts), spread(self.column, texts.lengths)] = np.repeat(self.segment, texts.lengths)
+        return out
+
+    def _rows(self, texts: Ragged) -> Whole:
+        return np.repeat(self.row, texts.lengths)
+
+
+def padded(texts: Ragged, *, width: int | None = None, rows: int | None = None) -> Layout:
+    """A row for each text. Rows beyond the texts, where more are asked for, are all padding."""
+    n = len(texts.lengths)
+    shape = (rows or n, width or int(texts.lengths.max(initial=1)))
+    return Layout(np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), shape)
+
+
+def packed(places: list[tuple[int, int]], texts: Ragged, *, width: int, rows: int) -> Layout:
+    """Texts one behind the other: `places` gives each its row and its number in that row, in the order of the row."""
+    row = np.array([place[0] for place in places], np.int64)
+    column, used = np.zeros(len(row), np.int64), np.zeros(rows, np.int64)
+    for n, (r, length) in enumerate(zip(row.tolist(), texts.lengths.tolist(), strict=True)):
+        column[n] = used[r]
+        used[r] += length
+    if int(used.max(initial=0)) > width:
+        raise ValueError(f"texts of {int(used.max())} tokens do not fit into a row of {width}")
+    return Layout(row, column, np.array([place[1] for place in places], np.int64), (rows, width))

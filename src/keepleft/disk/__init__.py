@@ -1,0 +1,1 @@
+"""Bytes that are whole or not there: atomic writing, checksums."""

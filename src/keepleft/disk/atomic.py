@@ -1,0 +1,77 @@
+"""Files and folders that are whole or not there: written under another name, brought to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PART = ".part"
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A place to write a file; it becomes `path` when all went well, and vanishes otherwise."""
+    part = path.with_name(path.name + PART)
+    try:
+        yield part
+        sync(part)
+        part.replace(path)
+        sync(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `folder`, in place of what was there, when all went well, and vanishes otherwise."""
+    part = folder.with_name(folder.name + PART)
+    shutil.rmtree(part, ignore_errors=True)  # a crash may have left one
+    part.mkdir(parents=True)
+    try:
+        yield part
+        for path in sorted(part.rglob("*")):
+            sync(path)
+        sync(part)
+        removed(folder)
+        part.rename(folder)
+        sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def text(path: Path, content: str) -> None:
+    """A small file, at once or not at all."""
+    with written(path) as part:
+        part.write_text(content, "utf-8")
+
+
+def removed(folder: Path) -> None:
+    """Take a folder away so that no one meets it half gone: its name goes first."""
+    if folder.exists():
+        gone = folder.with_name(folder.name + ".gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file, a few megabytes at a time."""
+    total = 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(1 << 22):
+            total = zlib.crc32(piece, total)
+    return total

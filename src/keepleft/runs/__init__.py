@@ -1,0 +1,1 @@
+"""One job, from plain files to a model directory."""

@@ -1,0 +1,191 @@
+"""Numbers to look at: curves and bars as hand-written .svg files. Dashes and hatching tell them apart without colour too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
+
+from keepleft.disk import atomic
+
+INK, FAINT, PAPER = "#222222", "#d8dee4", "#ffffff"
+COLOURS = ("#1f5fa8", "#c2410c", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
+DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "1 2")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 74, 24, 66, 52  # of the plot: its height, and the room around it
+LETTER = 6.4  # the width of a letter of 12 pixels, more or less
+
+Point = tuple[float, float]
+
+
+def lines(path: str | Path, series: Mapping[str, Sequence[Point]], *, title: str, x: str, y: str, log_y: bool = False,
+          below: Sequence[tuple[str, str]] = ()) -> Path:
+    """A curve for each series of (x, y) into an .svg file; `below` are lines of text under it, each with a name.
+
+    A point that has no place on its axis (not a number, or not above 0 where the axis is logarithmic) is left out.
+    """
+    kept = {name: [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log_y)]
+            for name, points in series.items()}
+    across = _axis([a for points in kept.values() for a, _ in points], LEFT, WIDTH - RIGHT, log=False, title=title)
+    up = _axis([b for points in kept.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title)
+    out = [*_ticks_up(up, y), *(_text(across.at(tick), TOP + HEIGHT + 18, _said(tick), anchor="middle") for tick in across.ticks),
+           _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
+    for n, (name, points) in enumerate(kept.items()):
+        where = [f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in points]
+        if len(where) == 1:
+            where *= 2  # a single point is a dot: a line to itself with round ends
+        out.append(f'<polyline points="{" ".join(where)}" fill="none" {_stroke(n)}><title>{escape(name)}</title></polyline>')
+    keys = [f'<line x1="{{x:g}}" y1="{{y:g}}" x2="{{to:g}}" y2="{{y:g}}" {_stroke(n)}/>' for n in range(len(kept))]
+    return _written(path, title, [*out, *_legend(list(kept), keys)], below)
+
+
+def bars(path: str | Path, series: Mapping[str, Sequence[float]], groups: Sequence[str], *, title: str, x: str, y: str,
+         log_y: bool = False, below: Sequence[tuple[str, str]] = ()) -> Path:
+    """A group of bars for each name in `groups`, with one bar for each series, its value above it, into an .svg file.
+
+    Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number below it.
+    """
+    if wrong := {name: len(values) for name, values in series.items() if len(values) != len(groups)}:
+        raise ValueError(f"the chart {title!r} has {len(groups)} groups, but {wrong} values: give each series one for each group")
+    values = [value for some in series.values() for value in some]
+    for value in values:
+        if not math.isfinite(value) or value < 0 or (log_y and value == 0):
+            raise ValueError(f"a bar of the chart {title!r} is {value}: it must be a number {'above' if log_y else 'of at least'} 0")
+    up = _axis([*values, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
+    room = (WIDTH - LEFT - RIGHT) / len(groups)
+    wide = min(64.0, 0.8 * room / len(series))
+    out = _ticks_up(up, y) + [_text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
+    for g, group in enumerate(groups):
+        middle = LEFT + (g + 0.5) * room
+        out.append(_text(middle, TOP + HEIGHT + 18, group, anchor="middle"))
+        for n, (name, some) in enumerate(series.items()):
+            begin, top = middle + (n - len(series) / 2) * wide, up.at(some[g])
+            out.append(f'<rect x="{begin + 1:.1f}" y="{top:.1f}" width="{wide - 2:.1f}" height="{TOP + HEIGHT - top:.1f}" '
+                       f'{_fill(n)}><title>{escape(f"{name}, {group}: {some[g]:g}")}</title></rect>')
+            out.append(_text(begin + wide / 2, top - 5, f"{some[g]:.3g}", anchor="middle"))
+    keys = [f'<rect x="{{x:g}}" y="{{above:g}}" width="26" height="11" {_fill(n)}/>' for n in range(len(series))]
+    return _written(path, title, [_hatching(len(series)), *out, *_legend(list(series), keys)], below)
+
+
+# axes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    low: float
+    high: float
+    begin: float  # where in the picture the low end is
+    end: float
+    ticks: list[float]
+    log: bool
+
+    def at(self, value: float) -> float:
+        low, high, here = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        return self.begin + (here - low) / (high - low) * (self.end - self.begin)
+
+
+def _axis(values: Sequence[float], begin: float, end: float, *, log: bool, title: str) -> Axis:
+    if not values:
+        raise ValueError(f"the chart {title!r} has no point to draw: give at least one number")
+    ticks = (powers if log else rounds)(min(values), max(values))
+    return Axis(ticks[0], ticks[-1], begin, end, ticks, log)
+
+
+def rounds(low: float, high: float) -> list[float]:
+    """Round numbers, 1, 2 or 5 times a power of ten apart, from at most low to at least high."""
+    if low == high:
+        low, high = min(low, 0.0), max(high, 0.0) or low + 1.0
+    if 0 < low < 0.5 * high:
+        low = 0.0  # a curve that falls far is seen from the ground up
+    rough = (high - low) / 6
+    power = 10.0 ** math.floor(math.log10(rough))
+    apart = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / apart + 1e-9), math.ceil(high / apart - 1e-9)
+    return [n * apart for n in range(first, last + 1)]
+
+
+def powers(low: float, high: float) -> list[float]:
+    """Powers of ten from at most low to at least high, nine at most; over two of them or fewer also 2 and 5 times each."""
+    first = math.floor(math.log10(low) + 1e-9)
+    last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
+    if last - first > 2:
+        apart = -(-(last - first) // 8)
+        return [10.0 ** power for power in range(first, last + apart, apart)]
+    every = [n * 10.0 ** power for power in range(first, last + 1) for n in (1, 2, 5)]
+    begin = max(n for n, tick in enumerate(every) if tick <= low * (1 + 1e-9))
+    end = min(n for n, tick in enumerate(every) if tick >= high * (1 - 1e-9))
+    return every[begin:max(end, begin + 1) + 1]
+
+
+def _ticks_up(up: Axis, y: str) -> list[str]:
+    out = []
+    for tick in up.ticks:
+        level = up.at(tick)
+        out.append(f'<line x1="{LEFT}" y1="{level:.1f}" x2="{WIDTH - RIGHT}" y2="{level:.1f}" '
+                   f'stroke="{INK if tick == up.ticks[0] else FAINT}"/>')
+        out.append(_text(LEFT - 8, level + 4, _said(tick), anchor="end"))
+    return [*out, f'<text transform="translate(18 {TOP + HEIGHT / 2:g}) rotate(-90)" text-anchor="middle">{escape(y)}</text>']
+
+
+def _said(number: float) -> str:
+    """As short as it can be read: 20,000 and 0.05 and 1e-07."""
+    return f"{number:,.0f}" if 1000 <= abs(number) < 1e7 else f"{number:.6g}"
+
+
+# the picture --------------------------------------------------------------------------------
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:
+    style = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (' font-weight="bold"' if bold else "")
+    return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{escape(text)}</text>'
+
+
+def _stroke(n: int) -> str:
+    dash = DASHES[n % len(DASHES)]
+    return (f'stroke="{COLOURS[n % len(COLOURS)]}" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round"'
+            + (f' stroke-dasharray="{dash}"' if dash else ""))
+
+
+def _fill(n: int) -> str:
+    colour = COLOURS[n % len(COLOURS)]
+    return f'fill="{colour if n == 0 else f"url(#hatch{n})"}" stroke="{colour}"'
+
+
+def _hatching(count: int) -> str:
+    """Stripes that lean another way for each series; the first is plain."""
+    return "<defs>" + "".join(
+        f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate({(45, -45, 0, 90)[n % 4]})">'
+        f'<rect width="7" height="7" fill="{PAPER}"/><rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>'
+        for n in range(1, count)) + "</defs>"
+
+
+def _legend(names: list[str], keys: list[str]) -> list[str]:
+    out, x = [], float(LEFT)
+    for name, key in zip(names, keys, strict=True):
+        out += [key.format(x=x, to=x + 26, y=48, above=42), _text(x + 33, 52, name)]
+        x += 33 + len(name) * LETTER + 26
+    return out
+
+
+def _written(path: str | Path, title: str, parts: list[str], below: Sequence[tuple[str, str]]) -> Path:
+    path = Path(path)
+    if path.suffix != ".svg":
+        raise ValueError(f"{path.name!r} is no .svg: charts are drawn as .svg")
+    tall = TOP + HEIGHT + BOTTOM
+    aside = 16 + max((len(name) for name, _ in below), default=0) * LETTER + 14
+    longest = int((WIDTH - aside - 10) / LETTER)
+    for name, text in below:
+        tall += 19
+        parts = [*parts, _text(16, tall - 6, name, bold=True), _text(aside, tall - 6, _short(text, longest))] if name else parts
+    tall += 14 if below else 0
+    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
+            f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(title)}>',
+            f"<title>{escape(title)}</title>", f'<rect width="{WIDTH}" height="{tall}" fill="{PAPER}"/>',
+            f'<text x="16" y="25" font-size="14" font-weight="bold">{escape(title)}</text>']
+    atomic.text(path, "\n".join([*head, *parts, "</svg>\n"]))
+    return path
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[:longest - 1].rstrip() + "…"

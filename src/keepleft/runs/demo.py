@@ -1,0 +1,101 @@
+"""The demonstration: a translator from English to French and Hindi, trained from nothing on the embedded phrases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from keepleft.data.ahead import ahead
+from keepleft.data.batches import Batches, Bucketed, Place
+from keepleft.data.encoding import encoder
+from keepleft.data.objectives import Translation
+from keepleft.data.phrases.corpus import Pair, split
+from keepleft.data.store import Store
+from keepleft.data.tokenizer import END, START, learn, marks
+from keepleft.models.build import build
+from keepleft.models.design import Design, Stack
+from keepleft.models.presets import marian
+from keepleft.models.watch import watch
+from keepleft.nn.feedforward import FeedForward
+from keepleft.runs.writing import write
+from keepleft.train.loop import Report, train
+from keepleft.train.recipe import Recipe
+
+TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
+NAMES = {"fr": "French", "hi": "Hindi"}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The phrases as integers, what is held out, and a model of the right size."""
+
+    tokenizer: Any
+    batches: Batches
+    held: dict[str, list[Pair]]
+    model: Any
+
+
+def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2, width: int = 256, budget: int = 1536) -> Lesson:
+    """Both languages together: the tag before the source says which one is asked for."""
+    parts = {language: split(language, test=test) for language in TAGS}
+    texts = [text for training, _ in parts.values() for pair in training for text in pair]
+    tokenizer = learn("word", texts, 8000, more=tuple(TAGS.values()), least=1)
+    end, = marks(tokenizer).need("end")
+    kind = np.dtype(np.int64)
+    plain = encoder(tokenizer, kind, after=[end])
+    source, target = [], []
+    for language, (training, _) in parts.items():
+        tagged = encoder(tokenizer, kind, before=[tokenizer.token_to_id(TAGS[language])], after=[end])
+        source += [np.frombuffer(row, kind).tolist() for row in tagged([english for english, _ in training])]
+        target += [np.frombuffer(row, kind).tolist() for row in plain([other for _, other in training])]
+    store = Store.of(src=source, tgt=target)
+    batches = Batches(store, Translation(tokenizer.token_to_id(START)), Bucketed(), budget, seed=seed)
+    design: Design = marian.but(vocab=tokenizer.get_vocab_size(), dim=dim, heads=4, feedforward=FeedForward(width, "relu"),
+                                encoder=Stack(layers, marian.encoder.mask, final_norm=False),  # type: ignore[union-attr]
+                                decoder=Stack(layers, marian.decoder.mask, final_norm=False),  # type: ignore[union-attr]
+                                dropout=0.0)
+    model = build(design, generator=torch.Generator().manual_seed(seed))
+    return Lesson(tokenizer, batches, {language: held for language, (_, held) in parts.items()}, model)
+
+
+def taught(lesson: Lesson, steps: int, peak: float = 3e-3) -> Iterator[Report]:
+    recipe = Recipe(steps=steps, peak=peak, warmup=max(1, steps // 20), schedule="linear", floor=0.02, report=10,
+                    betas=(0.9, 0.98), average=0.0)
+
+    class Order:
+        def steps(self, place: Any = (0, 0)) -> Iterator[Any]:
+            return ahead(lesson.batches.steps(Place(*place)))
+
+    return train(lesson.model, Order(), recipe)
+
+
+def translated(lesson: Lesson, language: str, texts: list[str]) -> list[str]:
+    return write(lesson.model, lesson.tokenizer, texts, tag=TAGS[language])
+
+
+def exact(lesson: Lesson, language: str) -> float:
+    """The share of held-out sentences that come out to the letter."""
+    held = lesson.held[language]
+    found = translated(lesson, language, [english for english, _ in held])
+    return sum(written == reference for written, (_, reference) in zip(found, held, strict=True)) / len(held)
+
+
+@torch.no_grad()
+def alignment(lesson: Lesson, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
+    """What each written word looked at: source words, written words, and (written, source) weights of the last layer."""
+    words = english.split()
+    written = translated(lesson, language, [english])[0].split()
+    number = lesson.tokenizer.token_to_id
+    end, unknown = number(END), marks(lesson.tokenizer).unknown
+    known = lambda word: unknown if (n := number(word)) is None else n
+    source = torch.tensor([[number(TAGS[language]), *map(known, words), end]])
+    shown = torch.tensor([[number(START), *map(known, written)]])
+    layers = len(lesson.model.decoder.layers)
+    with watch(lesson.model.eval(), "decoder.*.cross") as maps:
+        lesson.model(source, shown)
+    weights = torch.stack([maps[f"decoder.{n}.cross"][0].mean(0) for n in range(layers)]).mean(0)[:-1, 1:-1]
+    return words, written, weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)

@@ -1,0 +1,185 @@
+"""A training job as data: everything that `keepleft train` can be told. What is left out is chosen from the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Any, Literal
+
+from keepleft.train.recipe import Recipe
+
+Task = Literal["classify", "denoise", "lm", "mlm", "span", "summarize", "translate"]
+Size = Literal["tiny", "small", "base"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Where texts are: one file, or two that belong together line by line.
+
+    Args:
+        path: a file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or hf:NAME for a Hugging Face dataset
+        src: the source side of line-aligned files
+        tgt: the target side
+        columns: names, or numbers from 0, of the columns to take from a table, in the order of the task's fields
+        tag: a language tag, put before each source: <2fr> lets one model write several languages
+    """
+
+    path: str | None = None
+    src: str | None = None
+    tgt: str | None = None
+    columns: list[str | int] | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The tokenizer.
+
+    Args:
+        kind: bpe (byte-level) and unigram break words into pieces, word and char do not
+        size: the most tokens; None: chosen from the data
+        joint: one vocabulary for source and target
+        path: a tokenizer.json, or a model directory, to use as it is
+        source_path: the same for the source, where it has a vocabulary of its own
+        least: how often a word or piece must have been seen
+        documents: for lm, read blank-line separated documents and pack them, instead of running text
+    """
+
+    kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
+    size: int | None = None
+    joint: bool = True
+    path: str | None = None
+    source_path: str | None = None
+    least: int = 2
+    documents: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How texts become batches.
+
+    Args:
+        tokens: in one step, padding included, the longer side counted; on all devices together
+        micro: in one pass of one device; gradients pile up over tokens / micro passes. None: all at once
+        longest: longer texts are left out (pairs), cut (labelled texts) or broken up (running text)
+        pack: put several texts into a row, none seeing another, instead of padding
+        multiple: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
+        ahead: how many batches are made in the background
+    """
+
+    tokens: int | None = None
+    micro: int | None = None
+    longest: int | None = None
+    pack: bool | None = None
+    multiple: int | None = None
+    ahead: int = 8
+
+
+def _choices(kind: type, name: str) -> type:
+    """The same fields, each None unless it is given."""
+    hints = typing.get_type_hints(kind)
+    made = make_dataclass(name, [(f.name, hints[f.name] | None, None) for f in fields(kind)], frozen=True, kw_only=True)
+    made.__doc__, made.__module__ = kind.__doc__, __name__
+    return made
+
+
+Wishes: Any = _choices(Recipe, "Wishes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    task: Task
+    train: Texts | str | list[Texts]
+    valid: Texts | str | list[Texts] | None = None
+    out: str = "runs/new"
+    size: Size = "small"
+    start: str | None = None
+    like: str | None = None
+    design: dict[str, Any] = field(default_factory=dict)
+    words: Words = Words()
+    batch: Batching = Batching()
+    recipe: Any = Wishes()
+    lora: int = 0
+    last: int = 0
+    parallel: Literal["ddp", "fsdp"] | None = None
+    device: str | None = None
+    board: bool = False
+
+
+def write(job: Job) -> str:
+    """A job as YAML; what was not given is left out."""
+    import yaml
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != _default(f)}
+        if isinstance(value, list | tuple):
+            return [plain(part) for part in value]
+        return value
+
+    return yaml.safe_dump(plain(job), sort_keys=False, allow_unicode=True)
+
+
+def read(text: str, name: str = "the job") -> Job:
+    """A job from YAML; an unknown field, or a value of another kind, is an error that names it."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} is not YAML: {error}") from error
+    return _read(Job, data, name)
+
+
+def _default(f: dataclasses.Field) -> Any:
+    return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+
+
+def _read(kind: Any, data: Any, where: str) -> Any:
+    if is_dataclass(kind):
+        if not isinstance(data, dict):
+            raise ValueError(f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(kind))}")
+        hints = typing.get_type_hints(kind)
+        if unknown := sorted(map(str, data.keys() - hints.keys())):
+            raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(hints)}")
+        try:
+            return kind(**{key: _read(Wishes if kind is Job and key == "recipe" else hints[key], value, f"{where}: {key}")
+                           for key, value in data.items()})
+        except TypeError as error:
+            raise ValueError(f"{where} is incomplete: {error}") from error
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin in (typing.Union, types.UnionType):
+        for part in parts:
+            try:
+                return _read(part, data, where)
+            except ValueError as error:
+                trouble = error
+                if is_dataclass(part) and isinstance(data, dict):
+                    raise
+        raise trouble
+    if origin is Literal:
+        if data not in parts:
+            raise ValueError(f"{where} is {data!r}: there are {', '.join(map(str, parts))}")
+        return data
+    if origin is list and isinstance(data, list):
+        return [_read(parts[0], part, where) for part in data]
+    if origin is tuple and isinstance(data, list | tuple):
+        return tuple(_read(part, value, where) for part, value in zip(parts, data, strict=True))
+    if origin is dict and isinstance(data, dict):
+        return data
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if kind is float and isinstance(data, str):  # YAML reads 3e-4 as a word
+        try:
+            return float(data)
+        except ValueError:
+            pass
+    if kind is type(None) and data is None:
+        return None
+    if isinstance(kind, type) and kind is not type(None) and origin is None and type(data) is kind:
+        return data
+    raise ValueError(f"{where} is {data!r}: {getattr(kind, '__name__', kind)} is needed")

@@ -1,0 +1,134 @@
+"""The texts of a job: opened, looked at, and made into stores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepleft.data import sources
+from keepleft.data.encoding import encoder
+from keepleft.data.prepare import Column, Counts, labels, prepare
+from keepleft.data.report import Report, look
+from keepleft.data.sources import Source
+from keepleft.data.store import Store, kind_of
+from keepleft.data.tokenizer import learn, marks, read
+from keepleft.runs.job import Job, Texts
+from keepleft.runs.tasks import TASKS
+
+SAMPLE = 400 << 20  # characters that a tokenizer is learned from, at most
+Given = Texts | str | list[Texts]
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    target: Any
+    source: Any  # the same one, where the vocabulary is joint
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+
+def opened(job: Job, given: Given) -> list[tuple[Source, str | None]]:
+    """The sources, each with the language tag that goes before its texts."""
+    parts = given if isinstance(given, list) else [given]
+    return [(_open(job, Texts(path=part) if isinstance(part, str) else part), None if isinstance(part, str) else part.tag)
+            for part in parts]
+
+
+def _open(job: Job, texts: Texts) -> Source:
+    wanted = TASKS[job.task].fields
+    if texts.src is not None or texts.tgt is not None:
+        if texts.src is None or texts.tgt is None:
+            raise ValueError(f"only {'src' if texts.tgt is None else 'tgt'} was given: line-aligned texts need both src and tgt")
+        if wanted != ("src", "tgt"):
+            raise ValueError(f"src and tgt were given, but the task {job.task} reads {' and '.join(wanted)}: give one file")
+        return sources.aligned(texts.src, texts.tgt)
+    if texts.path is None:
+        raise ValueError("no text was given: name a file, or src and tgt")
+    if wanted == ("text",) and texts.columns is None and _plain(texts.path):
+        return sources.documents(texts.path) if job.words.documents or job.task != "lm" else sources.whole(texts.path)
+    return sources.open_source(texts.path, wanted, texts.columns)
+
+
+def _plain(path: str) -> bool:
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]
+    return not path.startswith("hf:") and not Path(path).is_dir() and (
+        not suffixes or suffixes[-1] not in (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
+
+
+def looked(found: list[tuple[Source, str | None]], longest: int | None) -> list[Report]:
+    return [look(source, longest=longest) for source, _ in found]
+
+
+def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int) -> Tokenizers:
+    """Read them, or learn them from the training texts."""
+    task, words = TASKS[job.task], job.words
+    where = words.path or (job.start if job.start and (Path(job.start) / "tokenizer.json").exists() else None)
+    if where is not None:
+        target = read(where)
+        other = words.source_path or str(Path(where) / "source_tokenizer.json")
+        return Tokenizers(target, read(other) if Path(other).exists() else target)
+    tags = [tag for _, tag in found if tag is not None]
+    running = task.fields == ("text",) and job.task == "lm"
+    more = [*task.more, *dict.fromkeys(tags)]
+
+    def texts(fields: tuple[int, ...]) -> Iterator[str]:
+        for source, _ in found:
+            done = 0
+            for record in source:
+                for n in fields:
+                    yield record[n]
+                    done += len(record[n])
+                if done > SAMPLE // len(found):
+                    break
+
+    if task.fields == ("src", "tgt") and not words.joint:
+        source, target = (learn(words.kind, texts((n,)), size, running=running, more=more if n == 0 else (), least=words.least)
+                          for n in (0, 1))
+        return Tokenizers(target, source)
+    fields = (0, 1) if task.fields == ("src", "tgt") else (0,)
+    both = learn(words.kind, texts(fields), size, running=running, more=more, least=words.least)
+    return Tokenizers(both, both)
+
+
+def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, known: list[str], longest: int,
+          folder: Path, tick: Callable[[int], None]) -> tuple[Store, Counts]:
+    """The texts as integers, on disk."""
+    task = TASKS[job.task]
+    vocab = max(words.target.get_vocab_size(), words.source.get_vocab_size(), len(known))
+    kind, ends = kind_of(vocab), marks(words.target)
+    before, after = ([getattr(ends, name) for name in part if getattr(ends, name) is not None] for part in task.around)
+    running = job.task == "lm" and not job.words.documents
+    parts = []
+    for source, tag in found:
+        if task.fields == ("src", "tgt"):
+            end, = marks(words.source).need("end")
+            lead = [] if tag is None else [words.source.token_to_id(tag)]
+            columns = [Column("src", encoder(words.source, kind, before=lead, after=[end]), longest),
+                       Column("tgt", encoder(words.target, kind, after=after), longest)]
+        elif running:
+            columns = [Column("text", encoder(words.target, kind))]
+        else:
+            columns = [Column("text", encoder(words.target, kind, before=before, after=after), longest, cut=task.cut,
+                              pieces=job.task == "lm")]
+        if "label" in task.fields:
+            columns.append(Column("label", labels(known, source.name, vocab)))
+        parts.append((source, columns))
+    return prepare(parts, folder, vocab=vocab, tick=tick)
+
+
+def labels_of(job: Job, found: list[tuple[Source, str | None]]) -> list[str]:
+    """All labels of the training texts, sorted; none where the task has none."""
+    if "label" not in TASKS[job.task].fields:
+        return []
+    seen = Counter(record[1] for source, _ in found for record in source)
+    if len(seen) < 2:
+        raise ValueError(f"all texts have the label {next(iter(seen), None)!r}: to tell labels apart there must be at least two")
+    if len(seen) > 10_000:
+        raise ValueError(f"there are {len(seen)} different labels, {', '.join(map(repr, list(seen)[:3]))} and so on: is the label "
+                         "in another column? Name the columns with train.columns")
+    return sorted(seen)

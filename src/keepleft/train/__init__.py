@@ -1,0 +1,1 @@
+"""Integers to a trained model."""

@@ -1,0 +1,50 @@
+"""A moving average of the weights: smoother than the last ones, and usually better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.model = decay, model
+        self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def add(self, step: int) -> None:
+        """Take in the weights after a step, counted from 0. At first it forgets faster: the first weights mean little."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        now: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
+        torch._foreach_lerp_(list(self.weights.values()), now, 1.0 - decay)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The average in the place of the weights, for a while."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for p, kept in zip((p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True):
+            now = p.detach().clone()
+            p.copy_(kept)
+            kept.copy_(now)
+
+
+@torch.no_grad()
+def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints."""
+    if not states:
+        raise ValueError("a mean of no checkpoints is none: give at least one")
+    for state in states[1:]:
+        if odd := sorted(state.keys() ^ states[0].keys()):
+            raise ValueError(f"only checkpoints of one model have a mean: {odd[0]!r} is in some and not in others")
+    return {name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+            for name, tensor in states[0].items()}

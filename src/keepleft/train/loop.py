@@ -1,0 +1,309 @@
+"""The loop: a generator of reports. Whoever iterates trains; whoever stops iterating stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from keepleft.train import checkpoint, meter
+from keepleft.train.average import Average
+from keepleft.train.optimizer import memory, optimizers, ready
+from keepleft.train.parallel import Team
+from keepleft.train.pupil import Pupil, recompute
+from keepleft.train.recipe import Recipe, higher_is_better
+from keepleft.train.recipe import read as read_recipe
+from keepleft.train.schedule import rate
+
+COMPILE_PAYS = 300  # steps from which on a GPU compiling takes less time than it saves
+
+
+class Batch(Protocol):
+    """What a batch must have."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def identity(self) -> str: ...
+
+
+Place = tuple[int, int]  # epoch, and steps of it that are done
+
+
+class Batches(Protocol):
+    """An order of batches that can be taken up anywhere."""
+
+    def steps(self, place: Any = ...) -> Iterator[tuple[Place, list[Any]]]: ...
+
+
+@dataclass
+class Report:
+    """What happened since the last report."""
+
+    step: int                    # steps done
+    epoch: int
+    loss: float                  # per target, label-smoothed as it was trained on
+    plain: float                 # the cross-entropy itself
+    accuracy: float              # the share of targets that had the highest score
+    rate: float                  # the learning rate of the last step
+    norm: float                  # of the gradients in the last step, before clipping
+    tokens: int                  # targets learned from since the last report
+    speed: float                 # targets a second, without evaluation and saving
+    share: float | None          # of the device's matrix-product rate, measured
+    measures: dict[str, float] = field(default_factory=dict)  # of an evaluation, if there was one
+    best: bool = False           # and it was the best so far
+    saved: str | None = None     # the checkpoint that was written
+    notes: list[str] = field(default_factory=list)
+    last: bool = False           # there will be no further report
+
+    def record(self) -> dict[str, Any]:
+        """As plain data, without what is absent."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, {}, [], False)}
+
+
+@dataclass
+class _Run:
+    """Everything that changes while a model is trained."""
+
+    model: nn.Module
+    chosen: list[torch.optim.Optimizer]
+    average: Average | None
+    step: int = 0
+    place: Place = (0, 0)
+    best: float | None = None
+    best_step: int | None = None
+    waited: int = 0  # evaluations since the best one
+
+    def tensors(self) -> dict[str, Tensor]:
+        out = {f"weights/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        out |= memory(self.model, self.chosen)
+        if self.average is not None:
+            out |= {f"average/{name}": tensor for name, tensor in self.average.weights.items()}
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "place": list(self.place), "best": self.best, "best_step": self.best_step,
+                "waited": self.waited}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        self.step, self.place = int(found["step"]), (int(found["place"][0]), int(found["place"][1]))
+        self.best, self.best_step, self.waited = found["best"], found["best_step"], int(found["waited"])
+
+
+def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *, folder: str | Path | None = None,
+          measure: Callable[[nn.Module], dict[str, float]] | None = None, stop: Callable[[], bool] = lambda: False,
+          team: Team | None = None, about: Mapping[str, Any] | None = None) -> Iterator[Report]:
+    """Train a model in place, and say how it goes.
+
+    `batches` is an order of batches (kl.Batches), or a plain list of batches, one for each step, gone through again and again.
+    `folder` is where checkpoints are kept: if it holds some, the run goes on from the newest whole one, exactly as if it had
+    never stopped. `measure` says how good the model is. `stop` is asked after each step: if it says so, a checkpoint is written
+    and training ends. `about` is kept in the checkpoints and must be the same when a run goes on.
+    """
+    team = team or Team(device=next(model.parameters()).device)
+    order = batches if hasattr(batches, "steps") else Repeated(list(batches))  # type: ignore[arg-type]
+    half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and team.device.type == "cuda"
+                                              and torch.cuda.is_bf16_supported())
+    model.to(team.device).train()
+    if recipe.recompute:
+        recompute(model)
+    pupil: Any = team.wrap(Pupil(model, recipe.smoothing), half=half)
+    chosen = optimizers(model, recipe)
+    if team.way == "fsdp" and recipe.optimizer == "muon":
+        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
+    for optimizer in chosen:
+        ready(optimizer)
+    run = _Run(model, chosen, Average(model, recipe.average) if recipe.average else None)
+    folder, told = None if folder is None else Path(folder), json.loads(json.dumps(dict(about or {})))  # as it is kept
+    notes = [] if folder is None else _go_on(run, folder, recipe, told, team)
+    if recipe.compile or (recipe.compile is None and team.device.type == "cuda" and team.way == "alone"
+                          and recipe.steps - run.step >= COMPILE_PAYS):
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        pupil = torch.compile(pupil, dynamic=False)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    tally: list[Tensor] = []
+    names: list[str] = []
+    asked, arithmetic, began, away = 0, 0.0, time.perf_counter(), 0.0
+    norm = torch.zeros(())
+    if run.step >= recipe.steps or (recipe.patience is not None and run.waited >= recipe.patience):
+        return
+    for place, step in order.steps(run.place):  # type: ignore[union-attr]
+        now = rate(recipe, run.step)
+        for optimizer in chosen:
+            for group in optimizer.param_groups:
+                group["lr"] = now
+        counted = team.total(torch.tensor([float(sum(batch.tokens for batch in step))], dtype=torch.float64, device=team.device
+                             if team.world > 1 else "cpu"))
+        total = max(1.0, float(counted))
+        sums = torch.zeros(3, device=team.device, dtype=torch.float64 if team.device.type == "cpu" else torch.float32)
+        try:
+            for n, batch in enumerate(step):
+                torch.manual_seed(_mixed(recipe.seed, run.step, team.rank + n * team.world))
+                moved = batch.to(team.device) if hasattr(batch, "to") else batch
+                with team.quiet(pupil, n == len(step) - 1), _half(team.device, half):
+                    found = pupil(moved.inputs, moved.targets)
+                    (found.loss * (team.world / total)).backward()
+                sums += torch.stack([part.detach().to(sums.dtype) for part in found])
+                arithmetic += meter.work(model, batch.inputs, batch.tokens)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(_knobs(step, error)) from error
+        norm = _clip(parameters, recipe.clip)
+        tally.append(torch.cat([sums / total, norm.detach()[None].to(sums) / team.world]))
+        names.append(step[0].identity if step else "")
+        asked += int(total)
+        if team.device.type == "cpu":  # a GPU would have to be waited for
+            _check(tally[-1:], names[-1:], run.step)
+        for optimizer in chosen:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if run.average is not None:
+            run.average.add(run.step)
+        run.step, run.place = run.step + 1, tuple(place)  # type: ignore[assignment]
+        done = run.step >= recipe.steps
+        ending = done or team.any(stop())
+        due = lambda every: every is not None and run.step % every == 0
+        if not (ending or due(recipe.report) or due(recipe.evaluate) or due(recipe.save)):
+            continue
+        means = team.total(torch.stack(tally)).double().cpu()
+        _check(list(means), names, run.step - len(names))
+        loss, plain, right, _ = means.mean(0).tolist()
+        seconds = max(1e-9, time.perf_counter() - began - away)
+        peak = meter.matmul_rate(team.device, torch.bfloat16 if half else torch.float32) if arithmetic else None
+        report = Report(run.step, run.place[0], loss, plain, right, now, float(norm), asked, asked / seconds,
+                        arithmetic * team.world / seconds / (peak * team.world) if peak else None, notes=notes)
+        notes = []
+        if measure is not None and (done or due(recipe.evaluate)):
+            report.measures = _measured(run, measure, team, pupil)
+            report.best = _better(run, recipe, report.measures, team)
+            tired = recipe.patience is not None and run.waited >= recipe.patience
+            if tired and not done:
+                report.notes.append(f"no better {recipe.metric} in {run.waited} evaluations: stopped")
+            ending = ending or tired
+        if folder is not None and (ending or due(recipe.save) or report.best):
+            report.saved = str(_saved(run, folder, recipe, told, team))
+        report.last = ending
+        yield report
+        if ending:
+            return
+        tally, names, asked, arithmetic, began, away = [], [], 0, 0.0, time.perf_counter(), 0.0
+
+
+class Repeated:
+    """A list of batches as an order: one for each step, from the front again when it is through."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        if not batches:
+            raise ValueError("there is nothing to train on: the list of batches is empty")
+        self.batches = batches
+
+    def steps(self, place: Place = (0, 0)) -> Iterator[tuple[Place, list[Any]]]:
+        for epoch in count(place[0]):
+            for n, batch in enumerate(self.batches):
+                if (epoch, n) >= tuple(place):
+                    yield (epoch, n + 1), batch if isinstance(batch, list) else [batch]
+
+
+def _half(device: torch.device, half: bool) -> Any:
+    return torch.autocast(device.type, torch.bfloat16) if half else nullcontext()
+
+
+def _mixed(seed: int, step: int, micro: int) -> int:
+    """One number from three: chance depends on the place in the run alone, not on what ran before or on how many devices."""
+    out = seed
+    for part in (step, micro):
+        out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
+        out ^= out >> 29
+    return out
+
+
+def _clip(parameters: list[nn.Parameter], most: float) -> Tensor:
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    if hasattr(norm, "full_tensor"):
+        norm = norm.full_tensor()
+    if most:
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
+    return norm
+
+
+def _check(losses: list[Tensor], names: list[str], first: int) -> None:
+    """Neither a loss nor the norm of its gradients, which all processes share, may be anything but a number."""
+    for n, row in enumerate(losses):
+        for what, value in (("loss", float(row[0])), ("norm of the gradients", float(row[3]))):
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the {what} of step {first + n} is {value} ({names[n]}): lower the peak learning rate, lengthen the "
+                    "warm-up, clip gradients, or look at these records; the last checkpoint is from before this step")
+
+
+def _knobs(step: list[Any], error: Exception) -> str:
+    shapes = {name: tuple(tensor.shape) for name, tensor in step[0].inputs.items()} if step else {}
+    return (f"the device has too little memory for batches of {shapes}: halve the tokens of a micro-batch (batch.micro), set "
+            f"recipe.recompute, leave out longer texts (batch.longest), choose bfloat16, or shard with fsdp ({error})")
+
+
+def _measured(run: _Run, measure: Callable[[nn.Module], dict[str, float]], team: Team, pupil: nn.Module) -> dict[str, float]:
+    run.model.eval()
+    try:
+        with torch.no_grad(), run.average.inside() if run.average is not None else nullcontext(), team.whole(pupil):
+            return measure(run.model)
+    finally:
+        run.model.train()
+
+
+def _better(run: _Run, recipe: Recipe, measures: dict[str, float], team: Team) -> bool:
+    if recipe.metric not in measures:
+        raise ValueError(f"the metric {recipe.metric!r} is not measured: there are {', '.join(measures)}")
+    value = team.first(measures[recipe.metric])
+    sign = 1.0 if higher_is_better(recipe.metric) else -1.0
+    if not math.isnan(value) and (run.best is None or sign * value > sign * run.best):
+        run.best, run.best_step, run.waited = value, run.step, 0
+        return True
+    run.waited += 1
+    return False
+
+
+def _saved(run: _Run, folder: Path, recipe: Recipe, about: dict[str, Any], team: Team) -> Path:
+    trouble: OSError | None = None
+    if team.rank == 0 or team.way == "fsdp":
+        state = {**run.state(), "recipe": asdict(recipe), "about": about, "world": team.world, "torch": str(torch.__version__)}
+        try:
+            checkpoint.save(folder, run.step, run.tensors(), state, rank=team.rank, sharded=team.way == "fsdp")
+            if team.rank == 0:
+                checkpoint.tidy(folder, run.step, recipe.keep, run.best_step)
+        except OSError as error:
+            trouble = error
+    place = checkpoint.named(folder, run.step)
+    if team.any(trouble is not None):  # all wait here for the first one
+        raise trouble or OSError(f"the checkpoint {place} could not be written by another process: see what it says")
+    return place
+
+
+def _go_on(run: _Run, folder: Path, recipe: Recipe, about: dict[str, Any], team: Team) -> list[str]:
+    """Take up the newest whole checkpoint, if there is one; what is wrong with newer ones is told."""
+    found = checkpoint.latest(folder)
+    if found is None:
+        return []
+    place, state, damaged = found
+    old = read_recipe(state["recipe"])
+    changed = recipe.differs(old)
+    changed += [f"{name} was {state['about'].get(name)!r} and is {about.get(name)!r}"
+                for name in sorted(state["about"].keys() | about.keys()) if state["about"].get(name) != about.get(name)]
+    if changed:
+        raise ValueError(f"the run in {folder} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or "
+                         "start a new run in another folder")
+    checkpoint.load(place, run.tensors(), sharded=bool(state["sharded"]), distributed=team.way == "fsdp")
+    run.restore(state)
+    return [*(f"{trouble}; going on from {place.name}" for trouble in damaged), f"going on from {place.name}"]

@@ -1,0 +1,45 @@
+"""A model and its loss as one module: what is compiled, copied to other devices or sharded."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from keepleft.train.loss import Sums, label_loss, vocabulary_loss
+
+
+class Pupil(nn.Module):
+    def __init__(self, model: nn.Module, smoothing: float) -> None:
+        super().__init__()
+        self.model, self.smoothing = model, smoothing
+
+    def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> Sums:
+        """The arguments of the model, and the targets: (B, T) tokens or (B,) labels."""
+        model: Any = self.model
+        if targets.dim() == 1:
+            return label_loss(model(**inputs), targets, self.smoothing)
+        x = model.head.ready(model.states(**inputs))
+        weight, bias = model.head.matrix(model.token)
+        return vocabulary_loss(x, weight, bias, targets, smoothing=self.smoothing)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of all stacks: what is computed again, or sharded, one by one."""
+    stacks: list[Any] = [getattr(model, name, None) for name in ("encoder", "decoder")]
+    return [layer for stack in stacks if stack is not None for layer in stack.layers]
+
+
+def recompute(model: nn.Module) -> None:
+    """Let every layer forget its activations and compute them again going back."""
+    for layer in layers(model):
+        if not hasattr(layer, "forgetful"):
+            layer.forgetful = True  # type: ignore[assignment]
+            layer.forward = partial(_again, layer.forward)  # type: ignore[method-assign]
+
+
+def _again(forward: Any, *given: Any) -> Any:
+    return checkpoint(forward, *given, use_reentrant=False) if torch.is_grad_enabled() else forward(*given)

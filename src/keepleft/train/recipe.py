@@ -1,0 +1,104 @@
+"""How a model is trained, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from keepleft.nn import sense
+
+SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
+OPTIMIZERS = ("adamw", "muon")
+PRECISIONS = ("auto", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All numbers of a training run but those of the data and of the model.
+
+    Args:
+        steps: how often the weights change
+        peak: the highest learning rate
+        warmup: steps until it is reached
+        schedule: what follows: inverse_sqrt is that of 2017, stable_decay stays at the peak and falls at the end
+        floor: the last learning rate, as a share of the peak (cosine, linear, stable_decay)
+        decay: the share of the steps in which stable_decay falls
+        optimizer: adamw, or muon (for matrices; adamw for the rest)
+        betas: how long AdamW remembers gradients and their squares
+        weight_decay: how far weights shrink at each step, times the learning rate; norms and biases do not
+        clip: the largest norm of all gradients together; 0: any
+        smoothing: how much of each target is spread over the whole vocabulary
+        average: keep a moving average of the weights with this decay (0.999), and evaluate and save that; 0: none
+        precision: of the matrix products; auto is bfloat16 on a GPU that has it, float32 elsewhere
+        recompute: keep fewer activations and compute them again going back: less memory, a third more time
+        compile: translate the model for the device; None: where it pays
+        report: steps between reports
+        evaluate: steps between evaluations; None: only at the end
+        save: steps between checkpoints; None: only at the end
+        keep: how many checkpoints stay; the best one stays besides
+        metric: which measure is the best one chosen by
+        patience: evaluations without a better one until training stops; None: never
+        seed: of dropout, of the order of the data and of fresh weights
+    """
+
+    steps: int = 1000
+    peak: float = 3e-4
+    warmup: int = 100
+    schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "stable_decay"] = "cosine"
+    floor: float = 0.1
+    decay: float = 0.2
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    smoothing: float = 0.0
+    average: float = 0.0
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    recompute: bool = False
+    compile: bool | None = None
+    report: int = 10
+    evaluate: int | None = None
+    save: int | None = None
+    keep: int = 3
+    metric: str = "loss"
+    patience: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))  # YAML has lists only
+        for name in ("steps", "report", "keep"):
+            sense.whole(name, getattr(self, name))
+        for name in ("warmup", "seed"):
+            sense.whole(name, getattr(self, name), least=0)
+        for name in ("evaluate", "save", "patience"):
+            if getattr(self, name) is not None:
+                sense.whole(name, getattr(self, name))
+        sense.real("peak", self.peak, above=0)
+        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            sense.word(name, getattr(self, name), known)
+        for name in ("floor", "decay", "smoothing", "average", "weight_decay", "clip"):
+            sense.real(name, getattr(self, name))
+        for name in ("floor", "decay"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
+        for name in ("smoothing", "average", *(f"betas[{n}]" for n in range(2))):
+            value = self.betas[int(name[6])] if name.startswith("betas") else getattr(self, name)
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} is {value}: it must be at least 0 and below 1")
+
+    def differs(self, other: Recipe) -> list[str]:
+        """What a run that goes on may not change: everything that decides where the weights go next."""
+        free = {"report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute"}
+        return [f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}" for f in fields(self)
+                if f.name not in free and getattr(self, f.name) != getattr(other, f.name)]
+
+
+def higher_is_better(metric: str) -> bool:
+    return metric not in ("loss", "plain", "perplexity")
+
+
+def read(data: dict[str, Any]) -> Recipe:
+    """A recipe from plain data; an unknown field is an error that names it."""
+    if unknown := sorted(data.keys() - {f.name for f in fields(Recipe)}):
+        raise ValueError(f"a recipe has no {', '.join(unknown)}: it has {', '.join(f.name for f in fields(Recipe))}")
+    return Recipe(**data)

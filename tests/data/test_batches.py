@@ -1,0 +1,151 @@
+"""Batches: every record once an epoch, an order that can be taken up anywhere, and nothing lost in the layout."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepleft.data.ahead import ahead
+from keepleft.data.batches import Batches, Bucketed, Packed, Place, Windows
+from keepleft.data.objectives import NOTHING, Classification, NextToken, Translation
+from keepleft.data.store import Store
+
+START, END = 1, 2
+texts = st.lists(st.lists(st.integers(5, 40), min_size=1, max_size=11).map(lambda text: [*text, END]), min_size=1, max_size=40)
+shapes = st.sampled_from([Bucketed(), Bucketed(4), Bucketed(8, fixed=True), Packed(12), Packed(24)])
+
+
+def pairs(n: int, seed: int = 0) -> Store:
+    chance = np.random.default_rng(seed)
+    text = lambda: [*chance.integers(5, 40, chance.integers(1, 12)).tolist(), END]
+    return Store.of(src=[text() for _ in range(n)], tgt=[text() for _ in range(n)])
+
+
+def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
+    """What a batch shows and asks, text by text: the layout undone."""
+    out = []
+    for row in range(len(batch.targets)):
+        segments = batch.inputs["segments"][row]
+        for segment in sorted(set(segments.tolist()) - {0}):
+            here = segments == segment
+            source = None
+            if "source" in batch.inputs:
+                source = batch.inputs["source"][row][batch.inputs["source_segments"][row] == segment].tolist()
+            out.append((batch.inputs["tokens"][row][here].tolist(), batch.targets[row][here].tolist(), source))
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts, shapes, st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_an_epoch_shows_every_record_once_and_shifted_by_one(records, shape, epoch, accumulate, shuffled):
+    store = Store.of(src=[text[::-1] for text in records], tgt=records)
+    batches = Batches(store, Translation(START), shape, 48, accumulate, seed=7, shuffled=shuffled)
+    found = [one for n, step in enumerate(batches.plan(epoch)) for batch in batches.share(step, epoch, n) for one in told(batch)]
+    assert sorted(found) == sorted(([START, *text[:-1]], text, text[::-1]) for text in records)
+
+
+@settings(deadline=None, max_examples=40)
+@given(shapes, st.integers(1, 4))
+def test_a_batch_holds_no_more_than_its_budget_and_counts_what_is_asked(shape, accumulate):
+    batches = Batches(pairs(150), Translation(START), shape, 96, accumulate)
+    for n, step in enumerate(batches.plan(0)):
+        assert len(step) <= accumulate
+        for batch in batches.share(step, 0, n):
+            assert batch.inputs["tokens"].numel() <= 96
+            assert batch.tokens == int((batch.targets != NOTHING).sum())
+            assert (batch.targets[batch.inputs["segments"] == 0] == NOTHING).all()
+
+
+@pytest.mark.parametrize("shape", [Bucketed(), Packed(24), Windows(16)], ids=str)
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 60))
+def test_the_order_can_be_taken_up_anywhere(shape, stop):
+    store = pairs(80)
+    if isinstance(shape, Windows):
+        batches = Batches(Store({"text": store["tgt"]}), NextToken(START), shape, 64, seed=3)
+    else:
+        batches = Batches(store, Translation(START), shape, 64, 2, seed=3)
+    whole = list(islice(batches.steps(), stop + 4))
+    place = whole[stop - 1][0] if stop else Place()
+    for (a, one), (b, other) in zip(whole[stop:], batches.steps(place), strict=False):
+        assert a == b
+        for x, y in zip(one, other, strict=True):
+            assert x.identity == y.identity
+            assert torch.equal(x.targets, y.targets)
+            assert all(torch.equal(x.inputs[name], y.inputs[name]) for name in x.inputs)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 5), st.integers(1, 4))
+def test_processes_share_a_step_out_and_keep_in_step(accumulate, world):
+    whole = Batches(pairs(60), Translation(START), Bucketed(), 64, accumulate, seed=5)
+    alone = list(islice(whole.steps(), 6))
+    shared = [list(islice(Batches(whole.store, whole.objective, whole.shape, 64, accumulate, 5, True, rank, world).steps(), 6))
+              for rank in range(world)]
+    for n, (place, step) in enumerate(alone):
+        parts = [rank[n] for rank in shared]
+        assert {part[0] for part in parts} == {place}
+        assert len({len(part[1]) for part in parts}) == 1  # all have as much to do
+        asked = sorted(batch.identity for _, batches in parts for batch in batches if batch.tokens)
+        assert asked == sorted(batch.identity for batch in step)
+
+
+def test_epochs_differ_and_runs_do_not():
+    order = lambda seed, epoch: [np.concatenate(micro).tolist() for step in
+                                 Batches(pairs(60), Translation(START), Bucketed(), 64, seed=seed).plan(epoch) for micro in step]
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_windows_go_through_the_text_without_a_gap():
+    text = list(range(5, 105))
+    batches = Batches(Store.of(text=[text[:30], text[30:]]), NextToken(START), Windows(9), 27, shuffled=False)
+    shown = [row for batch in batches.once() for row in batch.inputs["tokens"].tolist()]
+    asked = [row for batch in batches.once() for row in batch.targets.tolist()]
+    assert sum(shown, []) == text[:99]
+    assert sum(asked, []) == text[1:100]
+    assert "segments" not in next(iter(batches.once())).inputs
+
+
+def test_labels_go_with_their_texts():
+    store = Store.of(text=[[1, n + 5, 2] for n in range(20)], label=[[n % 3] for n in range(20)])
+    for batch in Batches(store, Classification(), Bucketed(8, fixed=True), 64).once():
+        for row, label in zip(batch.inputs["tokens"].tolist(), batch.targets.tolist(), strict=True):
+            assert label == ((row[1] - 5) % 3 if row[1] else NOTHING)
+
+
+def test_fixed_shapes_are_few():
+    store = pairs(400)
+    shapes = {tuple(batch.inputs["tokens"].shape) for batch in Batches(store, Translation(START), Bucketed(4, True), 96).once()}
+    assert shapes <= {(96 // width, width) for width in (4, 8, 12)}
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    with pytest.raises(ValueError, match="record 0 has a text of 12 tokens, a batch holds 8"):
+        Batches(Store.of(src=[[5]], tgt=[[6] * 12]), Translation(START), Bucketed(), 8)
+    with pytest.raises(ValueError, match="fewer than one window of 16"):
+        Batches(Store.of(text=[[5] * 10]), NextToken(START), Windows(16), 64)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        next(Batches(Store.of(text=[]), NextToken(START), Bucketed(), 64).steps())
+
+
+def test_work_in_the_background_keeps_order_and_errors():
+    assert list(ahead(range(20), 3)) == list(range(20))
+
+    def broken():
+        yield 1
+        raise KeyError("lost")
+
+    items = ahead(broken())
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="lost"):
+        next(items)
+    endless = ahead(iter(int, 1), 2)
+    assert next(endless) == 0
+    endless.close()  # and the thread goes

@@ -1,0 +1,72 @@
+"""The quick way from text to integers says what the tokenizer says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepleft.data.encoding import _row, encoder
+from keepleft.data.tokenizer import KINDS, learn, marks
+
+TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
+         "आप कैसे हैं। मैं ठीक हूँ।", "tabs\tand  double   spaces \n\n\n new line \r\n end ", "x = [1, 2, 12345]; y = {'a': 3}"] * 4
+TYPE = np.dtype(np.uint16)
+
+
+def made(kind: str, running: bool):
+    return learn(kind, TEXTS, 600, running=running, least=1)
+
+
+TOKENIZERS = {(kind, running): made(kind, running) for kind in KINDS for running in (False, True)}
+blanks = st.lists(st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12).map("".join)
+wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")), max_size=60)
+
+
+@pytest.mark.parametrize("key", TOKENIZERS, ids=str)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(wild, max_size=4))
+def test_quick_encoding_says_what_the_tokenizer_says(key, texts):
+    tokenizer = TOKENIZERS[key]
+    found = [np.frombuffer(row, TYPE) for row in encoder(tokenizer, TYPE)(texts)]
+    plain = [[never(n, tokenizer) for n in one.ids] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    assert [row.tolist() for row in found] == plain
+
+
+def never(n: int, tokenizer) -> int:
+    """A special token cannot come from a text: there it is an unknown word."""
+    return marks(tokenizer).unknown if n in marks(tokenizer).special() else n
+
+
+@pytest.mark.parametrize("key", TOKENIZERS, ids=str)
+def test_the_quick_way_is_taken(key):
+    assert _row(TOKENIZERS[key], TYPE) is not None
+
+
+@pytest.mark.parametrize("running", [False, True])
+@settings(deadline=None)
+@given(text=wild)
+def test_byte_level_pieces_lose_nothing(running, text):
+    tokenizer = TOKENIZERS["bpe", running]
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("key", TOKENIZERS, ids=str)
+def test_a_special_token_cannot_be_written_in_a_text(key):
+    tokenizer = TOKENIZERS[key]
+    row, = encoder(tokenizer, TYPE)(["</s> <pad> a<mask>b <s>"])
+    assert not marks(tokenizer).special() & set(np.frombuffer(row, TYPE).tolist())
+
+
+def test_what_goes_around_a_text():
+    rows = encoder(TOKENIZERS["bpe", False], TYPE, before=[1], after=[2])(["sea", ""])
+    first, second = (np.frombuffer(row, TYPE).tolist() for row in rows)
+    assert (first[0], first[-1], second) == (1, 2, [1, 2])
+
+
+def test_a_vocabulary_too_small_is_refused():
+    with pytest.raises(ValueError, match="a vocabulary of 100 is too small"):
+        learn("bpe", TEXTS, 100)
+    with pytest.raises(ValueError, match="no tokenizer is called 'sound'"):
+        learn("sound", TEXTS, 1000)

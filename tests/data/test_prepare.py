@@ -1,0 +1,96 @@
+"""Preparation: texts become stores, whole or not at all; what cannot be learned from is counted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from keepleft.data.encoding import encoder
+from keepleft.data.prepare import Column, labels, prepare
+from keepleft.data.store import Store, kind_of, writing
+from keepleft.data.tokenizer import learn
+
+TYPE = kind_of(300)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn("word", ["a b c d e f g"] * 3, 50, least=1)
+
+
+def texts(store: Store, field: str, tokenizer) -> list[str]:
+    return [tokenizer.decode(row) for row in store[field].take(np.arange(len(store))).texts()]
+
+
+def test_records_come_back_and_what_does_not_fit_is_counted(tmp_path, tokenizer):
+    records = [("a b", "c"), ("", "d"), ("a b c d e", "f"), ("g", "a a")]
+    column = lambda name: Column(name, encoder(tokenizer, TYPE), longest=3)
+    store, counts = prepare([(records, [column("src"), column("tgt")])], tmp_path / "store", vocab=300)
+    assert texts(store, "src", tokenizer) == ["a b", "g"]
+    assert texts(store, "tgt", tokenizer) == ["c", "a a"]
+    assert (counts.records, counts.kept, counts.empty, counts.overlong) == (4, 2, 1, 1)
+
+
+def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer):
+    records = [("a b c d e",), ("f g",)]
+    cut, counts = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, cut=True)])], tmp_path / "cut", vocab=300)
+    assert texts(cut, "text", tokenizer) == ["a b c", "f g"]
+    assert counts.cut == 1
+    pieces, _ = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, pieces=True)])], tmp_path / "p", vocab=300)
+    assert texts(pieces, "text", tokenizer) == ["a b c", "d e", "f g"]
+
+
+def test_a_label_never_seen_is_named(tmp_path, tokenizer):
+    known = labels(["bad", "good"], "dev.tsv", 300)
+    with pytest.raises(ValueError, match="dev.tsv has the label 'fine', which was never seen in training: there are 'bad', 'good'"):
+        prepare([([("a", "good"), ("b", "fine")], [Column("text", encoder(tokenizer, TYPE)), Column("label", known)])],
+                tmp_path / "store", vocab=300)
+    assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+def test_nothing_left_is_an_error_and_leaves_nothing(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="of 2 records none is left to train on: 2 are empty"):
+        prepare([([("",), (" ",)], [Column("text", encoder(tokenizer, TYPE), 5)])], tmp_path / "store", vocab=300)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_not_whole_is_refused(tmp_path):
+    with writing(tmp_path / "s", ["text"], vocab=300) as writer:
+        writer.add("text", [np.array([1, 2, 3], TYPE).tobytes(), np.array([4], TYPE).tobytes()])
+    store = Store.open(tmp_path / "s")
+    assert store["text"].take(np.array([1, 0])).texts() == [[4], [1, 2, 3]]
+    path = tmp_path / "s" / "text.tokens"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="text.tokens does not hold the 4 numbers"):
+        Store.open(tmp_path / "s")
+    (tmp_path / "s" / "store.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a whole token store"):
+        Store.open(tmp_path / "s")
+
+
+def test_a_crash_while_writing_leaves_the_old_store(tmp_path):
+    with writing(tmp_path / "s", ["text"], vocab=300) as writer:
+        writer.add("text", [np.array([1], TYPE).tobytes()])
+    with pytest.raises(RuntimeError, match="crash"), writing(tmp_path / "s", ["text"], vocab=300) as writer:
+        raise RuntimeError("crash")
+    assert len(Store.open(tmp_path / "s")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_large_vocabulary_has_room(tmp_path):
+    kind = kind_of(100_000)
+    with writing(tmp_path / "s", ["text"], vocab=100_000) as writer:
+        writer.add("text", [np.array([99_999], kind).tobytes()])
+    assert Store.open(tmp_path / "s")["text"].take(np.array([0])).texts() == [[99_999]]
+    assert json.loads((tmp_path / "s" / "store.json").read_text())["fields"]["text"]["type"] == "uint32"
+
+
+def test_parts_of_a_store():
+    store = Store.of(text=[[n] * (n + 1) for n in range(10)])
+    rest, held = store.every(5)
+    assert held["text"].take(np.arange(len(held))).texts() == [[4] * 5, [9] * 10]
+    assert len(rest) == 8 and rest["text"].lengths().tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+    first, last = store.cut(0.2)
+    assert len(first["text"].tokens) == 44 and last["text"].tokens.tolist() == [9] * 10 + [8] or len(last["text"].tokens) == 11

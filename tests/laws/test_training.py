@@ -1,0 +1,258 @@
+"""Taught all at once is taught step by step; many small batches are one large one; packed is unpacked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keepleft as kl
+import lessons
+from keepleft.data.batches import Batches, Bucketed, Packed
+from keepleft.data.objectives import NextToken, Translation
+from keepleft.data.store import Store
+from keepleft.train import checkpoint, loop
+from keepleft.train.loop import train
+from keepleft.train.pupil import Pupil
+from strategies import VOCAB, designs
+from strategies import made as wild
+
+POSITIONS = [kl.Rotary(100.0), kl.Learned(61), kl.Learned(61, first=2), kl.RelativeBias(8, 19), kl.Sinusoidal()]
+TEXTS = st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=9).map(lambda text: [*text, 2]), min_size=2, max_size=7)
+SHAPES = [Bucketed(), Bucketed(4), Bucketed(8, fixed=True), Packed(23)]
+
+
+@pytest.fixture(autouse=True)
+def few_threads():
+    with lessons.one_thread():
+        yield
+
+
+def made(design: kl.Design) -> torch.nn.Module:
+    """With weights so small that rounding is not blown up on the way back."""
+    model = wild(design).requires_grad_(True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 0.3
+    return model
+
+
+def batches(texts: list[list[int]], design: kl.Design, shape: Bucketed | Packed, **choices) -> Batches:
+    """Each text, or for models with a source each text backwards after the text itself."""
+    store = Store.of(text=texts, src=texts, tgt=[[*text[-2:0:-1], 2] for text in texts])
+    return Batches(store, NextToken(1) if design.encoder is None else Translation(1), shape,
+                   **{"budget": 10_000, "shuffled": False, **choices})
+
+
+def taught(model: torch.nn.Module, some: list, smoothing: float = 0.0) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The gradients of the mean loss over all of these batches, and the sums."""
+    model.zero_grad()
+    tokens, sums = sum(batch.tokens for batch in some), [0.0, 0.0, 0.0]
+    for batch in some:
+        found = Pupil(model, smoothing)(batch.inputs, batch.targets)
+        (found.loss / tokens).backward()
+        sums = [a + float(b.detach()) for a, b in zip(sums, found, strict=True)]
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, [tokens, *sums]
+
+
+def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """To rounding: 1e-12 of the largest gradient there is."""
+    assert a.keys() == b.keys()
+    largest = max(float(g.abs().max()) for g in a.values())
+    for name in a:
+        assert float((a[name] - b[name]).abs().max()) <= 1e-12 * max(1.0, largest), name
+
+
+# parallel = sequential ------------------------------------------------------------------------------------------
+
+
+def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, torch.Tensor]:
+    """The definition: every text alone, a token at a time, each asked for what comes next."""
+    model.zero_grad()
+    for row in range(len(batch.targets)):
+        shown = batch.inputs["tokens"][row][batch.inputs["segments"][row] != 0]
+        asked = batch.targets[row][batch.targets[row] != -100]
+        memory = None
+        if "source" in batch.inputs:
+            memory = model.read(batch.inputs["source"][row][batch.inputs["source_segments"][row] != 0][None])
+        scores, state = model.start(shown[None, :1], memory=memory)
+        losses = [F.cross_entropy(scores, asked[:1], label_smoothing=smoothing)]
+        for t in range(1, len(shown)):
+            scores = model.step(shown[None, t:t + 1], state)
+            losses.append(F.cross_entropy(scores, asked[t:t + 1], label_smoothing=smoothing))
+        (torch.stack(losses).sum() / batch.tokens).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kind", ["decoder", "both"])
+@pytest.mark.parametrize("position", POSITIONS, ids=lambda position: type(position).__name__)
+@given(data=st.data())
+@settings(max_examples=6)
+def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, kind, data):
+    design = data.draw(designs(kind)).but(position=position, head_dim=None)
+    model = made(design)
+    batch = next(batches(data.draw(TEXTS), design, Bucketed()).once())
+    smoothing = data.draw(st.sampled_from([0.0, 0.1]))
+    alike(taught(model, [batch], smoothing)[0], step_by_step(model, batch, smoothing))
+
+
+# accumulation = full batch, packed = unpacked ----------------------------------------------------------------------
+
+
+@given(designs("decoder") | designs("both"), TEXTS, st.sampled_from(SHAPES), st.sampled_from([0.0, 0.1]), st.integers(23, 50))
+@settings(max_examples=40)
+def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts, shape, smoothing, budget):
+    model = made(design)
+    whole = list(batches(texts, design, Bucketed()).once())
+    pieces = list(batches(texts, design, shape, budget=max(budget, 24)).once())
+    assert len(whole) == 1
+    (a, said), (b, again) = taught(model, whole, smoothing), taught(model, pieces, smoothing)
+    alike(a, b)
+    assert said[0] == again[0]
+    assert said[3] == again[3]  # as often right
+    torch.testing.assert_close(torch.tensor(said[1:3]), torch.tensor(again[1:3]), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["decoder", "both"])
+def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, shape, monkeypatch):
+    """Through the loop itself, with plain descent in place of AdamW, so that the weights show the gradients."""
+    monkeypatch.setattr(loop, "optimizers", lambda model, recipe: [torch.optim.SGD(model.parameters(), lr=1.0)])
+    design = lessons.design(kind, dropout=0.0)
+    recipe = lessons.recipe(steps=2, peak=0.3, warmup=0, schedule="constant", clip=0.0)
+    ends, reports = [], []
+    for order in (lessons.batches(design, Bucketed(), budget=10_000, accumulate=1),
+                  lessons.batches(design, shape, budget=48, accumulate=1000)):
+        model = lessons.model(design)
+        reports.append(list(train(model, order, recipe))[-1])
+        ends.append(dict(model.named_parameters()))
+        counts = [batch.tokens for batch in next(order.steps())[1]]
+    assert len(counts) > 4
+    assert len(set(counts)) > 1
+    alike(*ends)
+    for name in ("loss", "plain", "accuracy", "norm", "tokens"):
+        assert getattr(reports[0], name) == pytest.approx(getattr(reports[1], name), abs=1e-12, rel=1e-12)
+
+
+def test_recomputing_activations_changes_nothing():
+    design = lessons.design("both", attention_dropout=0.1)
+    ends = []
+    for again in (False, True):
+        model = lessons.model(design)
+        list(train(model, lessons.batches(design), lessons.recipe(steps=3, recompute=again)))
+        ends.append(dict(model.named_parameters()))
+    assert lessons.same(*ends)
+
+
+# what the loop says and when it ends ----------------------------------------------------------------------------------
+
+
+def test_reports_add_up():
+    design = lessons.design(dropout=0.0)
+    run = lambda every: list(train(lessons.model(design), lessons.batches(design), lessons.recipe(report=every)))
+    fine, coarse = run(1), run(4)
+    assert [report.step for report in fine] == list(range(1, 13))
+    assert [report.step for report in coarse] == [4, 8, 12]
+    assert [report.last for report in coarse] == [False, False, True]
+    for n, report in enumerate(coarse):
+        part = fine[4 * n:4 * n + 4]
+        assert report.tokens == sum(one.tokens for one in part)
+        assert report.loss == pytest.approx(sum(one.loss for one in part) / 4)
+        assert report.norm == part[-1].norm
+    assert coarse[-1].loss < coarse[0].loss
+    assert 0 <= coarse[0].accuracy <= 1
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+@pytest.mark.parametrize("what", ["loss", "norm of the gradients"])
+def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_path):
+    design = lessons.design()
+    model = lessons.model(design)
+    done = []
+
+    def spoil() -> bool:
+        done.append(0)
+        if len(done) == 7:
+            if what == "loss":
+                model.token.weight.data.fill_(math.inf)
+            else:
+                model.token.weight.register_hook(lambda gradient: gradient * math.inf)
+        return False
+
+    order = lessons.batches(design)
+    names = [step[0].identity for _, (_, step) in zip(range(8), order.steps(), strict=False)]
+    with pytest.raises(FloatingPointError, match=f"the {what} of step 7 is") as caught:
+        list(train(model, order, lessons.recipe(report=4, save=2, clip=clip), folder=tmp_path, stop=spoil))
+    assert names[7] in str(caught.value)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found[0].name == "step-00000006"
+    assert all(tensor.isfinite().all() for tensor in lessons.state(tmp_path, 6).values())
+
+
+def test_stop_saves_and_ends(tmp_path):
+    design = lessons.design()
+    asked = iter([False] * 4 + [True] * 9)
+    *_, last = train(lessons.model(design), lessons.batches(design), lessons.recipe(), folder=tmp_path, stop=lambda: next(asked))
+    assert (last.step, last.last, last.saved) == (5, True, str(tmp_path / "step-00000005"))
+
+
+def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
+    design = lessons.design()
+    values = [3.0, math.nan, 2.0, 2.5, 2.0, 2.1, 1.0, *[1.0] * 4]
+    measured = iter(values)
+    recipe = lessons.recipe(steps=50, evaluate=2, save=1, keep=2, patience=3)
+    run = lambda more: list(train(lessons.model(design), lessons.batches(design), more, folder=tmp_path,
+                                  measure=lambda model: {"loss": next(measured)}))
+    reports = run(recipe)
+    assert [report.step for report in reports if report.best] == [2, 6]
+    assert reports[-1].step == 12
+    assert reports[-1].last
+    assert "no better loss in 3 evaluations" in reports[-1].notes[0]
+    assert [place.name for place in checkpoint.steps(tmp_path)] == ["step-00000012", "step-00000011", "step-00000006"]
+    assert run(recipe) == []  # it has ended
+    assert [report.step for report in run(lessons.recipe(steps=50, evaluate=2, patience=4, save=1, keep=1)) if report.best] == [14]
+
+
+def test_a_metric_may_be_better_when_higher_and_must_be_measured():
+    design = lessons.design()
+    values = iter([0.1, 0.3, 0.2])
+    reports = train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=6, evaluate=2, metric="bleu"),
+                    measure=lambda model: {"bleu": next(values)})
+    assert [report.best for report in reports] == [True, True, False]
+    with pytest.raises(ValueError, match="'bleu' is not measured: there are chrf"):
+        list(train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=2, metric="bleu"),
+                   measure=lambda model: {"chrf": 1.0}))
+
+
+def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
+    design = lessons.design()
+    seen = {}
+
+    def measure(model) -> dict[str, float]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        seen.update({name: p.clone() for name, p in model.named_parameters()})
+        return {"loss": 0.0}
+
+    ends = []
+    for chosen in (measure, None):
+        model = lessons.model(design)
+        list(train(model, lessons.batches(design), lessons.recipe(steps=4, average=0.5, evaluate=2), measure=chosen))
+        ends.append(dict(model.named_parameters()))
+    assert lessons.same(*ends)
+    assert not lessons.same(seen, ends[0])
+
+
+def test_a_list_of_batches_is_an_order_too_and_an_empty_one_is_refused():
+    design = lessons.design(dropout=0.0)
+    order = lessons.batches(design, accumulate=1)
+    some = [step[0] for _, (_, step) in zip(range(3), order.steps(), strict=False)]
+    reports = list(train(lessons.model(design), some, lessons.recipe(steps=7, report=1)))
+    assert [report.epoch for report in reports] == [0, 0, 0, 1, 1, 1, 2]
+    with pytest.raises(ValueError, match="the list of batches is empty"):
+        list(train(lessons.model(design), [], lessons.recipe()))
