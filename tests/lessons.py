@@ -5,11 +5,17 @@ Children are forks of a server that has imported torch once, so that starting on
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import os
+import resource
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +26,17 @@ import keepleft as kl
 from keepleft.data.batches import Batches, Bucketed, Packed
 from keepleft.data.objectives import NextToken, Translation
 from keepleft.data.store import Store
+from keepleft.disk import atomic
 from keepleft.train import meter
+from keepleft.train.loop import train
+from keepleft.train.lora import adapt
 from keepleft.train.parallel import Team
 from keepleft.train.recipe import Recipe
 
 VOCAB, LIMIT = 37, 120.0  # seconds that a child may take
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["lessons", "keepleft.train.loop", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+CHILDREN.set_forkserver_preload(["lessons", "keepleft.models.build", "torch._dynamo", "torch.distributed.fsdp",
+                                 "torch.distributed.checkpoint", "torch.utils.checkpoint"])
 
 
 def store(records: int = 60, seed: int = 0) -> Store:
@@ -70,6 +80,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def run(folder: str | Path | None, kind: str = "both", *, recipe: Recipe, **choices: Any) -> list[Any]:
+    """Train from wherever the folder stands, on data with three uneven micro-batches to a step."""
+    choice = design(kind)
+    return list(train(model(choice), batches(choice), recipe, folder=folder, **choices))
+
+
 # children -----------------------------------------------------------------------------------------------------
 
 
@@ -83,6 +99,13 @@ def _alone(target: Callable[..., None], *given: Any) -> None:
     torch.set_num_threads(1)
     meter.matmul_rate = lambda *_: 1e9  # it takes seconds to measure
     target(*given)
+
+
+def begun(folder: str, kind: str, chosen: Recipe, started: Any) -> None:
+    """A run that saves as long as it learns, so that whoever kills it at random hits either; says when it has begun."""
+    sync = atomic.sync
+    atomic.sync = lambda path: (sync(path), time.sleep(0.004))[0]
+    run(folder, kind, recipe=chosen, stop=lambda: started.set() or False)
 
 
 def together(world: int, target: Callable[..., None], *given: Any) -> None:
@@ -112,6 +135,50 @@ def _joined(rank: int, world: int, port: int, target: Callable[..., None], given
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT / 2))
     target(rank, world, *given)
     dist.destroy_process_group()
+
+
+def shared(rank: int, world: int, jobs: list[dict[str, Any]]) -> None:
+    """Several runs, one after the other; the first process writes down how each ended, all weights together."""
+    from safetensors.torch import save_file
+
+    for job in jobs:
+        job = {"kind": "both", "recipe": {}, "until": None, "lora": False, "trouble": None, "folder": None, **job}
+        pupil, choice = model(design(job["kind"]), seed=rank + 1), design(job["kind"])  # the first one's weights count
+        if job["lora"]:
+            adapt(pupil, 2, seed=rank)
+        said: dict[str, Any] = {"notes": [], "steps": []}
+        try:
+            for report in train(pupil, batches(choice, rank=rank, world=world), recipe(**job["recipe"]), folder=job["folder"],
+                                team=team(job["way"], rank, world), measure=partial(likelihood, rank),
+                                stop=partial(_stopping, pupil, rank, job, count(1))):
+                said["notes"] += report.notes
+                said["steps"].append(report.step)
+                said |= {"loss": report.loss, "norm": report.norm, "measures": report.measures, "tokens": report.tokens}
+        except (OSError, FloatingPointError) as error:
+            said["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in pupil.state_dict().items()}
+        Path(f"{job['out']}.{rank}.json").write_text(json.dumps(said))
+        if rank == 0:
+            save_file({name: tensor.detach().contiguous() for name, tensor in whole.items()}, f"{job['out']}.safetensors")
+
+
+def likelihood(rank: int, pupil: Any) -> dict[str, float]:
+    """The model called by itself; each process has an opinion of its own, and the first one's counts."""
+    tokens = torch.arange(3, 15).view(2, 6)
+    given = (tokens, tokens) if isinstance(pupil, kl.EncoderDecoder) else (tokens,)
+    return {"loss": float(pupil(*given).logsumexp(-1).mean()) + rank}
+
+
+def _stopping(pupil: Any, rank: int, job: dict[str, Any], steps: Iterator[int]) -> bool:
+    step = next(steps)
+    if rank == 1 and step == 3 and job["trouble"] == "nan":
+        for p in pupil.parameters():  # in this process alone; whatever it computes from here on is no number
+            (p.to_local() if hasattr(p, "to_local") else p).data.fill_(math.nan)
+    if rank == job.get("starved") and step == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))  # no file may grow beyond
+    return rank == job.get("told", 0) and step == job["until"]  # it is enough to tell one
 
 
 @contextmanager

@@ -29,6 +29,7 @@ PUBLISHED = {  # weights of the public checkpoints that these presets stand for
     "mt5": 300_176_768, "mt5_base": 582_401_280, "mt5_large": 1_229_581_312, "mt5_xl": 3_742_619_648, "mt5_xxl": 12_921_057_280,
     "bart": 139_420_416, "bart_large": 406_291_456,
     "bert": 109_482_240, "bert_large": 335_141_888, "bert_masked": 109_514_298,
+    "pegasus": 570_797_056 - 2 * 1024 * 1024,  # as transformers counts pegasus-large
     "marian": 74_410_496 - 2 * 512 * 512,  # published files count the sinusoids, which are a formula
 }
 ROUNDED = {  # papers that give no more than this: name → weights, and how far the last printed digit reaches

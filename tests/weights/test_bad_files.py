@@ -55,6 +55,7 @@ DESIGNS = {
                                 **LOOSE),
     "marian": kl.presets.marian.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37),
                                     **LOOSE),
+    "pegasus": kl.presets.pegasus.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37), **PAIR),
     "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.Learned(37),
                                 encoder=kl.Stack(2, (full,), False)),
 }
@@ -516,7 +517,7 @@ def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family,
     config = json.loads((folder / CONFIG).read_text())
     complaints = []
     silent = {"sliding_window", "window_size", "relative_attention_max_distance",  # numbers that nothing in the file speaks of
-              *(["max_position_embeddings"] if family in ("llama", "mistral", "qwen2", "marian") else [])}
+              *(["max_position_embeddings"] if family in ("llama", "mistral", "qwen2", "marian", "pegasus") else [])}
     for field in numbers(family, config, int):
         for value in () if field in silent else (10**7, 10**12, 10**18, 10**30):
             (folder / CONFIG).write_text(json.dumps(config | {field: value}))

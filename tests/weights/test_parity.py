@@ -84,7 +84,7 @@ def test_encoder_decoder_with_padded_sources_and_cached(name, both):
         real = torch.arange(S)[None] < torch.tensor([11, 4, 7])[:, None]
         for segments in (real.long(), real.flip(1).long()):
             places = kl.positions_of(segments) if segments[1, 0] else None
-            if places is None and name in ("bart", "marian"):
+            if places is None and name in ("bart", "marian", "pegasus"):
                 continue  # the peer counts positions from the padding on, and cannot be told not to
             want = run(peer, input_ids=source, attention_mask=segments, decoder_input_ids=tokens).logits
             close(ours(source, tokens, source_segments=segments), want)

@@ -12,11 +12,12 @@ def main(arguments: list[str] | None = None) -> int:
     from jsonargparse import ArgumentParser
 
     from keepleft import __version__
+    from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
     from keepleft.cli.train import train
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": train, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": train, "compare": compare, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
@@ -34,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
-    """A command's own parser, from its signature and docstring; what is False unless asked for is a flag."""
+    """A command's own parser, from its signature and docstring; what is False unless asked for is a flag, and
+    what is a tuple of whole numbers takes several."""
     from docstring_parser import parse
     from jsonargparse import ArgumentParser
 
@@ -43,8 +45,12 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     parser = ArgumentParser(description=said.short_description)
     if "recipe" in signature(command).parameters:
         parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
-    parser.add_function_arguments(command, as_group=False, skip=flags)
+    several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
+                                                 if isinstance(given.default, tuple)}
+    help_ = {parameter.arg_name: parameter.description for parameter in said.params}
+    parser.add_function_arguments(command, as_group=False, skip=flags | several.keys())
+    for name, numbers in several.items():
+        parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):
-        help_ = next((parameter.description for parameter in said.params if parameter.arg_name == flag), None)
-        parser.add_argument(f"--{flag}", action="store_true", help=help_)
+        parser.add_argument(f"--{flag}", action="store_true", help=help_.get(flag))
     return parser

@@ -7,18 +7,24 @@ SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
-def demo(prompt: str = "The capital of France is") -> int:
-    """See masks, the three attentions, every family of models, and real weights at work.
+def demo(prompt: str = "The capital of France is", steps: int = 900, out: str = "out/demo") -> int:
+    """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
 
     Args:
-        prompt: what the installed model, if there is one, goes on from
+        prompt: what an installed model, if there is one (make weights), goes on from
+        steps: how long to train the translator; 0 leaves it out
+        out: where the picture of its attention goes
     """
     masks()
     attentions()
     models()
+    good = translator(steps, out) if steps else True
     continuation(prompt)
-    print("\nNext: `make test` proves what you saw; README.md says which seven files to read, in which order.")
-    return 0
+    heading("What to try next")
+    print("keepleft compare                  why the mask: one parallel pass against the step-by-step loop, with and without it\n"
+          "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
+          "make test                         proves what you saw; README.md says which seven files to read, in which order")
+    return 0 if good else 1
 
 
 def heading(text: str) -> None:
@@ -72,13 +78,47 @@ def models() -> None:
               f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
 
 
+def translator(steps: int, out: str) -> bool:
+    """Train on the embedded phrases, write sentences that were held out, and draw what the words looked at."""
+    from time import perf_counter
+
+    from keepleft.cli.show import Bar
+    from keepleft.runs import demo as lessons
+
+    heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
+    lesson = lessons.prepared()
+    weights = sum(p.numel() for p in lesson.model.parameters())
+    print(f"{len(lesson.batches.store):,} pairs, {weights:,} weights; {len(lesson.held['fr'])} sentences of each language are held out: "
+          "new combinations of known words")
+    began = perf_counter()
+    with Bar("training", steps) as bar:
+        for report in lessons.taught(lesson, steps):
+            bar.at(report.step, f"loss {report.plain:.3f}  {report.speed:,.0f} tokens/s")
+    print(f"trained in {perf_counter() - began:.0f} s: loss {report.plain:.3f}, {report.accuracy:.1%} of the words right")
+    good = True
+    for language, name in lessons.NAMES.items():
+        held = lesson.held[language]
+        share = lessons.exact(lesson, language)
+        good = good and share >= 0.95
+        print(f"\n{name}: {share:.1%} of the held-out sentences are right to the letter. Some of them:")
+        some = [english for english, _ in held[:4]]
+        for english, written in zip(some, lessons.translated(lesson, language, some), strict=True):
+            print(f"  {english:52} → {written}")
+    english = next(english for english, french in lesson.held["fr"] if 5 <= len(french.split()) <= 7)
+    source, written, looked = lessons.alignment(lesson, "fr", english)
+    print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
+    print(lessons.drawn(source, written, looked))
+    print(f"\nThe same as a picture: {lessons.picture(source, written, looked, out)}")
+    return good
+
+
 def continuation(prompt: str) -> None:
     import torch
 
     import keepleft as kl
     from keepleft.cli.found import installed_weights
 
-    heading("4. Real weights")
+    heading("5. Real weights")
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
         print("None are installed here. `make weights` fetches two small models; then `make demo` again.")

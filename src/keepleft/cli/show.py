@@ -7,72 +7,92 @@ import time
 from typing import Any
 
 
-class Progress:
-    def __init__(self) -> None:
+class Bar:
+    """Progress on stderr: a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what, self.total = what, total
         self.bar: Any = None
-        self.began = self.told = time.monotonic()
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Drawn
+
+            self.bar = Drawn(TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                             TextColumn("{task.fields[text]}"), console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task(self.what, total=self.total, text="")
+        return self
+
+    def at(self, done: int, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, text=text)
+
+    def say(self, line: str) -> None:
+        """A line above the bar, or by itself."""
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr)
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class Progress:
+    """What happens in a run: lines, and a bar while it trains."""
+
+    def __init__(self) -> None:
+        self.bar: Bar | None = None
+        self.told = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._close()
+        if self.bar is not None:
+            self.bar.__exit__()
+            self.bar = None
 
     def show(self, event: Any) -> None:
         from keepleft.runs import train as runs
         from keepleft.train.loop import Report
 
         if isinstance(event, str):
-            self._say(event)
+            self.say(event)
         elif isinstance(event, runs.Progress):
             if event.what == "training":
-                self.total = event.total
+                self.bar = Bar("training", event.total).__enter__()
             elif sys.stderr.isatty():
-                self._say(f"{event.what} …")
+                self.say(f"{event.what} …")
         elif isinstance(event, Report):
-            self._report(event)
+            self.report(event)
         elif isinstance(event, runs.Finished):
-            self._close()
+            self.__exit__()
             for name, value in event.measures.items():
-                self._say(f"{name}: {value:.4f}")
-            self._say(event.said)
-            print(event.folder / "model" if not event.stopped else event.folder)
+                self.say(f"{name}: {value:.4f}")
+            self.say(event.said)
+            print(event.folder if event.stopped else event.folder / "model")
 
-    def _report(self, report: Any) -> None:
+    def report(self, report: Any) -> None:
         for note in report.notes:
-            self._say(note)
+            self.say(note)
         text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.speed:,.0f} tokens/s"
                 + (f"  {report.share:.0%} of peak" if report.share else ""))
         if report.measures:
-            self._say(f"step {report.step}: " + "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-                      + ("  (best)" if report.best else ""))
-        if sys.stderr.isatty():
-            self._draw(report, text)
-        elif report.last or time.monotonic() - self.told > 10:
-            self.told = time.monotonic()
-            self._say(f"step {report.step}  {text}")
-
-    def _draw(self, report: Any, text: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        if self.bar is None:
-            self.bar = Bar(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                           TextColumn("{task.fields[text]}"), console=Console(stderr=True))
-            self.bar.start()
-            self.task = self.bar.add_task("training", total=self.total, text=text)
-        self.bar.update(self.task, completed=report.step, text=text)
-
-    total: int | None = None
-
-    def _say(self, line: str) -> None:
+            self.say(f"step {report.step}: " + "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
+                     + ("  (best)" if report.best else ""))
         if self.bar is not None:
-            self.bar.console.print(line, highlight=False)
+            self.bar.at(report.step, text)
+        if not sys.stderr.isatty() and (report.last or time.monotonic() - self.told > 10):
+            self.told = time.monotonic()
+            self.say(f"step {report.step}  {text}")
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.say(line)
         else:
             print(line, file=sys.stderr)
-
-    def _close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None

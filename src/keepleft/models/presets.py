@@ -113,7 +113,7 @@ mt5_large = t5_v1_1_large.but(vocab=250_112)
 mt5_xl = t5_v1_1_xl.but(vocab=250_112)
 mt5_xxl = t5_v1_1_xxl.but(vocab=250_112)
 
-# BART, Marian, BERT ---------------------------------------------------------------------------
+# BART, Marian, Pegasus, BERT ---------------------------------------------------------------------------
 
 bart = Design(vocab=50_265, dim=768, heads=12, feedforward=FeedForward(3072, "gelu"), position=Learned(1024, first=2),
               norm=LayerNorm(), norm_first=False, norm_embedding=True, head=Vocabulary(bias=True), **_pair(6, False))
@@ -121,6 +121,9 @@ bart_large = bart.but(dim=1024, heads=16, feedforward=FeedForward(4096, "gelu"),
 
 marian = vaswani.but(vocab=58_101, feedforward=FeedForward(2048, "silu"), position=Sinusoidal(512),
                      head=Vocabulary(bias=True), initial=Normal())  # opus-mt-en-de and its sisters
+
+pegasus = marian.but(vocab=96_103, dim=1024, heads=16, feedforward=FeedForward(4096, "relu"), position=Sinusoidal(1024),
+                     norm_first=True, **_pair(16))  # Zhang et al. 2019, pegasus-large; a size like marian's trains with less care
 
 bert = Design(vocab=30_522, dim=768, heads=12, feedforward=FeedForward(3072, "gelu"), position=Learned(512),
               norm=LayerNorm(1e-12), norm_first=False, norm_embedding=True, kinds=2, attention_dropout=0.1,

@@ -29,8 +29,8 @@ def lines(path: str | Path, series: Mapping[str, Sequence[Point]], *, title: str
             for name, points in series.items()}
     across = _axis([a for points in kept.values() for a, _ in points], LEFT, WIDTH - RIGHT, log=False, title=title)
     up = _axis([b for points in kept.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title)
-    out = [*_ticks_up(up, y), *(_text(across.at(tick), TOP + HEIGHT + 18, _said(tick), anchor="middle") for tick in across.ticks),
-           _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
+    out = [*_ticks_up(up, y), _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle"),
+           *(_text(across.at(tick), TOP + HEIGHT + 18, _said(tick), anchor="middle") for tick in across.ticks)]
     for n, (name, points) in enumerate(kept.items()):
         where = [f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in points]
         if len(where) == 1:
@@ -47,15 +47,15 @@ def bars(path: str | Path, series: Mapping[str, Sequence[float]], groups: Sequen
     Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number below it.
     """
     if wrong := {name: len(values) for name, values in series.items() if len(values) != len(groups)}:
-        raise ValueError(f"the chart {title!r} has {len(groups)} groups, but {wrong} values: give each series one for each group")
+        raise ValueError(f"the chart {title!r} has {len(groups)} groups, but {wrong} values: give one for each group")
     values = [value for some in series.values() for value in some]
     for value in values:
         if not math.isfinite(value) or value < 0 or (log_y and value == 0):
-            raise ValueError(f"a bar of the chart {title!r} is {value}: it must be a number {'above' if log_y else 'of at least'} 0")
+            raise ValueError(f"a bar of the chart {title!r} is {value}: it must be {'above' if log_y else 'at least'} 0")
     up = _axis([*values, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
     room = (WIDTH - LEFT - RIGHT) / len(groups)
     wide = min(64.0, 0.8 * room / len(series))
-    out = _ticks_up(up, y) + [_text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
+    out = [*_ticks_up(up, y), _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
     for g, group in enumerate(groups):
         middle = LEFT + (g + 0.5) * room
         out.append(_text(middle, TOP + HEIGHT + 18, group, anchor="middle"))
@@ -154,10 +154,12 @@ def _fill(n: int) -> str:
 
 def _hatching(count: int) -> str:
     """Stripes that lean another way for each series; the first is plain."""
-    return "<defs>" + "".join(
-        f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate({(45, -45, 0, 90)[n % 4]})">'
-        f'<rect width="7" height="7" fill="{PAPER}"/><rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>'
-        for n in range(1, count)) + "</defs>"
+    out = []
+    for n in range(1, count):
+        out.append(f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" '
+                   f'patternTransform="rotate({(90, 45, -45, 0)[n % 4]})"><rect width="7" height="7" fill="{PAPER}"/>'
+                   f'<rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>')
+    return f"<defs>{''.join(out)}</defs>"
 
 
 def _legend(names: list[str], keys: list[str]) -> list[str]:
@@ -173,7 +175,7 @@ def _written(path: str | Path, title: str, parts: list[str], below: Sequence[tup
     if path.suffix != ".svg":
         raise ValueError(f"{path.name!r} is no .svg: charts are drawn as .svg")
     tall = TOP + HEIGHT + BOTTOM
-    aside = 16 + max((len(name) for name, _ in below), default=0) * LETTER + 14
+    aside = 16 + max((len(name) for name, _ in below), default=0) * (LETTER + 1.2) + 14  # they are bold
     longest = int((WIDTH - aside - 10) / LETTER)
     for name, text in below:
         tall += 19

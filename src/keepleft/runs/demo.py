@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
 
+from keepleft.attention.masks import causal, full
 from keepleft.data.ahead import ahead
 from keepleft.data.batches import Batches, Bucketed, Place
 from keepleft.data.encoding import encoder
@@ -16,9 +19,10 @@ from keepleft.data.objectives import Translation
 from keepleft.data.phrases.corpus import Pair, split
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import END, START, learn, marks
+from keepleft.disk import atomic
 from keepleft.models.build import build
 from keepleft.models.design import Design, Stack
-from keepleft.models.presets import marian
+from keepleft.models.presets import vaswani
 from keepleft.models.watch import watch
 from keepleft.nn.feedforward import FeedForward
 from keepleft.runs.writing import write
@@ -54,10 +58,8 @@ def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2,
         target += [np.frombuffer(row, kind).tolist() for row in plain([other for _, other in training])]
     store = Store.of(src=source, tgt=target)
     batches = Batches(store, Translation(tokenizer.token_to_id(START)), Bucketed(), budget, seed=seed)
-    design: Design = marian.but(vocab=tokenizer.get_vocab_size(), dim=dim, heads=4, feedforward=FeedForward(width, "relu"),
-                                encoder=Stack(layers, marian.encoder.mask, final_norm=False),  # type: ignore[union-attr]
-                                decoder=Stack(layers, marian.decoder.mask, final_norm=False),  # type: ignore[union-attr]
-                                dropout=0.0)
+    design: Design = vaswani.but(vocab=tokenizer.get_vocab_size(), dim=dim, heads=4, feedforward=FeedForward(width, "relu"),
+                                 norm_first=True, encoder=Stack(layers, (full,)), decoder=Stack(layers, (causal,)), dropout=0.0)
     model = build(design, generator=torch.Generator().manual_seed(seed))
     return Lesson(tokenizer, batches, {language: held for language, (_, held) in parts.items()}, model)
 
@@ -99,3 +101,35 @@ def alignment(lesson: Lesson, language: str, english: str) -> tuple[list[str], l
         lesson.model(source, shown)
     weights = torch.stack([maps[f"decoder.{n}.cross"][0].mean(0) for n in range(layers)]).mean(0)[:-1, 1:-1]
     return words, written, weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+
+
+def drawn(source: list[str], written: list[str], weights: torch.Tensor) -> str:
+    """The alignment as text: a line for each written word, darker where it looked more."""
+    shades, left = " ░▒▓█", max(map(len, written))
+    lines = [" " * (left + 2) + "  ".join(source)]
+    for word, row in zip(written, weights.tolist(), strict=True):
+        cells = [(shades[min(4, round(4 * share))] * 2).center(len(name)) for share, name in zip(row, source, strict=True)]
+        lines.append(f"{word:>{left}}  " + "  ".join(cells))
+    return "\n".join(lines)
+
+
+def picture(source: list[str], written: list[str], weights: torch.Tensor, folder: str) -> Path:
+    """The alignment as an .svg file."""
+    cell, left = 34, 20 + 9 * max(map(len, written))
+    top = 30 + 9 * max(map(len, source))
+    width, height = left + cell * len(source) + 20, top + cell * len(written) + 20
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+           'font-family="sans-serif" font-size="14" fill="#222222" role="img">',
+           f"<title>{escape(' '.join(source))} → {escape(' '.join(written))}</title>",
+           f'<rect width="{width}" height="{height}" fill="white"/>']
+    for n, word in enumerate(source):
+        out.append(f'<text transform="translate({left + n * cell + 21} {top - 8}) rotate(-90)">{escape(word)}</text>')
+    for n, (word, row) in enumerate(zip(written, weights.tolist(), strict=True)):
+        out.append(f'<text x="{left - 8}" y="{top + n * cell + 21}" text-anchor="end">{escape(word)}</text>')
+        out += [f'<rect x="{left + m * cell}" y="{top + n * cell}" width="{cell - 2}" height="{cell - 2}" fill="#1f5fa8" '
+                f'fill-opacity="{max(0.04, share):.3f}"><title>{escape(word)} ← {escape(source[m])}: {share:.2f}</title></rect>'
+                for m, share in enumerate(row)]
+    path = Path(folder) / "alignment.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.text(path, "\n".join([*out, "</svg>\n"]))
+    return path

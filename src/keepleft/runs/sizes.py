@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from keepleft.models import presets
-from keepleft.models.design import Classes, Design, Stack
+from keepleft.models.design import Classes, Design, Stack, Xavier
 from keepleft.nn.position import Learned, Rotary, Sinusoidal
 from keepleft.runs.job import Job
 from keepleft.runs.tasks import TASKS
@@ -59,10 +59,11 @@ def longest(job: Job, words: int) -> int:
 
 def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int) -> Design:
     """The plan of the model: the preset's, in the size that was asked for, with whatever the job says otherwise."""
-    plan, size = presets.ALL.get(job.like or TASKS[job.task].like), scale(job)
-    if plan is None:
-        plan = getattr(presets, str(job.like))  # raises, with names that are close
-        assert plan is not None
+    try:
+        usual = TASKS[job.task].like if source_vocab is None else "marian"  # the one that has two vocabularies elsewhere too
+        plan, size = getattr(presets, job.like or usual), scale(job)
+    except AttributeError as error:
+        raise ValueError(str(error)) from None
     wishes = dict(job.design)
     dim = int(wishes.pop("dim", size.dim))
     layers = int(wishes.pop("layers", size.layers))
@@ -77,6 +78,8 @@ def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: 
     changes: dict[str, Any] = dict(vocab=vocab, dim=dim, heads=heads, head_dim=None, kv_heads=None, position=position,
                                    feedforward=replace(plan.feedforward, width=width, activation=kind), source_vocab=source_vocab,
                                    dropout=0.3 if targets < 1_000_000 else 0.1, **stacks)
+    if TASKS[job.task].fields == ("src", "tgt") and plan.scale_embedding:
+        changes["initial"] = Xavier()  # tables of length 1 after scaling: these learn from the first step
     if job.task == "classify":
         changes["head"] = Classes(labels, pool="tanh")
     known = {f.name for f in fields(Design)}

@@ -41,8 +41,8 @@ def _number(value: int | None) -> int:
 
 
 TASKS: dict[str, Task] = {
-    "translate": Task(("src", "tgt"), "marian", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
-    "summarize": Task(("src", "tgt"), "marian", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
+    "translate": Task(("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
+    "summarize": Task(("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
     "lm": Task(("text",), "gpt2", ("end",), lambda t, m: NextToken(_number(m.end))),
     "classify": Task(("text", "label"), "bert", ("pad", "start", "end"), lambda t, m: Classification(),
                      around=(("start",), ("end",)), cut=True),

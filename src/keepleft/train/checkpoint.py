@@ -179,7 +179,12 @@ def _fits(place: Path, there: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints below a folder, the newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()), reverse=True)
+    found = (path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdecimal())
+    return sorted(found, key=_number, reverse=True)
+
+
+def _number(place: Path) -> int:
+    return int(place.name[5:])
 
 
 def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
@@ -201,7 +206,7 @@ def tidy(folder: Path, step: int, keep: int, best: int | None) -> None:
     Those beyond it are damaged, or the run would have gone on from there; they go, and so does what a crash left.
     """
     found = steps(folder)
-    past = [place for place in found if place.name <= named(folder, step).name]
+    past = [place for place in found if _number(place) <= step]
     stay = {*past[:keep], *([] if best is None else [named(folder, best)])}
     for place in found:
         if place not in stay:

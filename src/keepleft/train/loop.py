@@ -19,6 +19,7 @@ from keepleft.train import checkpoint, meter
 from keepleft.train.average import Average
 from keepleft.train.optimizer import memory, optimizers, ready
 from keepleft.train.parallel import Team
+from keepleft.train.precision import Half
 from keepleft.train.pupil import Pupil, recompute
 from keepleft.train.recipe import Recipe, higher_is_better
 from keepleft.train.recipe import read as read_recipe
@@ -117,13 +118,14 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
     order = batches if hasattr(batches, "steps") else Repeated(list(batches))  # type: ignore[arg-type]
     half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and team.device.type == "cuda"
                                               and torch.cuda.is_bf16_supported())
+    if team.way == "fsdp" and recipe.optimizer == "muon":
+        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
     model.to(team.device).train()
     if recipe.recompute:
         recompute(model)
-    pupil: Any = team.wrap(Pupil(model, recipe.smoothing), half=half)
+    body: nn.Module = Pupil(model, recipe.smoothing)
+    pupil: Any = team.wrap(Half(body) if half and team.way != "fsdp" else body, half=half)
     chosen = optimizers(model, recipe)
-    if team.way == "fsdp" and recipe.optimizer == "muon":
-        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
     for optimizer in chosen:
         ready(optimizer)
     run = _Run(model, chosen, Average(model, recipe.average) if recipe.average else None)
@@ -153,7 +155,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
             for n, batch in enumerate(step):
                 torch.manual_seed(_mixed(recipe.seed, run.step, team.rank + n * team.world))
                 moved = batch.to(team.device) if hasattr(batch, "to") else batch
-                with team.quiet(pupil, n == len(step) - 1), _half(team.device, half):
+                with team.quiet(pupil, n == len(step) - 1):
                     found = pupil(moved.inputs, moved.targets)
                     (found.loss * (team.world / total)).backward()
                 sums += torch.stack([part.detach().to(sums.dtype) for part in found])
@@ -214,10 +216,6 @@ class Repeated:
             for n, batch in enumerate(self.batches):
                 if (epoch, n) >= tuple(place):
                     yield (epoch, n + 1), batch if isinstance(batch, list) else [batch]
-
-
-def _half(device: torch.device, half: bool) -> Any:
-    return torch.autocast(device.type, torch.bfloat16) if half else nullcontext()
 
 
 def _mixed(seed: int, step: int, micro: int) -> int:

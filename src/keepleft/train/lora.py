@@ -54,16 +54,15 @@ def adapt(model: nn.Module, rank: int = 8, scale: float = 16.0, where: Iterable[
         raise ValueError(f"no layer of the model is called {missing[0]!r}: the layers end in {', '.join(WHERE)}")
     if not found:
         raise ValueError(f"no layer of the model ends in {', '.join(where)}: is it adapted already?")
+    whole = {part: [p for name, p in model.named_parameters() if f".{part}." in f".{name}."] for part in also}
+    if missing := [part for part, chosen in whole.items() if not chosen]:
+        raise ValueError(f"no weight of the model is called {missing[0]!r}: there are "
+                         f"{', '.join(name for name, _ in model.named_children())}")
     model.requires_grad_(False)
     for name, linear in found.items():
         model.set_submodule(name, LowRank(linear, rank, scale, dropout, generator))
-    for part in also:
-        chosen = [p for name, p in model.named_parameters() if f".{part}." in f".{name}."]
-        if not chosen:
-            raise ValueError(f"no weight of the model is called {part!r}: there are "
-                             f"{', '.join(name for name, _ in model.named_children())}")
-        for p in chosen:
-            p.requires_grad_(True)
+    for p in (p for chosen in whole.values() for p in chosen):
+        p.requires_grad_(True)
     return list(found)
 
 

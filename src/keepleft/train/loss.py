@@ -11,7 +11,7 @@ from torch import Tensor
 
 IGNORED = -100  # the target where nothing is asked
 
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 29}  # scores held at a time, unless a chunk is asked for
+AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 29}  # scores held at a time, unless a chunk is asked for
 
 
 class Sums(NamedTuple):
@@ -64,7 +64,7 @@ def share(tokens: int, vocab: int, most: int) -> int:
     """How many tokens at a time: equal shares, of a round number of tokens, that hold no more scores than `most`."""
     shares = -(-tokens * vocab // most)
     rows = -(-tokens // max(1, shares))
-    return rows if shares <= 1 else max(64, -(-rows // 64) * 64)
+    return max(1, rows) if shares <= 1 else max(64, -(-rows // 64) * 64)
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
@@ -74,12 +74,8 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 # To a compiler the work below is one operation: it has its own gradients, and loops over chunks ------------------
 
 
-@torch.library.custom_op(
-    "keepleft::vocabulary_loss", mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float smoothing, int chunk, ScalarType work, bool[] back)"
-           " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, chunk: int, work: torch.dtype,
-          back: list[bool]) -> tuple[Tensor, ...]:
+def work_out(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, chunk: int, work: torch.dtype,
+             back: list[bool]) -> tuple[Tensor, ...]:
     """(N, dim) against (N,): loss, plain, right, and the gradients of x, weight and bias where they are wanted."""
     exact, real = precise(work), None
     if not x.is_cuda and bool((targets == IGNORED).any()):  # a GPU would have to wait for the answer
@@ -89,8 +85,8 @@ def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoot
     table = weight.to(work)
     offset = None if bias is None else bias.to(work)
     sums = torch.zeros(3, dtype=exact, device=x.device)
-    to_x = torch.empty_like(some) if back[0] else x.new_empty(0)
-    to_weight = torch.zeros_like(weight, dtype=exact) if back[1] else x.new_empty(0)  # each its own: no two results may be one tensor
+    to_x = torch.empty_like(some) if back[0] else x.new_empty(0)  # each its own: no two results may be one tensor
+    to_weight = torch.zeros_like(weight, dtype=exact) if back[1] else x.new_empty(0)
     to_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and back[2] else x.new_empty(0)
     for begin in range(0, len(some), chunk):
         part = some[begin:begin + chunk]
@@ -107,6 +103,12 @@ def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoot
         to_x = torch.zeros_like(x).index_copy_(0, real, to_x)
     return (sums[0].clone(), sums[1].clone(), sums[2].long(), to_x, to_weight.to(weight.dtype),
             to_bias if bias is None else to_bias.to(bias.dtype))
+
+
+_sums = torch.library.custom_op(
+    "keepleft::vocabulary_loss", work_out, mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float smoothing, int chunk, ScalarType work, bool[] back)"
+           " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 
 @_sums.register_fake

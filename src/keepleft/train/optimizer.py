@@ -46,10 +46,11 @@ class Muon(Optimizer):
                 by_shape.setdefault(piece.shape, []).append(n)
             for shape, places in by_shape.items():
                 size = 0.2 * max(shape) ** 0.5  # as large as AdamW's steps, so that one learning rate serves both
-                for n, made in zip(places, orthogonal(torch.stack([pieces[n] for n in places]), group["rounds"]), strict=True):
-                    pieces[n] = made * size
+                found = orthogonal(torch.stack([pieces[n] for n in places]), group["rounds"]).to(pieces[places[0]].dtype) * size
+                for n, piece in zip(places, found, strict=True):
+                    pieces[n] = piece
             stream = iter(pieces)
-            made = [torch.cat([next(stream) for _ in rows]).to(p.dtype) for p, rows in moving]
+            made = [torch.cat([next(stream) for _ in rows]) for _, rows in moving]
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(parameters, made, alpha=-group["lr"])
 

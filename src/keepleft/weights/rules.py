@@ -43,6 +43,7 @@ class Rule:
     op: Op = same
     head: bool = False                   # theirs lies outside the base model, so it never takes its prefix
     twin: bool = False                   # a second copy of what another rule names: checked, never written
+    made: Callable[[], Tensor] | None = None  # a formula that they keep as a tensor: written, not read
 
 
 def drop(theirs: str, *, head: bool = False) -> Rule:
@@ -143,6 +144,9 @@ def give(rules: list[Rule], ours: Mapping[str, Tensor], *, prefix: str = "") -> 
     for theirs, rule, where in every:
         view = _part(ours[where], rule)
         yield theirs, view.reshape(_shape(view, rule)).contiguous()
+    for rule in rules:
+        if rule.made is not None:
+            yield prefix + rule.theirs, rule.made()
 
 
 def _all(rules: list[Rule], ours: Mapping[str, Tensor], prefix: str) -> Iterator[Match]:

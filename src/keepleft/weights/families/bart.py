@@ -1,16 +1,24 @@
-"""BART and Marian: the same names; learned positions and a norm on the embedding, or sinusoids and none."""
+"""BART, Marian and Pegasus: the same names; learned positions and a norm on the embedding, or sinusoids and none.
+
+Pegasus has its norms first, and so one more at the end of each stack.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from keepleft.models import presets
 from keepleft.models.design import Design, Vocabulary
 from keepleft.nn import sense
+from keepleft.nn.position import Sinusoidal, waves
 from keepleft.weights.families.gpt2 import output
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, fixed, named, same
-from keepleft.weights.rules import Rule, drop, joined, linear, row
+from keepleft.weights.rules import Rule, joined, linear, row
 
 TRIPLE, PAIR = ("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")
 
@@ -28,8 +36,9 @@ def rules(design: Design) -> list[Rule]:
         block, ours = f"{stack}.layers.{{i}}", f"{stack}.layers.{{i}}"
         out += [
             Rule(f"{stack}.embed_positions.weight", f"{embed}.position.weight") if design.longest
-            else drop(f"{stack}.embed_positions.weight"),  # sinusoids are a formula
+            else Rule(f"{stack}.embed_positions.weight", made=partial(sinusoids, design)),
             *linear(f"{stack}.layernorm_embedding", f"{embed}.norm"),
+            *linear(f"{stack}.layer_norm", f"{stack}.norm"),
             *joined(f"{block}.self_attn.{{}}", TRIPLE, f"{ours}.self.qkv", (design.dim,) * 3),
             *linear(f"{block}.self_attn.out_proj", f"{ours}.self.out"),
             *linear(f"{block}.self_attn_layer_norm", f"{ours}.norm_self"),
@@ -45,6 +54,12 @@ def rules(design: Design) -> list[Rule]:
         *linear(f"{block}.encoder_attn.out_proj", f"{ours}.cross.out"),
         *linear(f"{block}.encoder_attn_layer_norm", f"{ours}.norm_cross"),
     ]
+
+
+def sinusoids(design: Design) -> Tensor:
+    """(length, dim), as others keep them"""
+    assert isinstance(design.position, Sinusoidal)
+    return waves(torch.arange(design.position.length or 512), design.dim)
 
 
 def stacks(config: dict[str, Any], design: Design) -> dict[str, Any]:
@@ -88,6 +103,9 @@ FAMILIES = (
     Family("bart", heads={"BartForConditionalGeneration": Vocabulary(bias=True), "BartModel": None},
            template=presets.bart, prefix="model.", bare=frozenset({"BartModel"}),
            fields=shared_numbers(presets.bart), finish=stacks, rules=rules, extra=frozenset({"num_hidden_layers"})),
+    Family("pegasus", heads={"PegasusForConditionalGeneration": Vocabulary(bias=True), "PegasusModel": None},
+           template=presets.pegasus, prefix="model.", bare=frozenset({"PegasusModel"}),
+           fields=shared_numbers(presets.pegasus), finish=stacks, rules=rules, extra=frozenset({"num_hidden_layers"})),
     Family("marian", heads={"MarianMTModel": Vocabulary(bias=True), "MarianModel": None},
            template=presets.marian, prefix="model.", bare=frozenset({"MarianModel"}),
            fields=[*shared_numbers(presets.marian), Field("source_vocab", "source_vocab", None)],

@@ -1,0 +1,74 @@
+"""The moving average is its definition, and a mean of checkpoints is a mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import keepleft as kl
+import lessons
+from keepleft.train.average import Average, mean
+from keepleft.train.loop import train
+
+
+@given(st.floats(0.0, 0.999), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_an_average_is_its_definition(decay, values):
+    """a ← d·a + (1 − d)·w, where d grows as (1 + n) / (10 + n) up to the decay."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    model.weight.data.fill_(0.5)
+    average, expected = Average(model, decay), 0.5
+    for step, value in enumerate(values):
+        model.weight.data.fill_(value)
+        average.add(step)
+        d = min(decay, (1 + step) / (10 + step))
+        expected = d * expected + (1 - d) * value
+    assert float(average.weights["weight"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_inside_the_average_stands_in_and_the_weights_come_back_even_after_an_error():
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    average = Average(model, 0.9)
+    average.weights["weight"].fill_(7.0)
+    def fail() -> None:
+        with average.inside():
+            assert (model.weight == 7.0).all()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(model.weight, before)
+    assert (average.weights["weight"] == 7.0).all()
+
+
+def test_only_what_learns_is_averaged():
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    assert list(Average(model, 0.9).weights) == ["weight"]
+
+
+def test_the_loop_averages_after_each_step(tmp_path):
+    design = lessons.design()
+    model, seen = lessons.model(design), []
+    own = model.token.weight.detach().clone()
+    list(train(model, lessons.batches(design), lessons.recipe(steps=6, average=0.3), folder=tmp_path,
+               stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5))
+    for step, weight in enumerate(seen):
+        d = min(0.3, (1 + step) / (10 + step))
+        own = d * own + (1 - d) * weight
+    torch.testing.assert_close(lessons.state(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14)
+
+
+def test_the_mean_of_checkpoints():
+    states = [{"w": torch.full((2,), float(n), dtype=torch.bfloat16), "n": torch.tensor(n)} for n in (1, 2, 6)]
+    assert torch.equal(mean(states)["w"], torch.full((2,), 3.0, dtype=torch.bfloat16))
+    assert mean(states)["n"].dtype == torch.int64
+    model = kl.build(lessons.design())
+    assert lessons.same(mean([model.state_dict()] * 3), model.state_dict())
+    with pytest.raises(ValueError, match="a mean of no checkpoints"):
+        mean([])
+    with pytest.raises(ValueError, match="only checkpoints of one model have a mean: 'n' is in some"):
+        mean([states[0], {"w": states[0]["w"]}])

@@ -1,0 +1,51 @@
+"""A recipe says no to numbers that make no sense, survives JSON, and knows what a run that goes on may change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from keepleft.train.recipe import Recipe, higher_is_better, read
+
+FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False}
+BOUND = {"steps": 7, "peak": 1.0, "warmup": 7, "schedule": "linear", "floor": 0.5, "decay": 0.5, "optimizer": "muon",
+         "betas": (0.5, 0.5), "weight_decay": 0.5, "clip": 0.5, "smoothing": 0.5, "average": 0.5, "precision": "float32",
+         "seed": 7}
+
+
+def test_a_recipe_survives_json():
+    recipe = Recipe(**FREE, **BOUND)
+    assert read(json.loads(json.dumps(asdict(recipe)))) == recipe
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_what_decides_where_the_weights_go_next_may_not_change(name):
+    assert replace(Recipe(), **{name: BOUND[name]}).differs(Recipe()) == [
+        f"{name} was {getattr(Recipe(), name)!r} and is {BOUND[name]!r}"]
+
+
+def test_the_rest_may_and_every_field_is_one_or_the_other():
+    assert Recipe(**FREE).differs(Recipe()) == []
+    assert FREE.keys() | BOUND.keys() == asdict(Recipe()).keys()
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("steps", 0), ("steps", 2.5), ("warmup", -1), ("report", 0), ("keep", 0), ("evaluate", 0), ("save", 0), ("patience", 0),
+    ("peak", 0.0), ("peak", float("nan")), ("schedule", "cosin"), ("optimizer", "sgd"), ("precision", "float16"),
+    ("floor", 1.5), ("decay", -0.1), ("smoothing", 1.0), ("average", 1.0), ("betas", (0.9, 1.0)), ("clip", -1.0),
+    ("weight_decay", -0.1), ("seed", -1)])
+def test_senseless_numbers_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        Recipe(**{name: value})
+
+
+def test_an_unknown_field_is_named():
+    with pytest.raises(ValueError, match=r"a recipe has no learning_rate: it has steps, peak"):
+        read({"learning_rate": 1.0})
+
+
+def test_losses_are_better_when_lower():
+    assert not any(map(higher_is_better, ("loss", "plain", "perplexity")))
+    assert all(map(higher_is_better, ("accuracy", "bleu")))
