@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
@@ -92,7 +92,7 @@ def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, t
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 @pytest.mark.parametrize("position", POSITIONS, ids=lambda position: type(position).__name__)
 @given(data=st.data())
-@settings(max_examples=6)
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])  # smaller failures would take minutes to find
 def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, kind, data):
     design = data.draw(designs(kind)).but(position=position, head_dim=None)
     model = made(design)
@@ -149,6 +149,16 @@ def test_recomputing_activations_changes_nothing():
     assert lessons.same(*ends)
 
 
+def test_chance_is_another_one_in_every_micro_batch_of_every_step(monkeypatch):
+    seeds, before = [], torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), before(seed))[1])
+    design = lessons.design()
+    for seed in (0, 1):
+        list(train(lessons.model(design), lessons.batches(design), lessons.recipe(seed=seed)))
+    steps = [step for _, (_, step) in zip(range(12), lessons.batches(design).steps(), strict=False)]
+    assert len(set(seeds)) == len(seeds) == 2 * sum(map(len, steps))
+
+
 # what the loop says and when it ends ----------------------------------------------------------------------------------
 
 
@@ -193,6 +203,8 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
     assert found is not None
     assert found[0].name == "step-00000006"
     assert all(tensor.isfinite().all() for tensor in lessons.state(tmp_path, 6).values())
+    if what != "loss":  # on a CPU it is noticed before the weights are touched
+        assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_stop_saves_and_ends(tmp_path):

@@ -65,7 +65,7 @@ def _gradients(found: Any) -> None:
     from keepleft.cli.demo import heading
 
     heading("1. One masked pass and the step-by-step loop: the same gradients")
-    print("Times: forward and backward in float32, on one thread. Differences: the largest of all gradients, relative, in float64.")
+    print("Times: forward and backward, float32, one thread. Differences: the largest of all gradients, relative, float64.")
     loops = list(found.control.difference)
     print(f"{'target':>8}{'one pass':>12}" + "".join(f"{loop:>20}{'times':>8}{'difference':>12}" for loop in loops))
     for row in found.same:

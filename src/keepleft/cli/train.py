@@ -64,7 +64,7 @@ def train(task: Task | None = None, train: Texts | str | list[Texts] | None = No
 def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
     """The stored job, with what may change when a run goes on; anything else that differs is refused by name."""
     free = {"parallel", "device", "board", "last"}
-    loose = {"report", "evaluate", "save", "keep", "patience", "compile", "recompute"}
+    loose = {"report", "evaluate", "save", "keep", "patience", "compile", "recompute", "replay"}
     plain = Job(task="lm", train="")
     changed, taken = [], {}
     for name, value in given.items():

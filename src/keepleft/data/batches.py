@@ -160,6 +160,16 @@ class Batches:
                 raise ValueError(f"record {int(longest.argmax())} has a {name} of {int(longest.max())} tokens, a batch holds "
                                  f"{limit}: give larger batches, or leave longer texts out")
 
+    @property
+    def fixed(self) -> bool:
+        """Do all batches have one shape?"""
+        return not isinstance(self.shape, Bucketed)
+
+    @property
+    def tokens(self) -> int:
+        """The most in a step, padding included."""
+        return self.budget * self.accumulate
+
     def sizes(self) -> tuple[Whole, ...]:
         return self.objective.sizes(tuple(self.store[field].lengths() for field in self.objective.fields))
 

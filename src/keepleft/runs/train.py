@@ -157,7 +157,7 @@ def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
     recipe = sizes.recipe(job, targets, max(1, round(targets / per_step)))
     multiple = job.batch.multiple or (8 if team.device.type == "cuda" else 1)
     settled = Settled(design, recipe, labels, longest, budget, accumulate, multiple,
-                      bool(job.batch.pack) or (job.task == "lm" and job.words.documents))
+                      _packs(job, team))
     atomic.text(out / CONFIG, jobs.write(job))
     atomic.text(out / SETTLED, settled.write())
 
@@ -168,9 +168,20 @@ def _budget(job: Job, longest: int) -> tuple[int, int]:
     return micro, max(1, round(tokens / micro))
 
 
+def _packs(job: Job, team: Team) -> bool:
+    """Several texts in a row? Where it was not said: on a GPU, which would rather have batches of one shape."""
+    if job.task == "classify":
+        if job.batch.pack:
+            raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
+        return False
+    if job.batch.pack is None:
+        return (job.task == "lm" and job.words.documents) or (TASKS[job.task].fields == ("src", "tgt") and team.device.type == "cuda")
+    return job.batch.pack
+
+
 def _freed(settled: Settled, job: Job) -> Settled:
     """What may change when a run goes on: how often it reports, evaluates and saves, and when it gives up."""
-    free = ("report", "evaluate", "save", "keep", "patience", "compile", "recompute")
+    free = ("report", "evaluate", "save", "keep", "patience", "compile", "recompute", "replay")
     said = {name: getattr(job.recipe, name) for name in free if getattr(job.recipe, name) is not None}
     return replace(settled, recipe=replace(settled.recipe, **said))
 
@@ -197,7 +208,7 @@ def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Tea
     if running:
         shape = Windows(settled.longest)
     elif settled.pack:
-        shape = Packed(settled.longest)
+        shape = Packed(min(max(128, settled.longest), settled.budget) // 8 * 8 if settled.longest % 8 == 0 else settled.longest)
     training = Batches(store, goal, shape, settled.budget, settled.accumulate, settled.recipe.seed, rank=team.rank,
                        world=team.world)
     return training, None if held is None else replace(training, store=held, accumulate=1, shuffled=False, rank=0, world=1)
@@ -236,6 +247,7 @@ class _Ahead:
 
     def __init__(self, batches: Batches, depth: int, pin: bool) -> None:
         self.batches, self.depth, self.pin = batches, depth, pin
+        self.fixed, self.tokens = batches.fixed, batches.tokens
 
     def steps(self, place: Any) -> Iterator[Any]:
         made = self.batches.steps(Place(*place))

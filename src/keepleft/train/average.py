@@ -13,13 +13,19 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.model = decay, model
         self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        self.part = torch.ones((), device=next(iter(self.weights.values())).device)  # of the newest weights
+
+    def pace(self, step: int) -> None:
+        """How much the weights of this step, counted from 0, will weigh. At first it forgets faster: they mean little yet."""
+        self.part.fill_(1.0 - min(self.decay, (1 + step) / (10 + step)))
 
     @torch.no_grad()
-    def add(self, step: int) -> None:
-        """Take in the weights after a step, counted from 0. At first it forgets faster: the first weights mean little."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        now: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        torch._foreach_lerp_(list(self.weights.values()), now, 1.0 - decay)
+    def add(self) -> None:
+        """Take in the weights as they are now."""
+        kept = list(self.weights.values())
+        apart = torch._foreach_sub([p for p in self.model.parameters() if p.requires_grad], kept)
+        torch._foreach_mul_(apart, self.part)
+        torch._foreach_add_(kept, apart)
 
     @contextmanager
     def inside(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +25,9 @@ from keepleft.train.pupil import Pupil, recompute
 from keepleft.train.recipe import Recipe, higher_is_better
 from keepleft.train.recipe import read as read_recipe
 from keepleft.train.schedule import rate
+from keepleft.train.step import Replayed, Step
 
-COMPILE_PAYS = 300  # steps from which on a GPU compiling takes less time than it saves
+COMPILE_PAYS = 120  # seconds of training from which on a GPU compiling takes less time than it saves
 
 
 class Batch(Protocol):
@@ -125,54 +127,39 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         recompute(model)
     body: nn.Module = Pupil(model, recipe.smoothing)
     pupil: Any = team.wrap(Half(body) if half and team.way != "fsdp" else body, half=half)
-    chosen = optimizers(model, recipe)
+    recorded = (team.device.type == "cuda" and team.way == "alone" and not recipe.recompute and recipe.replay is not False
+                and (recipe.replay is True or bool(getattr(batches, "fixed", False))))
+    chosen = optimizers(model, recipe, recorded=recorded)
     for optimizer in chosen:
         ready(optimizer)
     run = _Run(model, chosen, Average(model, recipe.average) if recipe.average else None)
     folder, told = None if folder is None else Path(folder), json.loads(json.dumps(dict(about or {})))  # as it is kept
     notes = [] if folder is None else _go_on(run, folder, recipe, told, team)
+    weights, tokens = sum(p.numel() for p in model.parameters()), int(getattr(batches, "tokens", 4096))
+    seconds = 6.0 * weights * tokens * (recipe.steps - run.step) / 3e14  # at a good GPU's rate
     if recipe.compile or (recipe.compile is None and team.device.type == "cuda" and team.way == "alone"
-                          and recipe.steps - run.step >= COMPILE_PAYS):
+                          and seconds > COMPILE_PAYS):
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         pupil = torch.compile(pupil, dynamic=False)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    once = (Replayed if recorded else Step)(pupil, model, chosen, recipe, run.average, team)
     tally: list[Tensor] = []
     names: list[str] = []
     asked, arithmetic, began, away = 0, 0.0, time.perf_counter(), 0.0
-    norm = torch.zeros(())
     if run.step >= recipe.steps or (recipe.patience is not None and run.waited >= recipe.patience):
         return
     for place, step in order.steps(run.place):  # type: ignore[union-attr]
         now = rate(recipe, run.step)
-        for optimizer in chosen:
-            for group in optimizer.param_groups:
-                group["lr"] = now
         counted = team.total(torch.tensor([float(sum(batch.tokens for batch in step))], dtype=torch.float64, device=team.device
                              if team.world > 1 else "cpu"))
         total = max(1.0, float(counted))
-        sums = torch.zeros(3, device=team.device, dtype=torch.float64 if team.device.type == "cpu" else torch.float32)
+        names.append(step[0].identity if step else "")
+        look = partial(_look, names[-1], run.step) if team.device.type == "cpu" else _pass  # a GPU would have to be waited for
         try:
-            for n, batch in enumerate(step):
-                torch.manual_seed(_mixed(recipe.seed, run.step, team.rank + n * team.world))
-                moved = batch.to(team.device) if hasattr(batch, "to") else batch
-                with team.quiet(pupil, n == len(step) - 1):
-                    found = pupil(moved.inputs, moved.targets)
-                    (found.loss * (team.world / total)).backward()
-                sums += torch.stack([part.detach().to(sums.dtype) for part in found])
-                arithmetic += meter.work(model, batch.inputs, batch.tokens)
+            tally.append(once(step, total, now, run.step, look))
         except torch.OutOfMemoryError as error:
             raise MemoryError(_knobs(step, error)) from error
-        norm = _clip(parameters, recipe.clip)
-        tally.append(torch.cat([sums / total, norm.detach()[None].to(sums) / team.world]))
-        names.append(step[0].identity if step else "")
+        arithmetic += sum(meter.work(model, batch.inputs, batch.tokens) for batch in step)
         asked += int(total)
-        if team.device.type == "cpu":  # a GPU would have to be waited for
-            _check(tally[-1:], names[-1:], run.step)
-        for optimizer in chosen:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if run.average is not None:
-            run.average.add(run.step)
         run.step, run.place = run.step + 1, tuple(place)  # type: ignore[assignment]
         done = run.step >= recipe.steps
         ending = done or team.any(stop())
@@ -182,9 +169,10 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         means = team.total(torch.stack(tally)).double().cpu()
         _check(list(means), names, run.step - len(names))
         loss, plain, right, _ = means.mean(0).tolist()
+        norm = float(means[-1, 3])
         seconds = max(1e-9, time.perf_counter() - began - away)
         peak = meter.matmul_rate(team.device, torch.bfloat16 if half else torch.float32) if arithmetic else None
-        report = Report(run.step, run.place[0], loss, plain, right, now, float(norm), asked, asked / seconds,
+        report = Report(run.step, run.place[0], loss, plain, right, now, norm, asked, asked / seconds,
                         arithmetic * team.world / seconds / (peak * team.world) if peak else None, notes=notes)
         notes = []
         if measure is not None and (done or due(recipe.evaluate)):
@@ -218,22 +206,12 @@ class Repeated:
                     yield (epoch, n + 1), batch if isinstance(batch, list) else [batch]
 
 
-def _mixed(seed: int, step: int, micro: int) -> int:
-    """One number from three: chance depends on the place in the run alone, not on what ran before or on how many devices."""
-    out = seed
-    for part in (step, micro):
-        out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
-        out ^= out >> 29
-    return out
+def _look(name: str, step: int, found: Tensor) -> None:
+    _check([found], [name], step)
 
 
-def _clip(parameters: list[nn.Parameter], most: float) -> Tensor:
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-    if hasattr(norm, "full_tensor"):
-        norm = norm.full_tensor()
-    if most:
-        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
-    return norm
+def _pass(found: Tensor) -> None:
+    pass
 
 
 def _check(losses: list[Tensor], names: list[str], first: int) -> None:

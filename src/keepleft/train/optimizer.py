@@ -52,7 +52,8 @@ class Muon(Optimizer):
             stream = iter(pieces)
             made = [torch.cat([next(stream) for _ in rows]) for _, rows in moving]
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(parameters, made, alpha=-group["lr"])
+            torch._foreach_mul_(made, -group["lr"])  # a number, or a tensor that a recording reads
+            torch._foreach_add_(parameters, made)
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
@@ -68,8 +69,9 @@ def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
-    """The optimizers of all weights that can change. Norms, biases and the like do not decay."""
+def optimizers(model: nn.Module, recipe: Recipe, *, recorded: bool = False) -> list[Optimizer]:
+    """The optimizers of all weights that can change. Norms, biases and the like do not decay. Those that will be `recorded`
+    ask the CPU nothing."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("no weight of the model can change: all have requires_grad=False")
@@ -81,7 +83,8 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
     out: list[Optimizer] = []
     if groups:
         device = rest[0][1].device.type
-        out.append(AdamW(groups, lr=recipe.peak, betas=recipe.betas, eps=1e-8, fused=device in ("cpu", "cuda")))
+        out.append(AdamW(groups, lr=recipe.peak, betas=recipe.betas, eps=1e-8, fused=device in ("cpu", "cuda"),
+                         capturable=recorded))
     if muon:
         stacks = stacked(model)
         out.append(Muon([{"params": [p for _, p in muon], "heights": [stacks.get(name) for name, _ in muon]}], lr=recipe.peak,

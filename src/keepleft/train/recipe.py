@@ -32,6 +32,7 @@ class Recipe:
         precision: of the matrix products; auto is bfloat16 on a GPU that has it, float32 elsewhere
         recompute: keep fewer activations and compute them again going back: less memory, a third more time
         compile: translate the model for the device; None: where it pays
+        replay: record the kernels of a step once and replay them (one GPU, batches of one shape); None: where it can be done
         report: steps between reports
         evaluate: steps between evaluations; None: only at the end
         save: steps between checkpoints; None: only at the end
@@ -56,6 +57,7 @@ class Recipe:
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     recompute: bool = False
     compile: bool | None = None
+    replay: bool | None = None
     report: int = 10
     evaluate: int | None = None
     save: int | None = None
@@ -88,7 +90,7 @@ class Recipe:
 
     def differs(self, other: Recipe) -> list[str]:
         """What a run that goes on may not change: everything that decides where the weights go next."""
-        free = {"report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute"}
+        free = {"report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay"}
         return [f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}" for f in fields(self)
                 if f.name not in free and getattr(self, f.name) != getattr(other, f.name)]
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, reach
 from keepleft.attention.runs import relative, runs_of
 
+# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678)
+SAFE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SMALL = 256  # up to this many tokens a table costs less than the calls it would save
 
 
@@ -115,7 +119,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
         return steady(out)
     if isinstance(form, Table):
         seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)
-        out = steady(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups))
+        with sdpa_kernel(SAFE) if q.is_cuda and q.requires_grad else nullcontext():
+            out = steady(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups))
         return out if form.blind is None else out.masked_fill(form.blind, 0.0)
     if isinstance(form, Bands):
         return _banded(q, k, v, form, scale, dropout)

@@ -1,0 +1,146 @@
+"""One step: every micro-batch forward and back, then clipping and the change of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keepleft.train.average import Average
+from keepleft.train.parallel import Team
+from keepleft.train.recipe import Recipe
+
+EAGER = 3  # steps before the kernels of one are recorded
+
+
+class Step:
+    """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of the gradients."""
+
+    def __init__(self, pupil: Any, model: nn.Module, chosen: list[torch.optim.Optimizer], recipe: Recipe,
+                 average: Average | None, team: Team) -> None:
+        self.pupil, self.chosen, self.recipe, self.average, self.team = pupil, chosen, recipe, average, team
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        precise = torch.float64 if team.device.type == "cpu" else torch.float32
+        self.sums = torch.zeros(3, device=team.device, dtype=precise)
+        self.share = torch.ones((), device=team.device, dtype=precise)  # of one target in the gradient
+
+    def __call__(self, batches: list[Any], total: float, rate: float, number: int,
+                 look: Callable[[Tensor], None] = lambda found: None) -> Tensor:
+        """`total` targets in all processes; `look` sees what was found before anything changes."""
+        self._set(rate)
+        self.sums.zero_()
+        self.share.fill_(self.team.world / total)
+        for n, batch in enumerate(batches):
+            torch.manual_seed(mixed(self.recipe.seed, number, self.team.rank + n * self.team.world))
+            moved = batch.to(self.team.device) if hasattr(batch, "to") else batch
+            with self.team.quiet(self.pupil, n == len(batches) - 1):
+                self.learn(moved.inputs, moved.targets)
+        if self.average is not None:
+            self.average.pace(number)
+        return self.finish(look)
+
+    def learn(self, inputs: dict[str, Tensor], targets: Tensor) -> None:
+        """Add the gradients of one micro-batch."""
+        found = self.pupil(inputs, targets)
+        (found.loss * self.share).backward()
+        self.sums += torch.stack([part.detach().to(self.sums.dtype) for part in found])
+
+    def finish(self, look: Callable[[Tensor], None]) -> Tensor:
+        found = self.found(self.clip())
+        look(found)
+        self.change()
+        return found
+
+    def found(self, norm: Tensor) -> Tensor:
+        """(4,) loss, plain and right for each target, and the norm"""
+        return torch.cat([self.sums * self.share, norm[None].to(self.sums)]) / self.team.world
+
+    def clip(self) -> Tensor:
+        """The norm of all gradients together, which are scaled down where it is too large."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+        if hasattr(norm, "full_tensor"):
+            norm = norm.full_tensor()
+        if self.recipe.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm, foreach=True)
+        return norm.detach()
+
+    def change(self) -> None:
+        for optimizer in self.chosen:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.add()
+
+    def _set(self, rate: float) -> None:
+        for optimizer in self.chosen:
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+
+class Replayed(Step):
+    """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then on replayed.
+
+    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all. A batch of
+    another shape goes the usual way.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.done, self.shape = 0, ()
+        self.there: dict[str, Tensor] = {}
+        self.lesson: torch.cuda.CUDAGraph | None = None
+        self.update: torch.cuda.CUDAGraph | None = None
+        self.norm = torch.zeros((), device=self.team.device)
+        for optimizer in self.chosen:
+            for group in optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.team.device)
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+
+    def learn(self, inputs: dict[str, Tensor], targets: Tensor) -> None:
+        given = {**inputs, "": targets}
+        shape = tuple((name, tuple(tensor.shape)) for name, tensor in given.items())
+        if self.done == EAGER and self.lesson is None:
+            self.shape, self.there = shape, {name: tensor.clone() for name, tensor in given.items()}
+            self.lesson = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.lesson):
+                super().learn({name: self.there[name] for name in inputs}, self.there[""])
+        if self.lesson is None or shape != self.shape:
+            super().learn(inputs, targets)
+            return
+        for name, tensor in given.items():
+            self.there[name].copy_(tensor)
+        self.lesson.replay()
+
+    def finish(self, look: Callable[[Tensor], None]) -> Tensor:
+        self.done += 1
+        if self.done <= EAGER:
+            return super().finish(look)
+        if self.update is None:
+            self.update = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.update):
+                self.norm.copy_(self.clip())
+                self.change()
+        self.update.replay()
+        return self.found(self.norm)
+
+    def change(self) -> None:
+        for optimizer in self.chosen:
+            optimizer.step()
+        torch._foreach_zero_([p.grad for p in self.parameters])  # in place: the recording knows where they lie
+        if self.average is not None:
+            self.average.add()
+
+
+def mixed(seed: int, step: int, micro: int) -> int:
+    """One number from three: chance depends on the place in the run alone, not on what ran before or on how many devices."""
+    out = seed
+    for part in (step, micro):
+        out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
+        out ^= out >> 29
+    return out
