@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo weights test lint bench docs mutants clean
+.PHONY: help setup demo weights test long lint bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
 	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
 	@echo "make test      every test, the linters and the type checker"
+	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break each mask-relevant line in turn and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
@@ -52,6 +53,9 @@ lint: .venv/.test
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2
+
+long: .venv/.test
+	$(BIN)/python -m pytest -m long
 
 mutants: .venv/.test
 	$(BIN)/python tests/mutants.py

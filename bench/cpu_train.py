@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 import keepleft as kl
-from keepleft.train.loss import IGNORED, vocabulary_loss
+from keepleft.nn.loss import IGNORED, vocabulary_loss
 from report import about, arguments, show, weather, write
 from timing import race
 

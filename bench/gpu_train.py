@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import keepleft as kl
-from keepleft.train.loss import IGNORED, vocabulary_loss
-from keepleft.train.precision import Half
+from keepleft.nn.loss import IGNORED, vocabulary_loss
+from keepleft.training.precision import Half
 from report import about, arguments, show, write
 from timing import timed
 

@@ -1,6 +1,6 @@
 """How good the recipes are: train one from its YAML file and measure it on a test set that it has not seen.
 
-    python bench/quality.py recipes/multi30k-en-de.yaml --data DATA --test multi30k/tok/test_2016_flickr.en.gz multi30k/tok/test_2016_flickr.de.gz
+    python bench/quality.py recipes/multi30k-en-de.yaml --data DATA --test multi30k/tok/test_2016_flickr.{en,de}.gz
     python bench/quality.py recipes/shakespeare-char.yaml --data DATA
 
 DATA is a folder laid out as the recipes expect below data/. --set recipe.steps=500 changes a field. BLEU is sacrebleu's on text
@@ -25,7 +25,7 @@ from keepleft.evaluate.translation import translation
 from keepleft.runs import job as jobs
 from keepleft.runs.train import Finished, run
 from keepleft.runs.writing import write
-from keepleft.train.loop import Report
+from keepleft.training.loop import Report
 from keepleft.weights.files import load
 
 
@@ -67,16 +67,15 @@ def main() -> None:
             print(event if isinstance(event, str) else event.what, file=sys.stderr, flush=True)
             began = time.perf_counter()
     seconds = time.perf_counter() - began
-    result: dict[str, object] = {"recipe": given.recipe.name, "changes": given.set, "seconds": round(seconds, 1), "first report":
-                                 round(first, 1), "validation": best, "torch": str(torch.__version__),
+    result: dict[str, object] = {"recipe": given.recipe.name, "changes": given.set, "seconds": round(seconds, 1),
+                                 "first report": round(first, 1), "validation": best, "torch": str(torch.__version__),
                                  "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
     if given.test:
         model, tokenizer = load(Path(said["out"]) / "model", device="cuda" if torch.cuda.is_available() else "cpu")
         path = Path(said["out"]) / "model" / "source_tokenizer.json"
         from keepleft.data.tokenizer import read
         source = read(path) if path.exists() else None
-        texts, references = ([line.rstrip("\n") for line in gzip.open(given.data / name, "rt", encoding="utf-8")]
-                             for name in given.test)
+        texts, references = (gzip.decompress((given.data / name).read_bytes()).decode().splitlines() for name in given.test)
         for beams in given.beams:
             found = translation(write(model, tokenizer, texts, source_tokenizer=source, beams=beams, penalty=given.penalty),
                                 references, tokenize="none", lowercase=True)

@@ -27,11 +27,11 @@ from keepleft.data.batches import Batches, Bucketed, Packed
 from keepleft.data.objectives import NextToken, Translation
 from keepleft.data.store import Store
 from keepleft.disk import atomic
-from keepleft.train import meter
-from keepleft.train.loop import train
-from keepleft.train.lora import adapt
-from keepleft.train.parallel import Team
-from keepleft.train.recipe import Recipe
+from keepleft.training import meter
+from keepleft.training.loop import train
+from keepleft.training.lora import adapt
+from keepleft.training.parallel import Team
+from keepleft.training.recipe import Recipe
 
 VOCAB, LIMIT = 37, 120.0  # seconds that a child may take
 CHILDREN = multiprocessing.get_context("forkserver")

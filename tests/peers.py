@@ -103,7 +103,8 @@ PAIRS = {
     "mt5": _make("MT5Config", "MT5ForConditionalGeneration", **_t5),
     "mt5_untied": _untied(_make("MT5Config", "MT5ForConditionalGeneration", **_t5)),
     "bart": _make("BartConfig", "BartForConditionalGeneration", **_bart),
-    "pegasus": _make("PegasusConfig", "PegasusForConditionalGeneration", **_bart, scale_embedding=True, activation_function="relu"),
+    "pegasus": _make("PegasusConfig", "PegasusForConditionalGeneration", **_bart, scale_embedding=True,
+                     activation_function="relu"),
     "marian": _make("MarianConfig", "MarianMTModel", **_bart, scale_embedding=True, activation_function="swish"),
 }
 ENCODERS = {

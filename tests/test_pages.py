@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import keepleft as kl
+from keepleft.disk.safetensors import Directory
 from keepleft.models import presets
 from keepleft.weights.rules import give, take
-from keepleft.disk.safetensors import Directory
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))

@@ -68,7 +68,7 @@ class Closed:
             raise ImportError(name + " is closed")
 sys.meta_path.insert(0, Closed())
 import keepleft
-for room in ("attention", "nn", "models", "weights", "decode"):
+for room in ("attention", "nn", "models", "weights", "data", "training", "decoding", "evaluate", "disk"):
     package = importlib.import_module("keepleft." + room)
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
@@ -77,15 +77,23 @@ for room in ("attention", "nn", "models", "weights", "decode"):
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "keepleft", *arguments], capture_output=True, text=True, timeout=300,
+    return subprocess.run([sys.executable, "-m", "keepleft", *arguments], capture_output=True, text=True, timeout=600,
                           check=False)
 
 
-def test_the_demo_shows_masks_attentions_and_models():
-    ran = run("demo")
-    assert ran.returncode == 0, ran.stderr
+def test_the_demo_shows_masks_attentions_models_and_a_translator(tmp_path):
+    ran = run("demo", "--steps", "12", "--out", str(tmp_path))
+    assert ran.returncode == 1, ran.stderr  # twelve steps teach nobody French
+    assert (tmp_path / "alignment.svg").exists()
+    assert "held-out sentences" in ran.stdout
     for said in ("■ ■ ■", "masked self-attention", "124,439,808", "encoder-decoder", "1.0000   0.0000   0.0000"):
         assert said in ran.stdout
+
+
+@pytest.mark.long
+def test_the_translator_of_the_demo_learns_its_lesson(tmp_path):
+    ran = run("demo", "--out", str(tmp_path))
+    assert ran.returncode == 0, ran.stdout
 
 
 def test_the_doctor_speaks_json():

@@ -15,7 +15,13 @@ _HOMES = {
     "attention.masks": "Mask Where block causal full prefix window",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
-    "decode.greedy": "greedy",
+    "data.batch": "Batch",
+    "data.batches": "Batches Bucketed Packed Windows",
+    "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
+    "data.store": "Store",
+    "decoding.beam": "beam",
+    "decoding.greedy": "greedy",
+    "evaluate.likelihood": "likelihood",
     "models.build": "build parameters",
     "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
     "models.stack": "positions_of",
@@ -24,6 +30,8 @@ _HOMES = {
     "nn.feedforward": "FeedForward",
     "nn.norm": "LayerNorm RMSNorm",
     "nn.position": "Learned Llama3 RelativeBias Rotary Sinusoidal Stretched",
+    "training.loop": "Report train",
+    "training.recipe": "Recipe",
     "weights.files": "load save",
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -38,7 +46,13 @@ if TYPE_CHECKING:
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask
-    from keepleft.decode.greedy import greedy
+    from keepleft.data.batch import Batch
+    from keepleft.data.batches import Batches, Bucketed, Packed, Windows
+    from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
+    from keepleft.data.store import Store
+    from keepleft.decoding.beam import beam
+    from keepleft.decoding.greedy import greedy
+    from keepleft.evaluate.likelihood import likelihood
     from keepleft.models import presets
     from keepleft.models.build import build, parameters
     from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
@@ -48,6 +62,8 @@ if TYPE_CHECKING:
     from keepleft.nn.feedforward import FeedForward
     from keepleft.nn.norm import LayerNorm, RMSNorm
     from keepleft.nn.position import Learned, Llama3, RelativeBias, Rotary, Sinusoidal, Stretched
+    from keepleft.training.loop import Report, train
+    from keepleft.training.recipe import Recipe
     from keepleft.weights.files import load, save
 
 

@@ -21,7 +21,8 @@ def made(kind: str, running: bool):
 
 TOKENIZERS = {(kind, running): made(kind, running) for kind in KINDS for running in (False, True)}
 blanks = st.lists(st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12).map("".join)
-wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")), max_size=60)
+wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]),
+                                  st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")), max_size=60)
 
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)

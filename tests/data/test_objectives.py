@@ -35,7 +35,8 @@ def test_each_text_may_have_its_own_start_and_empty_texts_have_none(records):
 def test_the_next_token_and_the_translation_are_forced_alike(records, chance):
     alone = NextToken(START).lesson((Ragged.of(records),), chance)
     beside = Translation(START).lesson((Ragged.of(records[::-1]), Ragged.of(records)), chance)
-    assert alone.tokens.texts() == beside.tokens.texts() and alone.targets.texts() == beside.targets.texts()
+    assert alone.tokens.texts() == beside.tokens.texts()
+    assert alone.targets.texts() == beside.targets.texts()
     assert beside.source.texts() == records[::-1]
 
 
@@ -65,7 +66,8 @@ def test_corrupted_spans_can_be_put_back(records, chance):
     goal = SpanCorruption(PAD, END, SENTINELS)
     lesson = goal.lesson((Ragged.of(records),), chance)
     sizes = goal.sizes((Ragged.of(records).lengths,))
-    for n, (left, shown, taken) in enumerate(zip(lesson.source.texts(), lesson.tokens.texts(), lesson.targets.texts(), strict=True)):
+    told = zip(lesson.source.texts(), lesson.tokens.texts(), lesson.targets.texts(), strict=True)
+    for n, (left, shown, taken) in enumerate(told):
         assert shown == [PAD, *taken[:-1]]
         spans, current = {}, None
         for token in taken[:-1]:
@@ -75,7 +77,8 @@ def test_corrupted_spans_can_be_put_back(records, chance):
                 current.append(token)
         whole = [part for token in left for part in (spans[token] if token in SENTINELS else [token])]
         assert whole == records[n]
-        assert len(taken) <= sizes[0][n] and len(left) <= sizes[1][n]
+        assert len(taken) <= sizes[0][n]
+        assert len(left) <= sizes[1][n]
 
 
 @settings(deadline=None)

@@ -16,7 +16,8 @@ from keepleft.weights.rules import Held, Rule, give, interleave, joined, same, t
 
 # a small design that each family can say
 SMALL = {"gpt2": "gpt2", "openai-gpt": "gpt", "gpt_neo": "gpt_neo", "llama": "llama3_1", "mistral": "mistral",
-         "qwen2": "qwen2_0_5b", "t5": "t5", "mt5": "mt5", "bart": "bart", "marian": "marian", "pegasus": "pegasus", "bert": "bert"}
+         "qwen2": "qwen2_0_5b", "t5": "t5", "mt5": "mt5", "bart": "bart", "marian": "marian",
+         "pegasus": "pegasus", "bert": "bert"}
 HEADS = {"gpt2": [None, kl.Classes(5, "last", bias=False)], "llama": [None, kl.Classes(5, "last", bias=False)],
          "bert": [None, kl.Masked(), kl.Classes(5)]}
 

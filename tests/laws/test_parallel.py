@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import lessons
-from keepleft.train import checkpoint
-from keepleft.train.loop import train
-from keepleft.train.lora import adapt
-from keepleft.train.parallel import Team, join
+from keepleft.training import checkpoint
+from keepleft.training.loop import train
+from keepleft.training.lora import adapt
+from keepleft.training.parallel import Team, join
 
 pytestmark = pytest.mark.slow
 ON = {"average": 0.9, "save": 4, "evaluate": 6}

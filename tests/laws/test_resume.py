@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import lessons
 from keepleft.data.batches import Bucketed, Packed
-from keepleft.train import checkpoint
-from keepleft.train.loop import train
+from keepleft.training import checkpoint
+from keepleft.training.loop import train
 
 KILLS = 20
 

@@ -55,7 +55,8 @@ DESIGNS = {
                                 **LOOSE),
     "marian": kl.presets.marian.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37),
                                     **LOOSE),
-    "pegasus": kl.presets.pegasus.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37), **PAIR),
+    "pegasus": kl.presets.pegasus.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37),
+                                      **PAIR),
     "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.Learned(37),
                                 encoder=kl.Stack(2, (full,), False)),
 }

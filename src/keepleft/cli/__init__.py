@@ -15,9 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
-    from keepleft.cli.train import train
+    from keepleft.cli.train import teach
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": train, "compare": compare, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")

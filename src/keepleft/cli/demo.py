@@ -7,7 +7,7 @@ SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
-def demo(prompt: str = "The capital of France is", steps: int = 900, out: str = "out/demo") -> int:
+def demo(prompt: str = "The capital of France is", steps: int = 800, out: str = "out/demo") -> int:
     """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
 
     Args:
@@ -21,9 +21,9 @@ def demo(prompt: str = "The capital of France is", steps: int = 900, out: str = 
     good = translator(steps, out) if steps else True
     continuation(prompt)
     heading("What to try next")
-    print("keepleft compare                  why the mask: one parallel pass against the step-by-step loop, with and without it\n"
+    print("keepleft compare      why the mask: one parallel pass against the step-by-step loop, with and without it\n"
           "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
-          "make test                         proves what you saw; README.md says which seven files to read, in which order")
+          "make test             proves what you saw; README.md says which seven files to read, in which order")
     return 0 if good else 1
 
 
@@ -88,8 +88,8 @@ def translator(steps: int, out: str) -> bool:
     heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
     lesson = lessons.prepared()
     weights = sum(p.numel() for p in lesson.model.parameters())
-    print(f"{len(lesson.batches.store):,} pairs, {weights:,} weights; {len(lesson.held['fr'])} sentences of each language are held out: "
-          "new combinations of known words")
+    print(f"{len(lesson.batches.store):,} pairs, {weights:,} weights; {len(lesson.held['fr'])} sentences of each language are "
+          "held out: new combinations of known words")
     began = perf_counter()
     with Bar("training", steps) as bar:
         for report in lessons.taught(lesson, steps):
@@ -102,13 +102,14 @@ def translator(steps: int, out: str) -> bool:
         good = good and share >= 0.95
         print(f"\n{name}: {share:.1%} of the held-out sentences are right to the letter. Some of them:")
         some = [english for english, _ in held[:4]]
-        for english, written in zip(some, lessons.translated(lesson, language, some), strict=True):
-            print(f"  {english:52} → {written}")
+        for english, other in zip(some, lessons.translated(lesson, language, some), strict=True):
+            print(f"  {english:52} → {other}")
     english = next(english for english, french in lesson.held["fr"] if 5 <= len(french.split()) <= 7)
     source, written, looked = lessons.alignment(lesson, "fr", english)
-    print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
-    print(lessons.drawn(source, written, looked))
-    print(f"\nThe same as a picture: {lessons.picture(source, written, looked, out)}")
+    if written:
+        print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
+        print(lessons.drawn(source, written, looked))
+        print(f"\nThe same as a picture: {lessons.picture(source, written, looked, out)}")
     return good
 
 

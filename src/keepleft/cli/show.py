@@ -59,7 +59,7 @@ class Progress:
 
     def show(self, event: Any) -> None:
         from keepleft.runs import train as runs
-        from keepleft.train.loop import Report
+        from keepleft.training.loop import Report
 
         if isinstance(event, str):
             self.say(event)

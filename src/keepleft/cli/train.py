@@ -11,7 +11,7 @@ from typing import Any, Literal
 from keepleft.runs.job import Batching, Job, Size, Task, Texts, Wishes, Words, read
 
 
-def train(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
+def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
           valid: Texts | str | list[Texts] | None = None, out: str | None = None, size: Size = "small",
           start: str | None = None, like: str | None = None, design: dict[str, Any] | None = None, words: Words = Words(),  # noqa: B008
           batch: Batching = Batching(), recipe: Wishes = Wishes(), lora: int = 0, last: int = 0,  # noqa: B008
@@ -50,8 +50,8 @@ def train(task: Task | None = None, train: Texts | str | list[Texts] | None = No
             raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing")
         job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, place)
     elif task is None or train is None:
-        raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt a.fr, "
-                         "--task lm --train corpus.txt, or --task classify --train data.tsv")
+        raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
+                         "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv")
     else:
         job = Job(**given, out=str(place))  # type: ignore[arg-type]
     asked = _Asked()
@@ -87,8 +87,8 @@ def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
         elif value != before:
             changed.append(f"{name} was {before!r} and is {value!r}")
     if changed:
-        raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or start "
-                         "a new run with another --out")
+        raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or "
+                         "start a new run with another --out")
     return replace(old, **taken, out=str(place))
 
 

@@ -18,9 +18,10 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[T]:
     def give(good: bool, item: T | BaseException | None) -> None:
         while not done.is_set():
             try:
-                return made.put((good, item), timeout=0.1)
+                made.put((good, item), timeout=0.1)
             except Full:
                 continue
+            return
 
     def work() -> None:
         try:

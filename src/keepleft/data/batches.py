@@ -15,7 +15,7 @@ from keepleft.data.store import Store
 from keepleft.data.teaching import forced
 
 POOL = 1 << 16  # records that are sorted by length together
-OPEN = 32       # rows that are filled side by side when packing
+OPEN = 64       # rows that are filled side by side when packing
 
 
 class Place(NamedTuple):
@@ -81,34 +81,21 @@ class Packed:
     width: int
 
     def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
-        rows: list[list[int]] = []
-        left: list[list[int]] = []
         full: list[Whole] = []
         height = max(1, budget // self.width)
-        for record, need in zip(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), strict=True):
-            fits = next((n for n, room in enumerate(left) if all(a <= b for a, b in zip(need, room, strict=True))), None)
-            if fits is None:
-                if len(rows) == OPEN:
-                    full.append(np.array(rows.pop(0)))
-                    left.pop(0)
-                rows.append([])
-                left.append([self.width] * len(need))
-                fits = len(rows) - 1
-            rows[fits].append(record)
-            left[fits] = [b - a for a, b in zip(need, left[fits], strict=True)]
+        for row in _filled(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), self.width):
+            full.append(np.array(row))
             if len(full) == height:
                 yield full
                 full = []
-        full += map(np.array, rows)
-        for begin in range(0, len(full), height):
-            yield full[begin:begin + height]
+        if full:
+            yield full
 
     def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
              identity: str) -> Batch:
         lesson = objective.lesson(tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), chance)
-        places = [(r, n + 1) for r, row in enumerate(rows) for n in range(len(row))]
         height = max(1, budget // self.width)
-        layouts = [packed(places, stream, width=self.width, rows=height)
+        layouts = [packed(rows, stream, width=self.width, height=height)
                    for stream in (lesson.tokens, lesson.source) if stream is not None]
         return made(lesson, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
 
@@ -135,7 +122,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Batches:
-    """All batches of all epochs. A step is `accumulate` micro-batches of at most `budget` tokens; processes share them out."""
+    """All batches of all epochs. A step is `accumulate` micro-batches of at most `budget` tokens; processes share them."""
 
     store: Store
     objective: Objective
@@ -151,8 +138,8 @@ class Batches:
         if isinstance(self.shape, Windows):
             total = len(self.store[self.objective.fields[0]].tokens)
             if total < self.shape.width + 1:
-                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.shape.width} and what follows it: "
-                                 "give more text, or a smaller width")
+                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.shape.width} and what follows "
+                                 "it: give more text, or a smaller width")
             return
         for name, longest in zip(("text", "source"), self.sizes(), strict=False):
             limit = self.shape.width if isinstance(self.shape, Packed) else self.budget
@@ -194,7 +181,7 @@ class Batches:
         if step:
             yield step
 
-    def steps(self, place: Place = Place()) -> Iterator[tuple[Place, list[Batch]]]:
+    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
         """From a place on, for ever: the place after each step, and this process's micro-batches of it."""
         epoch, skip = place
         while True:
@@ -225,6 +212,39 @@ class Batches:
         some = np.concatenate(rows)[:8].tolist()
         identity = f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, some))}, …"
         return self.shape.make(self.store, self.objective, rows, self.budget, chance, identity)
+
+
+def _filled(records: list[int], needs: list[list[int]], width: int) -> Iterator[list[int]]:
+    """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is closed."""
+    rooms: dict[int, list[tuple[list[int], list[int]]]] = {}  # rows and what is left in them, by the least that is left
+    bits, count = 0, 0                                        # which rooms there are, as the bits of a number
+
+    def close(least: int) -> list[int]:
+        nonlocal bits, count
+        row, _ = rooms[least].pop()
+        count -= 1
+        if not rooms[least]:
+            bits &= ~(1 << least)
+        return row
+
+    for record, need in zip(records, needs, strict=True):
+        above = bits >> (most := max(need))
+        if above:
+            least = most + (above & -above).bit_length() - 1
+            left = rooms[least][-1][1]
+            row = close(least)
+        else:
+            if count == OPEN:
+                yield close((bits & -bits).bit_length() - 1)
+            row, left = [], [width] * len(need)
+        row.append(record)
+        left = [b - a for a, b in zip(need, left, strict=True)]
+        least = min(left)
+        rooms.setdefault(least, []).append((row, left))
+        bits |= 1 << least
+        count += 1
+    while bits:
+        yield close((bits & -bits).bit_length() - 1)
 
 
 class _Still:

@@ -55,7 +55,7 @@ def _row(tokenizer: Tokenizer, kind: np.dtype) -> Callable[[str], bytes] | None:
         return None
     before, way = said["normalizer"], said["pre_tokenizer"] or {}
     known = marks(tokenizer)
-    special = {n: known.unknown for n in known.special()} if known.unknown is not None else {}
+    special = dict.fromkeys(known.special(), known.unknown) if known.unknown is not None else {}
 
     def ask(piece: str) -> list[int]:
         """One piece; "</s>" in a text is four signs or an unknown word, never the end."""

@@ -22,7 +22,8 @@ class Lesson(NamedTuple):
 
 
 class Objective(Protocol):
-    fields: tuple[str, ...]
+    @property
+    def fields(self) -> tuple[str, ...]: ...
 
     def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
         """The most tokens that each record takes, as tokens shown and, where there is one, as source."""

@@ -70,13 +70,12 @@ def padded(texts: Ragged, *, width: int | None = None, rows: int | None = None) 
     return Layout(np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), shape)
 
 
-def packed(places: list[tuple[int, int]], texts: Ragged, *, width: int, rows: int) -> Layout:
-    """Texts one behind the other: `places` gives each its row and its number in that row, in the order of the row."""
-    row = np.array([place[0] for place in places], np.int64)
-    column, used = np.zeros(len(row), np.int64), np.zeros(rows, np.int64)
-    for n, (r, length) in enumerate(zip(row.tolist(), texts.lengths.tolist(), strict=True)):
-        column[n] = used[r]
-        used[r] += length
-    if int(used.max(initial=0)) > width:
-        raise ValueError(f"texts of {int(used.max())} tokens do not fit into a row of {width}")
-    return Layout(row, column, np.array([place[1] for place in places], np.int64), (rows, width))
+def packed(rows: list[Whole], texts: Ragged, *, width: int, height: int) -> Layout:
+    """Texts one behind the other: `rows` says which make up each row, and they come in that order."""
+    sizes = np.array([len(row) for row in rows], np.int64)
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the text that begins each one's row
+    column = texts.begins - texts.begins[first] if len(first) else texts.begins
+    ends = column + texts.lengths
+    if int(ends.max(initial=0)) > width:
+        raise ValueError(f"texts of {int(ends.max())} tokens do not fit into a row of {width}")
+    return Layout(np.repeat(np.arange(len(rows)), sizes), column, np.arange(len(first)) - first + 1, (height, width))

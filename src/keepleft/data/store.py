@@ -72,7 +72,8 @@ class Store:
     def every(self, n: int) -> tuple[Store, Store]:
         """All records but every n-th, and these: what is trained on, and what is held out."""
         held = np.arange(len(self)) % n == n - 1
-        parts = [{name: Chosen(column, np.flatnonzero(rows)) for name, column in self.columns.items()} for rows in (~held, held)]
+        parts = [{name: Chosen(column, np.flatnonzero(rows)) for name, column in self.columns.items()}
+                 for rows in (~held, held)]
         return Store(parts[0], self.about), Store(parts[1], self.about)
 
     def cut(self, share: float) -> tuple[Store, Store]:

@@ -103,8 +103,8 @@ def learn(kind: Kind, texts: Iterable[str], size: int, *, running: bool = False,
             out.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
         else:
             out.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=special, min_frequency=1 if kind == "char" else least,
-                                            show_progress=False)
+        trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=special, show_progress=False,
+                                            min_frequency=1 if kind == "char" else least)
     out.train_from_iterator(texts, trainer)
     out.encode_special_tokens = True  # "</s>" in a text is four characters, not the end
     return out

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from keepleft.train.loss import label_loss, vocabulary_loss
+from keepleft.nn.loss import label_loss, vocabulary_loss
 
 
 @torch.no_grad()

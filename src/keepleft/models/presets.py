@@ -123,7 +123,7 @@ marian = vaswani.but(vocab=58_101, feedforward=FeedForward(2048, "silu"), positi
                      head=Vocabulary(bias=True), initial=Normal())  # opus-mt-en-de and its sisters
 
 pegasus = marian.but(vocab=96_103, dim=1024, heads=16, feedforward=FeedForward(4096, "relu"), position=Sinusoidal(1024),
-                     norm_first=True, **_pair(16))  # Zhang et al. 2019, pegasus-large; a size like marian's trains with less care
+                     norm_first=True, **_pair(16))  # Zhang et al. 2019, pegasus-large
 
 bert = Design(vocab=30_522, dim=768, heads=12, feedforward=FeedForward(3072, "gelu"), position=Learned(512),
               norm=LayerNorm(1e-12), norm_first=False, norm_embedding=True, kinds=2, attention_dropout=0.1,

@@ -37,11 +37,11 @@ from keepleft.models.build import build
 from keepleft.models.design import Design, Stack
 from keepleft.models.wholes import EncoderDecoder
 from keepleft.nn import sense
+from keepleft.nn.loss import label_loss
 from keepleft.runs.chart import bars, lines
 from keepleft.runs.writing import write
-from keepleft.train.loop import Report, train
-from keepleft.train.loss import label_loss
-from keepleft.train.recipe import Recipe
+from keepleft.training.loop import Report, train
+from keepleft.training.recipe import Recipe
 
 LENGTHS = (16, 64, 128, 300)
 STEPS = 400

@@ -17,6 +17,7 @@ from keepleft.data.batches import Batches, Bucketed, Place
 from keepleft.data.encoding import encoder
 from keepleft.data.objectives import Translation
 from keepleft.data.phrases.corpus import Pair, split
+from keepleft.data.phrases.patterns import SEEDS
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import END, START, learn, marks
 from keepleft.disk import atomic
@@ -26,10 +27,12 @@ from keepleft.models.presets import vaswani
 from keepleft.models.watch import watch
 from keepleft.nn.feedforward import FeedForward
 from keepleft.runs.writing import write
-from keepleft.train.loop import Report, train
-from keepleft.train.recipe import Recipe
+from keepleft.training.loop import Report, train
+from keepleft.training.recipe import Recipe
 
 TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
+COLUMNS = {"fr": 1, "hi": 2}
+OFTEN = 20  # times that fixed phrases, which no rule explains, are shown more
 NAMES = {"fr": "French", "hi": "Hindi"}
 
 
@@ -43,21 +46,24 @@ class Lesson:
     model: Any
 
 
-def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2, width: int = 256, budget: int = 1536) -> Lesson:
+def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2, width: int = 256,
+             budget: int = 1536) -> Lesson:
     """Both languages together: the tag before the source says which one is asked for."""
     parts = {language: split(language, test=test) for language in TAGS}
     texts = [text for training, _ in parts.values() for pair in training for text in pair]
     tokenizer = learn("word", texts, 8000, more=tuple(TAGS.values()), least=1)
-    end, = marks(tokenizer).need("end")
+    start, end = marks(tokenizer).need("start", "end")
     kind = np.dtype(np.int64)
     plain = encoder(tokenizer, kind, after=[end])
     source, target = [], []
     for language, (training, _) in parts.items():
-        tagged = encoder(tokenizer, kind, before=[tokenizer.token_to_id(TAGS[language])], after=[end])
+        fixed = [(said[0], said[COLUMNS[language]]) for said in SEEDS]
+        training = training + OFTEN * fixed
+        tagged = encoder(tokenizer, kind, before=[tokenizer.token_to_id(TAGS[language]) or 0], after=[end])
         source += [np.frombuffer(row, kind).tolist() for row in tagged([english for english, _ in training])]
         target += [np.frombuffer(row, kind).tolist() for row in plain([other for _, other in training])]
     store = Store.of(src=source, tgt=target)
-    batches = Batches(store, Translation(tokenizer.token_to_id(START)), Bucketed(), budget, seed=seed)
+    batches = Batches(store, Translation(start), Bucketed(), budget, seed=seed)
     design: Design = vaswani.but(vocab=tokenizer.get_vocab_size(), dim=dim, heads=4, feedforward=FeedForward(width, "relu"),
                                  norm_first=True, encoder=Stack(layers, (full,)), decoder=Stack(layers, (causal,)), dropout=0.0)
     model = build(design, generator=torch.Generator().manual_seed(seed))

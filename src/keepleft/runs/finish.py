@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from keepleft.data.tokenizer import marks
 from keepleft.disk import atomic
 from keepleft.runs.sources import Tokenizers
-from keepleft.train import checkpoint
-from keepleft.train.average import mean
+from keepleft.training import checkpoint
+from keepleft.training.average import mean
 from keepleft.weights.files import save
 
 MODEL = "model"

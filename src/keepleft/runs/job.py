@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Any, Literal
 
-from keepleft.train.recipe import Recipe
+from keepleft.training.recipe import Recipe
 
 Task = Literal["classify", "denoise", "lm", "mlm", "span", "summarize", "translate"]
 Size = Literal["tiny", "small", "base"]
@@ -100,7 +100,7 @@ class Job:
     design: dict[str, Any] = field(default_factory=dict)
     words: Words = Words()
     batch: Batching = Batching()
-    recipe: Any = Wishes()
+    recipe: Any = Wishes()  # noqa: RUF009 (it never changes)
     lora: int = 0
     last: int = 0
     parallel: Literal["ddp", "fsdp"] | None = None
@@ -145,8 +145,9 @@ def _read(kind: Any, data: Any, where: str) -> Any:
         if unknown := sorted(map(str, data.keys() - hints.keys())):
             raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(hints)}")
         try:
-            return kind(**{key: _read(Wishes if kind is Job and key == "recipe" else hints[key], value, f"{where}: {key}")
-                           for key, value in data.items()})
+            kinds = {key: Wishes if kind is Job and key == "recipe" else hint for key, hint in hints.items()}
+            given = {key: _read(kinds[key], value, f"{where}: {key}") for key, value in data.items()}
+            return typing.cast(Any, kind)(**given)
         except TypeError as error:
             raise ValueError(f"{where} is incomplete: {error}") from error
     origin, parts = typing.get_origin(kind), typing.get_args(kind)

@@ -11,7 +11,7 @@ from keepleft.models.design import Classes, Design, Stack, Xavier
 from keepleft.nn.position import Learned, Rotary, Sinusoidal
 from keepleft.runs.job import Job
 from keepleft.runs.tasks import TASKS
-from keepleft.train.recipe import Recipe
+from keepleft.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,18 @@ def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: 
     if isinstance(position, Learned | Sinusoidal | Rotary) and position.length is not None:
         position = replace(position, length=max(length, 512 if isinstance(position, Sinusoidal) else 8))
     heads = int(wishes.pop("heads", size.heads if dim == size.dim else max(1, dim // 64)))
-    changes: dict[str, Any] = dict(vocab=vocab, dim=dim, heads=heads, head_dim=None, kv_heads=None, position=position,
-                                   feedforward=replace(plan.feedforward, width=width, activation=kind), source_vocab=source_vocab,
-                                   dropout=0.3 if targets < 1_000_000 else 0.1, **stacks)
+    changes: dict[str, Any] = dict(
+        vocab=vocab, source_vocab=source_vocab, dim=dim, heads=heads, head_dim=None, kv_heads=None, position=position,
+        feedforward=replace(plan.feedforward, width=width, activation=kind), **stacks,
+        dropout=0.3 if targets < 1_000_000 else 0.1)
     if TASKS[job.task].fields == ("src", "tgt") and plan.scale_embedding:
         changes["initial"] = Xavier()  # tables of length 1 after scaling: these learn from the first step
     if job.task == "classify":
         changes["head"] = Classes(labels, pool="tanh")
     known = {f.name for f in fields(Design)}
     if unknown := sorted(wishes.keys() - known):
-        raise ValueError(f"a design has no {', '.join(unknown)}: give dim, heads, layers, encoder_layers, decoder_layers, width, "
-                         f"activation, or one of {', '.join(sorted(known))}")
+        raise ValueError(f"a design has no {', '.join(unknown)}: give dim, heads, layers, encoder_layers, decoder_layers, "
+                         f"width, activation, or one of {', '.join(sorted(known))}")
     return plan.but(**(changes | wishes))
 
 

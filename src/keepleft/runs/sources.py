@@ -43,7 +43,8 @@ def _open(job: Job, texts: Texts) -> Source:
     wanted = TASKS[job.task].fields
     if texts.src is not None or texts.tgt is not None:
         if texts.src is None or texts.tgt is None:
-            raise ValueError(f"only {'src' if texts.tgt is None else 'tgt'} was given: line-aligned texts need both src and tgt")
+            one = "src" if texts.tgt is None else "tgt"
+            raise ValueError(f"only {one} was given: line-aligned texts need both src and tgt")
         if wanted != ("src", "tgt"):
             raise ValueError(f"src and tgt were given, but the task {job.task} reads {' and '.join(wanted)}: give one file")
         return sources.aligned(texts.src, texts.tgt)
@@ -127,8 +128,8 @@ def labels_of(job: Job, found: list[tuple[Source, str | None]]) -> list[str]:
         return []
     seen = Counter(record[1] for source, _ in found for record in source)
     if len(seen) < 2:
-        raise ValueError(f"all texts have the label {next(iter(seen), None)!r}: to tell labels apart there must be at least two")
+        raise ValueError(f"all texts have the label {next(iter(seen), None)!r}: to tell labels apart there must be two")
     if len(seen) > 10_000:
-        raise ValueError(f"there are {len(seen)} different labels, {', '.join(map(repr, list(seen)[:3]))} and so on: is the label "
-                         "in another column? Name the columns with train.columns")
+        raise ValueError(f"there are {len(seen)} different labels, {', '.join(map(repr, list(seen)[:3]))} and so on: is the "
+                         "label in another column? Name the columns with train.columns")
     return sorted(seen)

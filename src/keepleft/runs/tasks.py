@@ -26,7 +26,7 @@ class Task:
 def _sentinels(tokenizer: Any) -> tuple[int, ...]:
     found = [tokenizer.token_to_id(SENTINEL.format(n)) for n in range(SENTINELS)]
     if None in found:
-        raise ValueError(f"the tokenizer has no {SENTINEL.format(found.index(None))}: span corruption needs {SENTINELS} sentinels")
+        raise ValueError(f"the tokenizer has no {SENTINEL.format(found.index(None))}: spans need {SENTINELS} of them")
     return tuple(found)
 
 
@@ -47,7 +47,8 @@ TASKS: dict[str, Task] = {
     "classify": Task(("text", "label"), "bert", ("pad", "start", "end"), lambda t, m: Classification(),
                      around=(("start",), ("end",)), cut=True),
     "mlm": Task(("text",), "bert_masked", ("pad", "start", "end", "mask"),
-                lambda t, m: MaskedToken(_number(m.mask), t.get_vocab_size(), m.special()), around=(("start",), ("end",)), cut=True),
+                lambda t, m: MaskedToken(_number(m.mask), t.get_vocab_size(), m.special()),
+                around=(("start",), ("end",)), cut=True),
     "span": Task(("text",), "t5", ("pad", "end"), lambda t, m: SpanCorruption(_number(m.pad), _number(m.end), _sentinels(t)),
                  more=tuple(SENTINEL.format(n) for n in range(SENTINELS)), cut=True),
     "denoise": Task(("text",), "bart", ("pad", "start", "end", "mask"),

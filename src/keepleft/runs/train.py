@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from keepleft.data.ahead import ahead
+from keepleft.data.batch import Batch
 from keepleft.data.batches import Batches, Bucketed, Packed, Place, Windows
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import read as read_tokenizer
@@ -34,11 +35,11 @@ from keepleft.runs import job as jobs
 from keepleft.runs.job import Job
 from keepleft.runs.sources import Tokenizers
 from keepleft.runs.tasks import TASKS, objective
-from keepleft.train import checkpoint
-from keepleft.train.loop import Report, train
-from keepleft.train.parallel import Team, join
-from keepleft.train.recipe import Recipe
-from keepleft.train.recipe import read as read_recipe
+from keepleft.training import checkpoint
+from keepleft.training.loop import Report, train
+from keepleft.training.parallel import Team, join
+from keepleft.training.recipe import Recipe
+from keepleft.training.recipe import read as read_recipe
 from keepleft.weights.files import load
 
 CONFIG, SETTLED, METRICS, CHECKPOINTS = "config.yaml", "settled.json", "metrics.jsonl", "checkpoints"
@@ -109,8 +110,8 @@ def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: Fa
     model = _model(job, settled, team)
     if team.rank == 0:
         weights = sum(p.numel() for p in model.parameters())
-        yield (f"{job.task}: {weights:,} weights, {settled.recipe.steps:,} steps of about {settled.budget * settled.accumulate:,} "
-               f"tokens, {settled.recipe.optimizer}, on {team.world} × {team.device.type}")
+        yield (f"{job.task}: {weights:,} weights, {settled.recipe.steps:,} steps of about {batches.tokens:,} tokens, "
+               f"{settled.recipe.optimizer}, on {team.world} × {team.device.type}")
         yield Progress("training", 0, settled.recipe.steps)
     yield from _trained(job, settled, model, words, batches, valid, out, team, stop)
 
@@ -124,9 +125,9 @@ def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
     reports = sources.looked(found, None)
     for report in reports:
         yield from report.lines()
-    text = reports[0].fields[0 if len(TASKS[job.task].fields) == 1 else -1 if "label" not in TASKS[job.task].fields else 0]
-    characters = sum(field.characters.total for report in reports for field in report.fields if field.name != "label")
-    longest = sizes.longest(job, max(field.words.most for report in reports for field in report.fields if field.name != "label"))
+    fields = [field for report in reports for field in report.fields if field.name != "label"]
+    characters = sum(field.characters.total for field in fields)
+    longest = sizes.longest(job, max(field.words.most for field in fields))
     labels = sources.labels_of(job, found)
     yield Progress("learning the tokenizer", 0, None)
     words = sources.tokenizers(job, found, sizes.vocabulary(job, characters))
@@ -137,13 +138,12 @@ def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
     done: list[int] = []
     store, counts = sources.store(job, found, words, labels, longest, out / "data" / "train", done.append)
     if held:
-        _, valid_counts = sources.store(job, held, words, labels, longest, out / "data" / "valid", lambda n: None)
-    yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; vocabulary "
-           f"{words.target.get_vocab_size():,}; {counts.kept:,} of {counts.records:,} records kept"
+        sources.store(job, held, words, labels, longest, out / "data" / "valid", lambda n: None)
+    yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
+           f"vocabulary {words.target.get_vocab_size():,}; {counts.kept:,} of {counts.records:,} records kept"
            + (f", {counts.empty:,} empty" if counts.empty else "")
            + (f", {counts.overlong:,} longer than {longest} tokens left out" if counts.overlong else "")
            + (f", {counts.cut:,} cut to {longest} tokens" if counts.cut else ""))
-    del text
     targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
     budget, accumulate = _budget(job, longest)
     source_vocab = None if words.joint else words.source.get_vocab_size()
@@ -151,8 +151,8 @@ def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
     if job.start:
         design = _started(job, labels).design
     if design.longest is not None and longest > design.longest:
-        raise ValueError(f"texts of up to {longest} tokens do not fit a model of {design.longest} positions: give --batch.longest "
-                         f"{design.longest}, or a model with more")
+        raise ValueError(f"texts of up to {longest} tokens do not fit a model of {design.longest} positions: give "
+                         f"--batch.longest {design.longest}, or a model with more")
     per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
     recipe = sizes.recipe(job, targets, max(1, round(targets / per_step)))
     multiple = job.batch.multiple or (8 if team.device.type == "cuda" else 1)
@@ -175,7 +175,8 @@ def _packs(job: Job, team: Team) -> bool:
             raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
         return False
     if job.batch.pack is None:
-        return (job.task == "lm" and job.words.documents) or (TASKS[job.task].fields == ("src", "tgt") and team.device.type == "cuda")
+        pairs = TASKS[job.task].fields == ("src", "tgt")
+        return (job.task == "lm" and job.words.documents) or (pairs and team.device.type == "cuda")
     return job.batch.pack
 
 
@@ -208,7 +209,7 @@ def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Tea
     if running:
         shape = Windows(settled.longest)
     elif settled.pack:
-        shape = Packed(min(max(128, settled.longest), settled.budget) // 8 * 8 if settled.longest % 8 == 0 else settled.longest)
+        shape = Packed(max(settled.longest, min(128, settled.budget)))
     training = Batches(store, goal, shape, settled.budget, settled.accumulate, settled.recipe.seed, rank=team.rank,
                        world=team.world)
     return training, None if held is None else replace(training, store=held, accumulate=1, shuffled=False, rank=0, world=1)
@@ -237,7 +238,7 @@ def _model(job: Job, settled: Settled, team: Team) -> Any:
     else:
         model = build(settled.design, generator=torch.Generator().manual_seed(settled.recipe.seed))
     if job.lora:
-        from keepleft.train.lora import adapt
+        from keepleft.training.lora import adapt
         adapt(model, rank=job.lora, also=("head.",) if job.task == "classify" else ())
     return model.to(team.device)
 
@@ -249,8 +250,8 @@ class _Ahead:
         self.batches, self.depth, self.pin = batches, depth, pin
         self.fixed, self.tokens = batches.fixed, batches.tokens
 
-    def steps(self, place: Any) -> Iterator[Any]:
-        made = self.batches.steps(Place(*place))
+    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
+        made = self.batches.steps(place)
         if self.pin:
             made = ((where, [batch.pinned() for batch in step]) for where, step in made)
         return ahead(made, self.depth)
@@ -268,7 +269,8 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
 
     order = _Ahead(batches, max(1, job.batch.ahead), team.device.type == "cuda")
     about = {"task": job.task, "records": len(batches.store), "budget": settled.budget, "accumulate": settled.accumulate}
-    folder, measures, last = out / CHECKPOINTS, {}, None
+    folder, last = out / CHECKPOINTS, None
+    measures: dict[str, float] = {}
     board = _board(out) if job.board and team.rank == 0 else None
     with _Metrics(out / METRICS, folder, team.rank == 0) as metrics:
         for report in train(model, order, settled.recipe, folder=folder, measure=measure if kept else None, stop=stop,
@@ -287,7 +289,7 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
     said = "stopped, and saved: add --resume to go on"
     if not stopped:
         said = _finished(job, settled, model, words, out)
-    pass  # curve(out)
+    curve(out)
     yield Finished(out, said, stopped, measures)
 
 
@@ -297,7 +299,7 @@ def _finished(job: Job, settled: Settled, model: Any, words: Tokenizers, out: Pa
     fresh = _model(replace(job, device="cpu"), settled, Team())
     said = finish.keep(fresh, out / CHECKPOINTS, found[1]["best_step"], job.last)
     if job.lora:
-        from keepleft.train.lora import merge
+        from keepleft.training.lora import merge
         merge(fresh)
     finish.directory(fresh.eval(), words, settled.labels, job.task, out / finish.MODEL)
     return f"{out / finish.MODEL} holds {said}"

@@ -12,8 +12,8 @@ from torch import nn
 from keepleft.data.encoding import encoder
 from keepleft.data.ragged import Ragged, padded
 from keepleft.data.tokenizer import marks
-from keepleft.decode.beam import beam
-from keepleft.decode.greedy import greedy
+from keepleft.decoding.beam import beam
+from keepleft.decoding.greedy import greedy
 
 AT_ONCE = 128
 

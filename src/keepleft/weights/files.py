@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from keepleft.disk import safetensors
 from keepleft.models.build import empty, housed
 from keepleft.models.design import Classes, Design, Pooled
 from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
 from keepleft.models.written import read as read_design
 from keepleft.models.written import write as write_design
-from keepleft.disk import safetensors
 from keepleft.weights.families import families
 from keepleft.weights.family import HARMLESS, Family
 from keepleft.weights.rules import Rule, Source, give, match, take

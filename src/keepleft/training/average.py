@@ -13,7 +13,8 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.model = decay, model
         self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        self.part = torch.ones((), device=next(iter(self.weights.values())).device)  # of the newest weights
+        some = next(iter(self.weights.values()))
+        self.part = torch.ones((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))  # of the newest
 
     def pace(self, step: int) -> None:
         """How much the weights of this step, counted from 0, will weigh. At first it forgets faster: they mean little yet."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from keepleft.train.loss import Sums, label_loss, vocabulary_loss
+from keepleft.nn.loss import Sums, label_loss, vocabulary_loss
 
 
 class Pupil(nn.Module):

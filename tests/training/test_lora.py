@@ -7,8 +7,8 @@ import torch
 
 import keepleft as kl
 import lessons
-from keepleft.train.loop import train
-from keepleft.train.lora import WHERE, LowRank, adapt, merge
+from keepleft.training.loop import train
+from keepleft.training.lora import WHERE, LowRank, adapt, merge
 
 
 def scores(model: torch.nn.Module) -> torch.Tensor:

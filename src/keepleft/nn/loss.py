@@ -149,7 +149,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _measure(scores: Tensor, targets: Tensor, smoothing: float, back: bool) -> tuple[Tensor, Tensor]:
     """(3,) loss, plain and right of (n, V) scores, which are used up, and their gradient where one is wanted."""
     if scores.is_cuda and scores.dtype != torch.float64 and find_spec("triton") is not None:
-        from keepleft.train import kernel
+        from keepleft.nn import kernel
 
         return kernel.measure(scores, targets, smoothing, back), scores
     return measure(scores, targets, smoothing, back)

@@ -10,8 +10,8 @@ from torch import nn
 
 import keepleft as kl
 import lessons
-from keepleft.train import optimizer
-from keepleft.train.optimizer import Muon, memory, optimizers, orthogonal, ready, stacked
+from keepleft.training import optimizer
+from keepleft.training.optimizer import Muon, memory, optimizers, orthogonal, ready, stacked
 
 
 def model(kind: str = "decoder", **changes) -> nn.Module:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.train.average import Average
-from keepleft.train.parallel import Team
-from keepleft.train.recipe import Recipe
+from keepleft.training.average import Average
+from keepleft.training.parallel import Team
+from keepleft.training.recipe import Recipe
 
 EAGER = 3  # steps before the kernels of one are recorded
 
@@ -91,7 +91,8 @@ class Replayed(Step):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.done, self.shape = 0, ()
+        self.done = 0
+        self.shape: tuple[Any, ...] = ()
         self.there: dict[str, Tensor] = {}
         self.lesson: torch.cuda.CUDAGraph | None = None
         self.update: torch.cuda.CUDAGraph | None = None
@@ -132,7 +133,8 @@ class Replayed(Step):
     def change(self) -> None:
         for optimizer in self.chosen:
             optimizer.step()
-        torch._foreach_zero_([p.grad for p in self.parameters])  # in place: the recording knows where they lie
+        # in place: the recording knows where they lie
+        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
         if self.average is not None:
             self.average.add()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepleft.disk import atomic
-from keepleft.train import checkpoint
+from keepleft.training import checkpoint
 
 TENSORS = {"weights/a": torch.arange(12.0).view(3, 4), "step/a": torch.tensor(5.0), "weights/b": torch.zeros(0, 3),
            "exp_avg/b": torch.ones(7, dtype=torch.bfloat16)}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.decode.greedy import Stepper
+from keepleft.decoding.greedy import Stepper
 
 
 @torch.no_grad()

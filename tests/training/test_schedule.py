@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.train.recipe import SCHEDULES, Recipe
-from keepleft.train.schedule import rate
+from keepleft.training.recipe import SCHEDULES, Recipe
+from keepleft.training.schedule import rate
 
 RECIPES = st.builds(lambda steps, warmup, **rest: Recipe(steps=steps, warmup=min(warmup, steps), **rest),
                     steps=st.integers(1, 500), warmup=st.integers(0, 500), schedule=st.sampled_from(SCHEDULES),

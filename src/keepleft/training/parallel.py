@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from keepleft.train.pupil import layers
+from keepleft.training.pupil import layers
 
 Way = Literal["alone", "ddp", "fsdp"]
 

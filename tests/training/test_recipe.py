@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from keepleft.train.recipe import Recipe, higher_is_better, read
+from keepleft.training.recipe import Recipe, higher_is_better, read
 
-FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False}
+FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False,
+        "replay": False}
 BOUND = {"steps": 7, "peak": 1.0, "warmup": 7, "schedule": "linear", "floor": 0.5, "decay": 0.5, "optimizer": "muon",
          "betas": (0.5, 0.5), "weight_decay": 0.5, "clip": 0.5, "smoothing": 0.5, "average": 0.5, "precision": "float32",
          "seed": 7}

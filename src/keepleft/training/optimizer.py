@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from keepleft.nn.attention import CrossAttention, SelfAttention
 from keepleft.nn.feedforward import Feed
-from keepleft.train.recipe import Recipe
+from keepleft.training.recipe import Recipe
 
 TABLES = {"token", "source_token", "embed", "source_embed", "head", "nearness"}  # no matrix between two layers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from keepleft.train.recipe import Recipe
+from keepleft.training.recipe import Recipe
 
 
 def rate(recipe: Recipe, step: int) -> float:

@@ -10,8 +10,8 @@ from torch import nn
 
 import keepleft as kl
 import lessons
-from keepleft.train.average import Average, mean
-from keepleft.train.loop import train
+from keepleft.training.average import Average, mean
+from keepleft.training.loop import train
 
 
 @given(st.floats(0.0, 0.999), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
@@ -22,7 +22,8 @@ def test_an_average_is_its_definition(decay, values):
     average, expected = Average(model, decay), 0.5
     for step, value in enumerate(values):
         model.weight.data.fill_(value)
-        average.add(step)
+        average.pace(step)
+        average.add()
         d = min(decay, (1 + step) / (10 + step))
         expected = d * expected + (1 - d) * value
     assert float(average.weights["weight"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)

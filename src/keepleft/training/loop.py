@@ -16,16 +16,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from keepleft.train import checkpoint, meter
-from keepleft.train.average import Average
-from keepleft.train.optimizer import memory, optimizers, ready
-from keepleft.train.parallel import Team
-from keepleft.train.precision import Half
-from keepleft.train.pupil import Pupil, recompute
-from keepleft.train.recipe import Recipe, higher_is_better
-from keepleft.train.recipe import read as read_recipe
-from keepleft.train.schedule import rate
-from keepleft.train.step import Replayed, Step
+from keepleft.training import checkpoint, meter
+from keepleft.training.average import Average
+from keepleft.training.optimizer import memory, optimizers, ready
+from keepleft.training.parallel import Team
+from keepleft.training.precision import Half
+from keepleft.training.pupil import Pupil, recompute
+from keepleft.training.recipe import Recipe, higher_is_better
+from keepleft.training.recipe import read as read_recipe
+from keepleft.training.schedule import rate
+from keepleft.training.step import Replayed, Step
 
 COMPILE_PAYS = 120  # seconds of training from which on a GPU compiling takes less time than it saves
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import keepleft as kl
-from keepleft.train.loss import IGNORED, Sums, label_loss, plain_loss, share, vocabulary_loss, work_out
-from keepleft.train.precision import Half
+from keepleft.nn.loss import IGNORED, Sums, label_loss, plain_loss, share, vocabulary_loss, work_out
+from keepleft.training.precision import Half
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 ROWS, LENGTH, DIM, VOCAB = 3, 7, 5, 11
