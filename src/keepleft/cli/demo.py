@@ -7,14 +7,18 @@ SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
-def demo(prompt: str = "The capital of France is", steps: int = 800, out: str = "out/demo") -> int:
+def demo(prompt: str = "The capital of France is", steps: int = 800, out: str = "out/demo", phrases: str | None = None) -> int:
     """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
 
     Args:
         prompt: what an installed model, if there is one (make weights), goes on from
         steps: how long to train the translator; 0 leaves it out
         out: where the picture of its attention goes
+        phrases: write the phrases that the translator learns from into this folder, as text files to try `keepleft train`
+            on, and do nothing else
     """
+    if phrases is not None:
+        return written_out(phrases)
     masks()
     attentions()
     models()
@@ -76,6 +80,24 @@ def models() -> None:
         weights = sum(p.numel() for p in model.parameters())
         print(f"{name:8} {kind:16} {kl.parameters(design):>15,} weights; small: {weights:>7,} weights, "
               f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
+
+
+def written_out(folder: str) -> int:
+    """fr.en and fr.fr, line by line the same sentences, and fr.held.tsv, those held out; the same for Hindi."""
+    from pathlib import Path
+
+    from keepleft.data.phrases.corpus import split
+    from keepleft.disk import atomic
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for language in ("fr", "hi"):
+        training, held = split(language)
+        files = {f"{language}.en": [english for english, _ in training], f"{language}.{language}": [o for _, o in training],
+                 f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held]}
+        for name, lines in files.items():
+            atomic.text(Path(folder) / name, "".join(line + "\n" for line in lines))
+            print(Path(folder) / name)
+    return 0
 
 
 def translator(steps: int, out: str) -> bool:

@@ -18,7 +18,7 @@ from keepleft.data.tokenizer import learn, marks, read
 from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
 
-SAMPLE = 400 << 20  # characters that a tokenizer is learned from, at most
+SAMPLE = 100 << 20  # characters that a tokenizer is learned from, at most
 Given = Texts | str | list[Texts]
 
 
