@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.encoding import _row, encoder
+from keepleft.data.encoding import encoder, quick_way
 from keepleft.data.tokenizer import KINDS, learn, marks
+from keepleft.data.units import Units
 
 TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
          "आप कैसे हैं। मैं ठीक हूँ।", "tabs\tand  double   spaces \n\n\n new line \r\n end ", "x = [1, 2, 12345]; y = {'a': 3}"] * 4
@@ -42,7 +45,7 @@ def never(n: int, tokenizer) -> int:
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
 def test_the_quick_way_is_taken(key):
-    assert _row(TOKENIZERS[key], TYPE) is not None
+    assert quick_way(TOKENIZERS[key], json.loads(TOKENIZERS[key].to_str()), TYPE) is not None
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -71,3 +74,25 @@ def test_a_vocabulary_too_small_is_refused():
         learn("bpe", TEXTS, 100)
     with pytest.raises(ValueError, match="no tokenizer is called 'sound'"):
         learn("sound", TEXTS, 1000)
+
+
+def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
+    asked = []
+
+    def ask(word: str) -> list[int]:
+        asked.append(word)
+        return [len(word), sum(map(ord, word)) % 1000]
+
+    units = Units(ask, TYPE)
+    words = [f" w{n * 7919 % 100_003}" for n in range(30_000)]
+    text = "".join(words).encode()
+    begins = np.cumsum([0, *map(len, words)])
+    for _ in range(2):
+        tokens, counts = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
+        assert tokens.tolist() == [n for word in words for n in (len(word), sum(map(ord, word)) % 1000)]
+        assert set(counts.tolist()) == {2}
+    assert len(asked) == len(set(words))
+    monkeypatch.setattr("keepleft.data.units.KNOWN", 10)
+    tokens, _ = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
+    assert len(tokens) == 60_000
+    assert len(asked) == 2 * len(set(words))

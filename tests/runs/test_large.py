@@ -23,7 +23,8 @@ def test_a_gigabyte_trains_with_flat_memory(tmp_path):
                 "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)")
         arguments = ["train", "--task", "lm", "--train", str(tmp_path / f"{name}.txt"), "--out", str(tmp_path / f"run-{name}"),
                      "--size", "tiny", "--recipe.steps", "3", "--device", "cpu"]
-        ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=1200, check=False)
+        ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=1200,
+                             check=False)
         assert ran.returncode == 0, ran.stderr
         most[name] = int(ran.stdout.split()[-1])
     print(most)

@@ -1,4 +1,4 @@
-"""Text to integers, quickly: what stands between two spaces is broken up once and remembered."""
+"""Text to integers, quickly: each word is broken up once and remembered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keepleft.data.tokenizer import PIECES, WORDS, marks
+from keepleft.data.units import Bytes, Places, Units
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 KNOWN = 1 << 20  # words that are remembered
 
+SPACE, LINE = ord(" "), ord("\n")
 _RARE, _WORD = re.compile("[\x1c-\x1f]"), re.compile(r"(?:[^\s]|[\x1c-\x1f])+")  # a space to Python, not to the tokenizer
 
 Encode = Callable[[Sequence[str]], list[bytes]]
@@ -38,19 +40,26 @@ class Words(dict[str, bytes]):
 def encoder(tokenizer: Tokenizer, kind: np.dtype, *, before: Sequence[int] = (), after: Sequence[int] = ()) -> Encode:
     """A function from texts to their integers, each text's as bytes; `before` and `after` go around each."""
     head, tail = (np.array(part, kind).tobytes() for part in (before, after))
-    row = _row(tokenizer, kind)
-
-    def encode(texts: Sequence[str]) -> list[bytes]:
-        if row is not None:
-            return [head + row(text) + tail for text in texts]
-        found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [head + np.array(one.ids, kind).tobytes() + tail for one in found]
-    return encode
+    rows = _rows(tokenizer, kind)
+    return rows if not head and not tail else lambda texts: [head + row + tail for row in rows(texts)]
 
 
-def _row(tokenizer: Tokenizer, kind: np.dtype) -> Callable[[str], bytes] | None:
-    """A text's integers by way of its words; None for a tokenizer of which it is not known that words stay apart."""
+def _rows(tokenizer: Tokenizer, kind: np.dtype) -> Encode:
+    """Texts' integers by way of their words, where it is known of the tokenizer that words stay apart."""
     said = json.loads(tokenizer.to_str())
+    quick = quick_way(tokenizer, said, kind)
+    if quick is not None:
+        return quick
+    return lambda texts: [np.array(one.ids, kind).tobytes()
+                          for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def each(row: Callable[[str], bytes]) -> Encode:
+    return lambda texts: [row(text) for text in texts]
+
+
+def quick_way(tokenizer: Tokenizer, said: dict, kind: np.dtype) -> Encode | None:
+    """None for a tokenizer of which it is not known that words stay apart."""
     if not tokenizer.encode_special_tokens or any(not token["special"] for token in said["added_tokens"]):
         return None
     before, way = said["normalizer"], said["pre_tokenizer"] or {}
@@ -65,16 +74,17 @@ def _row(tokenizer: Tokenizer, kind: np.dtype) -> Callable[[str], bytes] | None:
         case "BPE", "Sequence" if before in (None, {"type": "Prepend", "prepend": " "}) and _ours(way):
             return _pieces(ask, kind, prefixed=before is not None)
         case "Unigram", "Metaspace" if before is None and way["replacement"] == "▁" and way["split"]:
-            return _spaced(ask, kind, prefixed=way["prepend_scheme"] == "always")
+            return each(_spaced(ask, kind, prefixed=way["prepend_scheme"] == "always"))
         case "WordLevel", "WhitespaceSplit" if before is None:
             words = Words(ask, kind)
-            return lambda text: b"".join(map(words.__getitem__, _WORD.findall(text) if _RARE.search(text) else text.split()))
+            apart = lambda text: _WORD.findall(text) if _RARE.search(text) else text.split()
+            return each(lambda text: b"".join(map(words.__getitem__, apart(text))))
         case "WordLevel", "Split" if before is None and way["pattern"] == {"Regex": WORDS} and way["invert"]:
             lines, find = Words(ask, kind), re.compile(WORDS).findall
-            return lambda text: b"".join(map(lines.__getitem__, find(text)))
+            return each(lambda text: b"".join(map(lines.__getitem__, find(text))))
         case "WordLevel", "Split" if before is None and way["pattern"] == {"Regex": r"[\s\S]"}:
             signs = Words(ask, kind)
-            return lambda text: b"".join(map(signs.__getitem__, text))
+            return each(lambda text: b"".join(map(signs.__getitem__, text)))
     return None
 
 
@@ -84,8 +94,11 @@ def _ours(way: dict) -> bool:
             and parts[0]["behavior"] == "Isolated" and not parts[1]["add_prefix_space"] and not parts[1]["use_regex"])
 
 
-def _pieces(ask: Callable[[str], list[int]], kind: np.dtype, *, prefixed: bool) -> Callable[[str], bytes]:
-    """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take it along."""
+def _pieces(ask: Callable[[str], list[int]], kind: np.dtype, *, prefixed: bool) -> Encode:
+    """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take it along.
+
+    So lines, and what begins at a space, can be looked up by themselves; rare kinds of white space go the plain way.
+    """
     from tokenizers import pre_tokenizers
 
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -94,21 +107,62 @@ def _pieces(ask: Callable[[str], list[int]], kind: np.dtype, *, prefixed: bool) 
     def broken(text: str) -> list[int]:
         return [n for piece in split(text) for n in ask(level.pre_tokenize_str(piece)[0][0])]
 
-    bare, after_space, pieces = Words(broken, kind), Words(lambda word: broken(" " + word), kind), Words(broken, kind)
-    spaced, line_break = after_space.__getitem__, bare["\n"]
+    units, pieces = Units(broken, kind), Words(broken, kind)
+    line_break = np.array(broken("\n"), kind).tobytes()
 
-    def line(text: str) -> bytes:
-        if "   " in text or "\t" in text or "\r" in text or text.endswith("  "):
-            return b"".join(map(pieces.__getitem__, split(text)))
-        first, *rest = text.split(" ")
-        return bare[first] + b"".join(map(spaced, rest))
+    def plain(line: str) -> bytes:
+        return b"".join(map(pieces.__getitem__, split(line)))
 
-    def row(text: str) -> bytes:
-        if prefixed and text:
-            text = " " + text
-        return line_break.join(map(line, text.split("\n"))) if "\n" in text else line(text)
+    def looked_up(text: Bytes) -> tuple[np.ndarray, Places, Places]:
+        """The integers of a text, where its pieces begin, and how many integers were made before each and at the end."""
+        opens = text <= SPACE  # a space or a line break: of control signs nothing else comes here
+        opens[np.minimum(np.flatnonzero(text == LINE) + 1, len(text) - 1)] = True
+        opens[0] = True
+        begins = np.flatnonzero(opens)
+        tokens, counts = units(text, begins, np.append(begins[1:], len(text)))
+        return tokens, begins, np.append(0, np.cumsum(counts))
 
-    return row
+    def running(text: str) -> bytes:
+        data = np.frombuffer(text.encode(), np.uint8)
+        if odd(data):
+            return line_break.join(plain(line) if strange else quick([line])[0] for line, strange in told(text.split("\n")))
+        return looked_up(data)[0].tobytes() if len(data) else b""
+
+    def quick(lines: list[str]) -> list[bytes]:
+        """Lines without line breaks, joined by some, all at once."""
+        text = np.frombuffer("\n".join(lines).encode(), np.uint8)
+        if not len(text):
+            return [b""] * len(lines)
+        if odd(text):
+            usual = iter(quick([line for line, strange in told(lines) if not strange]))
+            return [plain(line) if strange else next(usual) for line, strange in told(lines)]
+        tokens, begins, done = looked_up(text)
+        breaks = np.searchsorted(begins, np.flatnonzero(text == LINE))  # which pieces stand between two lines
+        first, last = done[np.append(0, breaks + 1)], done[np.append(breaks, len(begins))]
+        data, size = tokens.tobytes(), kind.itemsize
+        return [data[a:b] for a, b in zip((first * size).tolist(), (last * size).tolist(), strict=True)]
+
+    def rows(texts: Sequence[str]) -> list[bytes]:
+        texts = [" " + text if text else text for text in texts] if prefixed else list(texts)
+        return [running(text) for text in texts] if any("\n" in text for text in texts) else quick(texts)
+
+    return rows
+
+
+def odd(text: Bytes) -> bool:
+    """Are there control signs, or spaces that are not one or two before a word?"""
+    if not len(text):
+        return False
+    space, line = text == SPACE, text == LINE
+    if bool(((text < SPACE) & ~line).any()):
+        return True
+    double = np.flatnonzero(space[1:] & space[:-1]) + 2  # what follows two spaces
+    return bool(len(double)) and (int(double[-1]) == len(text) or bool((space | line)[double].any()))
+
+
+def told(lines: list[str]) -> list[tuple[str, bool]]:
+    """Each line, and whether it is odd."""
+    return [(line, odd(np.frombuffer(line.encode(), np.uint8))) for line in lines]
 
 
 def _spaced(ask: Callable[[str], list[int]], kind: np.dtype, *, prefixed: bool) -> Callable[[str], bytes]:
