@@ -79,9 +79,9 @@ def test_a_vocabulary_too_small_is_refused():
 def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
     asked = []
 
-    def ask(word: str) -> list[int]:
-        asked.append(word)
-        return [len(word), sum(map(ord, word)) % 1000]
+    def ask(words: list[str]) -> list[list[int]]:
+        asked.extend(words)
+        return [[len(word), sum(map(ord, word)) % 1000] for word in words]
 
     units = Units(ask, TYPE)
     words = [f" w{n * 7919 % 100_003}" for n in range(30_000)]

@@ -148,9 +148,9 @@ class Batches:
                                  f"{limit}: give larger batches, or leave longer texts out")
 
     @property
-    def fixed(self) -> bool:
-        """Do all batches have one shape?"""
-        return not isinstance(self.shape, Bucketed)
+    def fixed(self) -> int | None:
+        """Where all batches have one shape: the tokens in a row of texts, or 0 where rows are running text."""
+        return self.shape.width if isinstance(self.shape, Packed) else 0 if isinstance(self.shape, Windows) else None
 
     @property
     def tokens(self) -> int:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 KNOWN = 1 << 20  # words that are remembered
 
 SPACE, LINE = ord(" "), ord("\n")
+BLANK, BREAK = 4, 5  # kinds of byte; 0 is a part of a sign beyond ASCII, 1 a letter, 2 a digit, 3 another mark
+KINDS = np.array([0 if n > 127 else BREAK if n == LINE else BLANK if n == SPACE else 1 if chr(n).isalpha() else
+                  2 if chr(n).isdigit() else 3 for n in range(256)], np.uint8)
 _RARE, _WORD = re.compile("[\x1c-\x1f]"), re.compile(r"(?:[^\s]|[\x1c-\x1f])+")  # a space to Python, not to the tokenizer
 
 Encode = Callable[[Sequence[str]], list[bytes]]
@@ -72,7 +75,7 @@ def quick_way(tokenizer: Tokenizer, said: dict, kind: np.dtype) -> Encode | None
 
     match said["model"]["type"], way.get("type"):
         case "BPE", "Sequence" if before in (None, {"type": "Prepend", "prepend": " "}) and _ours(way):
-            return _pieces(ask, kind, prefixed=before is not None)
+            return _pieces(tokenizer, kind, prefixed=before is not None)
         case "Unigram", "Metaspace" if before is None and way["replacement"] == "▁" and way["split"]:
             return each(_spaced(ask, kind, prefixed=way["prepend_scheme"] == "always"))
         case "WordLevel", "WhitespaceSplit" if before is None:
@@ -94,30 +97,35 @@ def _ours(way: dict) -> bool:
             and parts[0]["behavior"] == "Isolated" and not parts[1]["add_prefix_space"] and not parts[1]["use_regex"])
 
 
-def _pieces(ask: Callable[[str], list[int]], kind: np.dtype, *, prefixed: bool) -> Encode:
+def _pieces(tokenizer: Tokenizer, kind: np.dtype, *, prefixed: bool) -> Encode:
     """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take it along.
 
-    So lines, and what begins at a space, can be looked up by themselves; rare kinds of white space go the plain way.
+    So what begins at a space, and where letters, digits and marks of ASCII meet, can be looked up by itself; rare kinds of
+    white space go the plain way.
     """
-    from tokenizers import pre_tokenizers
+    from tokenizers import Tokenizer
 
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bare = Tokenizer.from_str(tokenizer.to_str())
+    bare.normalizer = None  # type: ignore[assignment]
+    bare.encode_special_tokens = True
     split = re.compile(PIECES).findall
 
-    def broken(text: str) -> list[int]:
-        return [n for piece in split(text) for n in ask(level.pre_tokenize_str(piece)[0][0])]
+    def broken(texts: list[str]) -> list[list[int]]:
+        return [one.ids for one in bare.encode_batch_fast(texts, add_special_tokens=False)]
 
-    units, pieces = Units(broken, kind), Words(broken, kind)
-    line_break = np.array(broken("\n"), kind).tobytes()
+    units, pieces = Units(broken, kind), Words(lambda piece: broken([piece])[0], kind)
+    line_break = np.array(broken(["\n"])[0], kind).tobytes()
 
     def plain(line: str) -> bytes:
         return b"".join(map(pieces.__getitem__, split(line)))
 
     def looked_up(text: Bytes) -> tuple[np.ndarray, Places, Places]:
         """The integers of a text, where its pieces begin, and how many integers were made before each and at the end."""
-        opens = text <= SPACE  # a space or a line break: of control signs nothing else comes here
-        opens[np.minimum(np.flatnonzero(text == LINE) + 1, len(text) - 1)] = True
+        kinds = KINDS[text]
+        opens = np.empty(len(text), bool)
         opens[0] = True
+        before, here = kinds[:-1], kinds[1:]
+        opens[1:] = (here >= BLANK) | (before == BREAK) | ((here != before) & (here > 0) & (before > 0) & (before < BLANK))
         begins = np.flatnonzero(opens)
         tokens, counts = units(text, begins, np.append(begins[1:], len(text)))
         return tokens, begins, np.append(0, np.cumsum(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ class Units:
     bits: two of a million different pieces share one in fewer than one of ten million corpora.
     """
 
-    def __init__(self, ask: Callable[[str], list[int]], kind: np.dtype) -> None:
+    def __init__(self, ask: Callable[[list[str]], list[list[int]]], kind: np.dtype) -> None:
         self.ask, self.kind = ask, kind
         chance = np.random.default_rng()
         self.letters = chance.integers(1, 1 << 63, 256, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -51,8 +52,9 @@ class Units:
         if not found.all():
             new = np.flatnonzero(~found)
             _, first = np.unique(hashes[new], return_index=True)
-            for n in new[first].tolist():
-                self._learn(hashes[n], self.ask(text[begins[n]:ends[n]].tobytes().decode()))
+            new = new[first]
+            pieces = [text[a:b].tobytes().decode() for a, b in zip(begins[new].tolist(), ends[new].tolist(), strict=True)]
+            self._learn(hashes[new], self.ask(pieces))
             places, found = self._find(hashes)
             assert found.all()
         counts = self.count[places]
@@ -87,25 +89,32 @@ class Units:
             left = left[(there != 0) & ~found[left]]
         return places, found
 
-    def _learn(self, key: np.uint64, tokens: list[int]) -> None:
-        if self.used + len(tokens) > len(self.flat):
-            self.flat = np.concatenate([self.flat, np.empty(len(self.flat) + len(tokens), self.kind)])
-        self.flat[self.used:self.used + len(tokens)] = tokens
+    def _learn(self, keys: Hashes, tokens: list[list[int]]) -> None:
+        """Remember new pieces."""
+        counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        starts = self.used + np.cumsum(counts) - counts
+        self.used += int(counts.sum())
+        if self.used > len(self.flat):
+            self.flat = np.concatenate([self.flat, np.empty(self.used, self.kind)])
+        self.flat[self.used - int(counts.sum()):self.used] = np.fromiter(chain.from_iterable(tokens), self.kind)
+        self.known += len(keys)
         if 3 * self.known > len(self.keys):
-            keys = np.flatnonzero(self.keys)
-            old = zip(self.keys[keys].tolist(), self.start[keys].tolist(), self.count[keys].tolist(), strict=True)
-            self._room(len(self.keys).bit_length())
-            for entry in old:
-                self._put(*entry)
-        self._put(int(key), self.used, len(tokens))
-        self.used += len(tokens)
-        self.known += 1
+            old = np.flatnonzero(self.keys)
+            kept = self.keys[old], self.start[old], self.count[old]
+            self._room((3 * self.known).bit_length() + 1)
+            self._put(*kept)
+        self._put(keys, starts, counts)
 
-    def _put(self, key: int, start: int, count: int) -> None:
-        place = (key * int(MIX) & (1 << 64) - 1) >> int(self.shift)
-        while self.keys[place]:
-            place = (place + 1) & self.last
-        self.keys[place], self.start[place], self.count[place] = key, start, count
+    def _put(self, keys: Hashes, starts: Places, counts: Places) -> None:
+        """Each into the first empty place from its slot on; of several that want one place the first gets it."""
+        places, left = self._slots(keys), np.arange(len(keys))
+        while len(left):
+            empty = left[self.keys[places[left]] == 0]
+            _, first = np.unique(places[empty], return_index=True)
+            won = empty[first]
+            self.keys[places[won]], self.start[places[won]], self.count[places[won]] = keys[won], starts[won], counts[won]
+            left = left[self.keys[places[left]] != keys[left]]
+            places[left] = (places[left] + 1) & self.last
 
 
 def _powers(base: int, count: int) -> Hashes:

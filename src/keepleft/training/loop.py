@@ -18,16 +18,12 @@ from torch import Tensor, nn
 
 from keepleft.training import checkpoint, meter
 from keepleft.training.average import Average
-from keepleft.training.optimizer import memory, optimizers, ready
+from keepleft.training.optimizer import memory
 from keepleft.training.parallel import Team
-from keepleft.training.precision import Half
-from keepleft.training.pupil import Pupil, recompute
 from keepleft.training.recipe import Recipe, higher_is_better
 from keepleft.training.recipe import read as read_recipe
 from keepleft.training.schedule import rate
-from keepleft.training.step import Replayed, Step
-
-COMPILE_PAYS = 120  # seconds of training from which on a GPU compiling takes less time than it saves
+from keepleft.training.step import set_up
 
 
 class Batch(Protocol):
@@ -118,33 +114,13 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
     """
     team = team or Team(device=next(model.parameters()).device)
     order = batches if hasattr(batches, "steps") else Repeated(list(batches))  # type: ignore[arg-type]
-    half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and team.device.type == "cuda"
-                                              and torch.cuda.is_bf16_supported())
-    if team.way == "fsdp" and recipe.optimizer == "muon":
-        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
-    model.to(team.device).train()
-    if recipe.recompute:
-        recompute(model)
-    body: nn.Module = Pupil(model, recipe.smoothing)
-    pupil: Any = team.wrap(Half(body) if half and team.way != "fsdp" else body, half=half)
-    recorded = (team.device.type == "cuda" and team.way == "alone" and not recipe.recompute and recipe.replay is not False
-                and (recipe.replay is True or bool(getattr(batches, "fixed", False))))
-    chosen = optimizers(model, recipe, recorded=recorded)
-    for optimizer in chosen:
-        ready(optimizer)
-    run = _Run(model, chosen, Average(model, recipe.average) if recipe.average else None)
+    once = set_up(model, recipe, team, tokens=int(getattr(batches, "tokens", 0)), wide=getattr(batches, "fixed", None))
+    run = _Run(model, once.chosen, once.average)
     folder, told = None if folder is None else Path(folder), json.loads(json.dumps(dict(about or {})))  # as it is kept
     notes = [] if folder is None else _go_on(run, folder, recipe, told, team)
-    weights, tokens = sum(p.numel() for p in model.parameters()), int(getattr(batches, "tokens", 4096))
-    seconds = 6.0 * weights * tokens * (recipe.steps - run.step) / 3e14  # at a good GPU's rate
-    if recipe.compile or (recipe.compile is None and team.device.type == "cuda" and team.way == "alone"
-                          and seconds > COMPILE_PAYS):
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-        pupil = torch.compile(pupil, dynamic=False)
-    once = (Replayed if recorded else Step)(pupil, model, chosen, recipe, run.average, team)
     tally: list[Tensor] = []
     names: list[str] = []
-    asked, arithmetic, began, away = 0, 0.0, time.perf_counter(), 0.0
+    asked, arithmetic, began = 0, 0.0, time.perf_counter()
     if run.step >= recipe.steps or (recipe.patience is not None and run.waited >= recipe.patience):
         return
     for place, step in order.steps(run.place):  # type: ignore[union-attr]
@@ -170,13 +146,13 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         _check(list(means), names, run.step - len(names))
         loss, plain, right, _ = means.mean(0).tolist()
         norm = float(means[-1, 3])
-        seconds = max(1e-9, time.perf_counter() - began - away)
-        peak = meter.matmul_rate(team.device, torch.bfloat16 if half else torch.float32) if arithmetic else None
+        seconds = max(1e-9, time.perf_counter() - began)
+        peak = meter.matmul_rate(team.device, torch.bfloat16 if once.half else torch.float32) if arithmetic else None
         report = Report(run.step, run.place[0], loss, plain, right, now, norm, asked, asked / seconds,
                         arithmetic * team.world / seconds / (peak * team.world) if peak else None, notes=notes)
         notes = []
         if measure is not None and (done or due(recipe.evaluate)):
-            report.measures = _measured(run, measure, team, pupil)
+            report.measures = _measured(run, measure, team, once.pupil)
             report.best = _better(run, recipe, report.measures, team)
             tired = recipe.patience is not None and run.waited >= recipe.patience
             if tired and not done:
@@ -188,7 +164,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         yield report
         if ending:
             return
-        tally, names, asked, arithmetic, began, away = [], [], 0, 0.0, time.perf_counter(), 0.0
+        tally, names, asked, arithmetic, began = [], [], 0, 0.0, time.perf_counter()
 
 
 class Repeated:

@@ -8,19 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keepleft.attention.attend import LARGE
 from keepleft.training.average import Average
+from keepleft.training.optimizer import optimizers, ready
 from keepleft.training.parallel import Team
+from keepleft.training.precision import Half
+from keepleft.training.pupil import Pupil, recompute
 from keepleft.training.recipe import Recipe
 
-EAGER = 3  # steps before the kernels of one are recorded
+EAGER = 3            # steps before the kernels of one are recorded
+GOOD_RATE = 3e14     # operations a second of a good GPU
+COMPILE_PAYS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
 
 
 class Step:
     """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of the gradients."""
 
     def __init__(self, pupil: Any, model: nn.Module, chosen: list[torch.optim.Optimizer], recipe: Recipe,
-                 average: Average | None, team: Team) -> None:
-        self.pupil, self.chosen, self.recipe, self.average, self.team = pupil, chosen, recipe, average, team
+                 average: Average | None, team: Team, half: bool = False) -> None:
+        self.pupil, self.chosen, self.recipe, self.average, self.team, self.half = pupil, chosen, recipe, average, team, half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         precise = torch.float64 if team.device.type == "cpu" else torch.float32
         self.sums = torch.zeros(3, device=team.device, dtype=precise)
@@ -137,6 +143,38 @@ class Replayed(Step):
         torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
         if self.average is not None:
             self.average.add()
+
+
+def set_up(model: nn.Module, recipe: Recipe, team: Team, *, tokens: int = 0, wide: int | None = None) -> Step:
+    """Everything that a step needs, by the recipe and the devices.
+
+    `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one shape, or 0 where
+    rows are running text; None where shapes differ.
+    """
+    if team.way == "fsdp" and recipe.optimizer == "muon":
+        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
+    on_gpu, alone = team.device.type == "cuda", team.way == "alone"
+    half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())
+    model.to(team.device).train()
+    if recipe.recompute:
+        recompute(model)
+    body: nn.Module = Pupil(model, recipe.smoothing)
+    pupil: Any = team.wrap(Half(body) if half and team.way != "fsdp" else body, half=half)
+    seconds = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * recipe.steps / GOOD_RATE
+    if recipe.compile or (recipe.compile is None and on_gpu and alone and seconds > COMPILE_PAYS):
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape
+        pupil = torch.compile(pupil, dynamic=False)
+    # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
+    record = on_gpu and alone and not recipe.recompute and wide is not None and wide < LARGE
+    if recipe.replay and not record:
+        raise ValueError("a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
+                         f"{LARGE} tokens, without recompute: leave replay out")
+    record = record and recipe.replay is not False
+    chosen = optimizers(model, recipe, recorded=record)
+    for optimizer in chosen:
+        ready(optimizer)
+    average = Average(model, recipe.average) if recipe.average else None
+    return (Replayed if record else Step)(pupil, model, chosen, recipe, average, team, half)
 
 
 def mixed(seed: int, step: int, micro: int) -> int:
