@@ -64,7 +64,7 @@ def main() -> None:
         elif isinstance(event, Finished):
             print(event.said)
         else:
-            print(event if isinstance(event, str) else event.what, file=sys.stderr, flush=True)
+            print(event, file=sys.stderr, flush=True)
             began = time.perf_counter()
     seconds = time.perf_counter() - began
     result: dict[str, object] = {"recipe": given.recipe.name, "changes": given.set, "seconds": round(seconds, 1),

@@ -185,6 +185,23 @@ def test_a_text_longer_than_the_model_is_said(texts, capsys):
     assert "do not fit a model of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_train_what_one_does(way, texts):
+    whole = trained("translate", texts, "--batch.micro", "128")
+    out = texts / way
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "keepleft",
+               "train", "--task", "translate", *given("translate", texts), "--out", str(out), *QUICK, "--batch.micro", "128",
+               "--parallel", way]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False,
+                         env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 0, ran.stderr
+    one, two = (kl.load(folder / "model")[0].state_dict() for folder in (whole, out))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=2e-4, rtol=0.0)
+    assert not [path for path in out.rglob("*") if path.suffix in (".pt", ".pkl", ".distcp") or path.name == ".metadata"]
+
+
 def test_ctrl_c_and_sigterm_save(texts):
     command = [sys.executable, "-m", "keepleft", "train", "--task", "lm", *given("lm", texts), "--out", str(texts / "run"),
                "--size", "tiny", "--recipe.steps", "100000", "--design.dim", "32", "--device", "cpu", "--batch.tokens", "256"]

@@ -63,11 +63,9 @@ class Progress:
 
         if isinstance(event, str):
             self.say(event)
-        elif isinstance(event, runs.Progress):
-            if event.what == "training":
-                self.bar = Bar("training", event.total).__enter__()
-            elif sys.stderr.isatty():
-                self.say(f"{event.what} …")
+        elif isinstance(event, runs.Begun):
+            self.__exit__()
+            self.bar = Bar("training", event.steps).__enter__()
         elif isinstance(event, Report):
             self.report(event)
         elif isinstance(event, runs.Finished):
@@ -76,6 +74,13 @@ class Progress:
                 self.say(f"{name}: {value:.4f}")
             self.say(event.said)
             print(event.folder if event.stopped else event.folder / "model")
+
+    def watch(self, what: str, done: int, total: int | None) -> None:
+        """The work before training: a bar for each kind, in megabytes of text."""
+        if self.bar is None or self.bar.what != what:
+            self.__exit__()
+            self.bar = Bar(what, None if total is None else max(1, total >> 20)).__enter__()
+        self.bar.at(done >> 20, "MB")
 
     def report(self, report: Any) -> None:
         for note in report.notes:

@@ -56,7 +56,7 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         job = Job(**given, out=str(place))  # type: ignore[arg-type]
     asked = _Asked()
     with Progress() as progress:
-        for event in run(job, resume=resume, stop=asked):
+        for event in run(job, resume=resume, stop=asked, watch=progress.watch):
             progress.show(event)
     return 0
 

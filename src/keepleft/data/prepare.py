@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,8 +56,8 @@ def labels(known: Sequence[str], name: str, vocab: int) -> Encode:
 
 
 def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[Column]]], folder: Path, *, vocab: int,
-            about: dict[str, Any] | None = None, tick: Callable[[int], None] = lambda characters: None) -> tuple[Store, Counts]:
-    """Write the records of several sources, each with its own columns, into one store. `tick` hears of characters done."""
+            about: dict[str, Any] | None = None) -> tuple[Store, Counts]:
+    """Write the records of several sources, each with its own columns, into one store."""
     counts, width = Counts(), kind_of(vocab).itemsize
     parts = list(parts)
     names = [column.name for column in parts[0][1]]
@@ -67,7 +67,6 @@ def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[Column]]], folder: 
                 fields = [column.encode(texts) for column, texts in zip(columns, zip(*piece, strict=True), strict=True)]
                 for column, rows in zip(columns, _fitting(fields, columns, piece, counts, width), strict=True):
                     writer.add(column.name, rows)
-                tick(sum(len(text) for record in piece for text in record))
         if not counts.kept:
             raise ValueError(f"of {counts.records} records none is left to train on: {counts.empty} are empty, "
                              f"{counts.overlong} are longer than the model takes")

@@ -12,6 +12,7 @@ import numpy as np
 
 from keepleft.data.ragged import Ragged, Whole, spread
 from keepleft.disk import atomic
+from keepleft.disk.atomic import explained
 
 ABOUT = "store.json"
 
@@ -120,7 +121,7 @@ class Writer:
 def writing(folder: Path, fields: Iterable[str], *, vocab: int, about: Mapping[str, Any] | None = None) -> Iterator[Writer]:
     """Fill a new store; it appears under its name when it is complete."""
     kind = kind_of(vocab)
-    with atomic.made(folder) as part:
+    with explained(f"the token store {folder}"), atomic.made(folder) as part:
         with ExitStack() as open_files:
             writer = Writer({name: (open_files.enter_context((part / f"{name}.tokens").open("wb")),
                                     open_files.enter_context((part / f"{name}.ends").open("wb"))) for name in fields}, kind)

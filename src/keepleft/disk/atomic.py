@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import zlib
@@ -43,6 +44,18 @@ def made(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """What goes wrong with the disk says what could not be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO):
+            raise
+        raise OSError(error.errno, f"{what} could not be written ({error.strerror}): free some space, or give another folder") \
+            from error
 
 
 def text(path: Path, content: str) -> None:

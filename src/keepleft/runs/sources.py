@@ -19,7 +19,41 @@ from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
 
 SAMPLE = 100 << 20  # characters that a tokenizer is learned from, at most
+EVERY = 1 << 20     # characters between two words about progress
+
 Given = Texts | str | list[Texts]
+Watch = Callable[[str, int, int | None], None]  # what is being done, characters done, and of how many, if that is known
+
+
+def unwatched(what: str, done: int, total: int | None) -> None:
+    """No one asked."""
+
+
+def told(source: Source, what: str, watch: Watch) -> Iterator[tuple[str, ...]]:
+    """The records of a source; now and then `watch` hears how far it has come."""
+    total = None if source.size is None or ".gz" in source.name or ".parquet" in source.name else source.size
+    done, said = 0, 0
+    for record in source:
+        yield record
+        done += sum(map(len, record)) + len(record)
+        if done - said >= EVERY:
+            said = done
+            watch(what, done, total)
+    watch(what, done, done)
+
+
+class Told(Source):
+    """A source whose reading can be watched."""
+
+    def __init__(self, source: Source, what: str, watch: Watch) -> None:
+        self.source, self.what, self.watch = source, what, watch
+        self.fields, self.name, self.size = source.fields, source.name, source.size
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return told(self.source, self.what, self.watch)
+
+    def where(self, n: int) -> str:
+        return self.source.where(n)
 
 
 @dataclass(frozen=True)
@@ -61,11 +95,11 @@ def _plain(path: str) -> bool:
         not suffixes or suffixes[-1] not in (".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet"))
 
 
-def looked(found: list[tuple[Source, str | None]], longest: int | None) -> list[Report]:
-    return [look(source, longest=longest) for source, _ in found]
+def looked(found: list[tuple[Source, str | None]], watch: Watch) -> list[Report]:
+    return [look(Told(source, "looking at the texts", watch)) for source, _ in found]
 
 
-def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int) -> Tokenizers:
+def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int, watch: Watch = unwatched) -> Tokenizers:
     """Read them, or learn them from the training texts."""
     task, words = TASKS[job.task], job.words
     where = words.path or (job.start if job.start and (Path(job.start) / "tokenizer.json").exists() else None)
@@ -80,7 +114,7 @@ def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int) -> T
     def texts(fields: tuple[int, ...]) -> Iterator[str]:
         for source, _ in found:
             done = 0
-            for record in source:
+            for record in Told(source, "learning the tokenizer", watch):
                 for n in fields:
                     yield record[n]
                     done += len(record[n])
@@ -97,7 +131,7 @@ def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int) -> T
 
 
 def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, known: list[str], longest: int,
-          folder: Path, tick: Callable[[int], None]) -> tuple[Store, Counts]:
+          folder: Path, watch: Watch = unwatched) -> tuple[Store, Counts]:
     """The texts as integers, on disk."""
     task = TASKS[job.task]
     vocab = max(words.target.get_vocab_size(), words.source.get_vocab_size(), len(known))
@@ -118,8 +152,8 @@ def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, k
                               pieces=job.task == "lm")]
         if "label" in task.fields:
             columns.append(Column("label", labels(known, source.name, vocab)))
-        parts.append((source, columns))
-    return prepare(parts, folder, vocab=vocab, tick=tick)
+        parts.append((Told(source, "turning texts into integers", watch), columns))
+    return prepare(parts, folder, vocab=vocab)
 
 
 def labels_of(job: Job, found: list[tuple[Source, str | None]]) -> list[str]:

@@ -33,7 +33,7 @@ from keepleft.models.written import write as write_design
 from keepleft.runs import finish, sizes, sources
 from keepleft.runs import job as jobs
 from keepleft.runs.job import Job
-from keepleft.runs.sources import Tokenizers
+from keepleft.runs.sources import Tokenizers, Watch, unwatched
 from keepleft.runs.tasks import TASKS, objective
 from keepleft.training import checkpoint
 from keepleft.training.loop import Report, train
@@ -71,12 +71,10 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far some work has come, out of how much, if that is known."""
+class Begun:
+    """Everything is ready, and training begins."""
 
-    what: str
-    done: int
-    total: int | None
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -89,18 +87,27 @@ class Finished:
     measures: dict[str, float]
 
 
-Event = str | Progress | Report | Finished
+Event = str | Begun | Report | Finished
 
 
-def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-    """Do a job. Lines are for people, reports for the record; the last event says where the model lies."""
+def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: False,
+        watch: Watch = unwatched) -> Iterator[Event]:
+    """Do a job. Lines are for people, reports for the record; the last event says where the model lies. `watch` hears how
+    far the work before training has come."""
     team = join(job.parallel, job.device)
+    try:
+        yield from _run(job, team, resume, stop, watch)
+    finally:
+        team.leave()
+
+
+def _run(job: Job, team: Team, resume: bool, stop: Callable[[], bool], watch: Watch) -> Iterator[Event]:
     out = Path(job.out)
     began = bool(checkpoint.steps(out / CHECKPOINTS))
     if began and not resume:
         raise ValueError(f"{out} holds a run already: add --resume to go on with it, or give another --out")
     if team.rank == 0 and not (resume and (out / SETTLED).exists()):
-        yield from _prepared(job, out, team)
+        yield from _prepared(job, out, team, watch)
     team.wait()
     settled = Settled.read((out / SETTLED).read_text("utf-8"))
     if resume:
@@ -112,40 +119,37 @@ def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: Fa
         weights = sum(p.numel() for p in model.parameters())
         yield (f"{job.task}: {weights:,} weights, {settled.recipe.steps:,} steps of about {batches.tokens:,} tokens, "
                f"{settled.recipe.optimizer}, on {team.world} × {team.device.type}")
-        yield Progress("training", 0, settled.recipe.steps)
+        yield Begun(settled.recipe.steps)
     yield from _trained(job, settled, model, words, batches, valid, out, team, stop)
 
 
-def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
+def _prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[Event]:
     """Everything before the first step, written down, so that a run that goes on finds it as it was."""
     out.mkdir(parents=True, exist_ok=True)
     found = sources.opened(job, job.train)
     held = [] if job.valid is None else sources.opened(job, job.valid)
-    yield Progress("looking at the texts", 0, None)
-    reports = sources.looked(found, None)
+    reports = sources.looked(found, watch)
     for report in reports:
         yield from report.lines()
     fields = [field for report in reports for field in report.fields if field.name != "label"]
     characters = sum(field.characters.total for field in fields)
     longest = sizes.longest(job, max(field.words.most for field in fields))
     labels = sources.labels_of(job, found)
-    yield Progress("learning the tokenizer", 0, None)
-    words = sources.tokenizers(job, found, sizes.vocabulary(job, characters))
+    words = sources.tokenizers(job, found, sizes.vocabulary(job, characters), watch)
     objective(job.task, words.target)  # raises where special tokens are lacking
     atomic.text(out / "tokenizer.json", words.target.to_str(pretty=True))
     if not words.joint:
         atomic.text(out / "source_tokenizer.json", words.source.to_str(pretty=True))
-    done: list[int] = []
-    store, counts = sources.store(job, found, words, labels, longest, out / "data" / "train", done.append)
+    store, counts = sources.store(job, found, words, labels, longest, out / "data" / "train", watch)
     if held:
-        sources.store(job, held, words, labels, longest, out / "data" / "valid", lambda n: None)
+        sources.store(job, held, words, labels, longest, out / "data" / "valid", watch)
     yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
            f"vocabulary {words.target.get_vocab_size():,}; {counts.kept:,} of {counts.records:,} records kept"
            + (f", {counts.empty:,} empty" if counts.empty else "")
            + (f", {counts.overlong:,} longer than {longest} tokens left out" if counts.overlong else "")
            + (f", {counts.cut:,} cut to {longest} tokens" if counts.cut else ""))
     targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
-    budget, accumulate = _budget(job, longest)
+    budget, accumulate = _budget(job, longest, team.world)
     source_vocab = None if words.joint else words.source.get_vocab_size()
     design = sizes.design(job, words.target.get_vocab_size(), source_vocab, longest, len(labels), targets)
     if job.start:
@@ -156,15 +160,15 @@ def _prepared(job: Job, out: Path, team: Team) -> Iterator[Event]:
     per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
     recipe = sizes.recipe(job, targets, max(1, round(targets / per_step)))
     multiple = job.batch.multiple or (8 if team.device.type == "cuda" else 1)
-    settled = Settled(design, recipe, labels, longest, budget, accumulate, multiple,
-                      _packs(job, team))
+    settled = Settled(design, recipe, labels, longest, budget, accumulate, multiple, _packs(job, team))
     atomic.text(out / CONFIG, jobs.write(job))
     atomic.text(out / SETTLED, settled.write())
 
 
-def _budget(job: Job, longest: int) -> tuple[int, int]:
+def _budget(job: Job, longest: int, world: int) -> tuple[int, int]:
+    """The tokens of a micro-batch, and how many make a step: one for each process, unless it was said."""
     tokens = max(job.batch.tokens or sizes.scale(job).tokens, longest)
-    micro = max(min(job.batch.micro or tokens, tokens), longest)
+    micro = max(min(job.batch.micro or -(-tokens // world), tokens), longest)
     return micro, max(1, round(tokens / micro))
 
 

@@ -84,6 +84,11 @@ class Team:
             return here
         return bool(self.total(torch.tensor(float(here), device=self.device)) > 0)
 
+    def leave(self) -> None:
+        """The end of the work together."""
+        if self.way != "alone" and dist.is_initialized():
+            dist.destroy_process_group()
+
     def wait(self) -> None:
         """Go on when all have come here."""
         if self.world > 1:

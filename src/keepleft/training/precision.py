@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 
@@ -22,6 +22,34 @@ class Half(nn.Module):
         self.module, self.dtype = module, dtype
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        copies = {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-                  for name, tensor in chain(self.module.named_parameters(), self.module.named_buffers())}
-        return functional_call(self.module, copies, given, named)
+        all_ = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        wide = {name: tensor for name, tensor in all_.items() if tensor.is_floating_point()}
+        if torch.compiler.is_compiling():  # a compiler joins the copies by itself
+            copies = {name: tensor.to(self.dtype) for name, tensor in wide.items()}
+        else:
+            learning = {name: tensor for name, tensor in wide.items() if tensor.requires_grad}
+            copies = {name: tensor.to(self.dtype) for name, tensor in wide.items() if not tensor.requires_grad}
+            copies |= zip(learning, _Copies.apply(self.dtype, *learning.values()), strict=True)
+        return functional_call(self.module, all_ | copies, given, named)
+
+
+class _Copies(torch.autograd.Function):
+    """Many tensors in another type, and their gradients back in their own, with a kernel for many at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.kinds = [tensor.dtype for tensor in tensors]
+        ctx.set_materialize_grads(False)
+        out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(out, tensors)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        there = [(n, gradient) for n, gradient in enumerate(gradients) if gradient is not None]
+        back = [torch.empty_like(gradient, dtype=ctx.kinds[n]) for n, gradient in there]
+        torch._foreach_copy_(back, [gradient for _, gradient in there])
+        out: list[Tensor | None] = [None] * len(gradients)
+        for (n, _), gradient in zip(there, back, strict=True):
+            out[n] = gradient
+        return None, *out
