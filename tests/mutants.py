@@ -28,6 +28,8 @@ class Mutant(NamedTuple):
 
 LAWS = "laws"
 ATTENTION, SEGMENTS, CACHE = "laws/test_attention.py", "laws/test_segments.py", "laws/test_cache.py"
+OBJECTIVES, BATCHES, CHECKPOINT = "data/test_objectives.py", "data/test_batches.py", "training/test_checkpoint.py"
+TRAINING, RESUME = "laws/test_training.py", "laws/test_resume.py"
 MASKS, WATCH, PARITY = "attention/test_masks.py", "models/test_watch.py", "weights/test_parity.py"
 
 MUTANTS = [
@@ -106,6 +108,32 @@ MUTANTS = [
     Mutant("the encoder's bias looks one way", "models/stack.py", "both_ways=choice.mask == (full,)", "both_ways=False",
            PARITY),
     Mutant("scores from the last column, padded or not", "models/wholes.py", "last(segments != 0)]", "[-1] * len(x)]", CACHE),
+    # training: what is shown and what is asked, what a step adds up, what a checkpoint keeps
+    Mutant("the target is shown where it is asked", "data/teaching.py", "flat[1:] = texts.flat[:-1]", "flat[:] = texts.flat",
+           OBJECTIVES),
+    Mutant("texts are shifted twice", "data/teaching.py", "return Ragged(flat, texts.lengths), texts",
+           "return Ragged(flat, texts.lengths), Ragged(np.roll(texts.flat, -1), texts.lengths)", OBJECTIVES),
+    Mutant("a text begins with the end of the one before", "data/teaching.py",
+           "    flat[texts.begins[real]] = start if isinstance(start, int) else start[real]\n", "", OBJECTIVES),
+    Mutant("packed texts are one text", "data/ragged.py", "np.repeat(self.segment, texts.lengths)",
+           "np.repeat(np.ones_like(self.segment), texts.lengths)", BATCHES),
+    Mutant("padding is asked for", "data/batch.py", "asked = target.lay(lesson.targets, NOTHING)",
+           "asked = target.lay(lesson.targets, 0)", BATCHES),
+    Mutant("a window lacks its last token", "data/batches.py", "tokens[begin:begin + self.width + 1]",
+           "tokens[begin:begin + self.width]", BATCHES),
+    Mutant("an order that goes on begins anew", "data/batches.py", "if n >= skip:", "if n >= 0:", BATCHES),
+    Mutant("micro-batches weigh the same, however few targets they have", "training/step.py",
+           "self.share.fill_(self.team.world / total)",
+           "self.share.fill_(self.team.world / max(1, batches[0].tokens) / len(batches))", TRAINING),
+    Mutant("dropout depends on what ran before", "training/step.py",
+           "            torch.manual_seed(mixed(self.recipe.seed, number, self.team.rank + n * self.team.world))\n", "",
+           RESUME),
+    Mutant("a checkpoint forgets the average", "training/loop.py",
+           'out |= {f"average/{name}": tensor for name, tensor in self.average.weights.items()}', "pass", RESUME),
+    Mutant("checksums are not looked at", "training/checkpoint.py", "atomic.checksum(place / name) != checksum", "False",
+           CHECKPOINT),
+    Mutant("ignored targets are learned from", "nn/loss.py", "real = (targets != IGNORED).nonzero()[:, 0]",
+           "real = (targets != IGNORED + 1).nonzero()[:, 0]", "nn/test_loss.py"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -96,3 +97,10 @@ def test_parts_of_a_store():
     first, last = store.cut(0.2)
     assert last["text"].tokens.tolist() == [8] + [9] * 10
     assert len(first["text"].tokens) == 44
+
+
+def test_a_full_disk_is_said_by_name_and_leaves_nothing(tmp_path):
+    said = "the token store .*/s could not be written .*: free some space"
+    with pytest.raises(OSError, match=said), writing(tmp_path / "s", ["text"], vocab=300):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ import lessons
 from keepleft.data.batches import Batches, Bucketed, Packed
 from keepleft.data.objectives import NextToken, Translation
 from keepleft.data.store import Store
-from keepleft.training import checkpoint, loop
+from keepleft.training import checkpoint
 from keepleft.training.loop import train
 from keepleft.training.pupil import Pupil
 from strategies import VOCAB, designs
@@ -122,7 +122,7 @@ def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts,
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, shape, monkeypatch):
     """Through the loop itself, with plain descent in place of AdamW, so that the weights show the gradients."""
-    monkeypatch.setattr(loop, "optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)])
+    monkeypatch.setattr(step, "optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)])
     design = lessons.design(kind, dropout=0.0)
     recipe = lessons.recipe(steps=2, peak=0.3, warmup=0, schedule="constant", clip=0.0)
     ends, reports = [], []

@@ -217,3 +217,9 @@ def test_ctrl_c_and_sigterm_save(texts):
     assert process.returncode == 0, err
     assert "stopped, and saved" in err
     assert list((texts / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_read_and_written(path):
+    job = jobs.read(path.read_text("utf-8"), path.name)
+    assert jobs.read(jobs.write(job)) == job

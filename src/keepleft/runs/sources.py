@@ -17,6 +17,7 @@ from keepleft.data.store import Store, kind_of
 from keepleft.data.tokenizer import learn, marks, read
 from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
+from keepleft.weights.files import load
 
 SAMPLE = 100 << 20  # characters that a tokenizer is learned from, at most
 EVERY = 1 << 20     # characters between two words about progress
@@ -102,11 +103,10 @@ def looked(found: list[tuple[Source, str | None]], watch: Watch) -> list[Report]
 def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int, watch: Watch = unwatched) -> Tokenizers:
     """Read them, or learn them from the training texts."""
     task, words = TASKS[job.task], job.words
-    where = words.path or (job.start if job.start and (Path(job.start) / "tokenizer.json").exists() else None)
-    if where is not None:
-        target = read(where)
-        other = words.source_path or str(Path(where) / "source_tokenizer.json")
-        return Tokenizers(target, read(other) if Path(other).exists() else target)
+    if words.path is not None or job.start is not None:
+        target = read(words.path) if words.path is not None else _of(str(job.start))
+        other = words.source_path or str(Path(words.path or str(job.start)) / "source_tokenizer.json")
+        return Tokenizers(target, read(other) if words.source_path or Path(other).exists() else target)
     tags = [tag for _, tag in found if tag is not None]
     running = task.fields == ("text",) and job.task == "lm"
     more = [*task.more, *dict.fromkeys(tags)]
@@ -128,6 +128,17 @@ def tokenizers(job: Job, found: list[tuple[Source, str | None]], size: int, watc
     fields = (0, 1) if task.fields == ("src", "tgt") else (0,)
     both = learn(words.kind, texts(fields), size, running=running, more=more, least=words.least)
     return Tokenizers(both, both)
+
+
+def _of(place: str) -> Any:
+    """The tokenizer that belongs to a model."""
+    _, found = load(place, device="meta")
+    if found is None:
+        raise ValueError(f"{place} has no tokenizer: name one with --words.path")
+    found.no_padding()
+    found.no_truncation()
+    found.encode_special_tokens = True
+    return found
 
 
 def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, known: list[str], longest: int,
