@@ -15,7 +15,7 @@ import lessons
 from keepleft.data.batches import Batches, Bucketed, Packed
 from keepleft.data.objectives import NextToken, Translation
 from keepleft.data.store import Store
-from keepleft.training import checkpoint
+from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
 from keepleft.training.pupil import Pupil
 from strategies import VOCAB, designs
