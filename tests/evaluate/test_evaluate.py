@@ -1,0 +1,59 @@
+"""What is measured is what it is called: cross-entropy, accuracy, BLEU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import keepleft as kl
+from keepleft.data.objectives import NOTHING
+from keepleft.evaluate.translation import translation
+
+
+def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():
+    chance = torch.Generator().manual_seed(0)
+    model = kl.build(kl.presets.small(kl.presets.gpt2), generator=chance).eval()
+    texts = [torch.randint(5, 512, (n,), generator=chance).tolist() for n in (3, 11, 5, 8, 2)]
+    store = kl.Store.of(text=texts)
+    found = [kl.likelihood(model, kl.Batches(store, kl.NextToken(1), shape, 24, shuffled=False).once(), smoothing=0.1)
+             for shape in (kl.Bucketed(), kl.Bucketed(4, True), kl.Packed(12))]
+    losses, right = [], []
+    for text in texts:
+        scores = model(torch.tensor([[1, *text[:-1]]]))[0].detach()
+        losses.append(F.cross_entropy(scores, torch.tensor(text), reduction="none"))
+        right.append(scores.argmax(-1) == torch.tensor(text))
+    mean = float(torch.cat(losses).mean())
+    for one in found:
+        assert one["loss"] == pytest.approx(mean, rel=1e-5)
+        assert one["perplexity"] == pytest.approx(math.exp(mean), rel=1e-4)
+        assert one["accuracy"] == pytest.approx(float(torch.cat(right).float().mean()), abs=1e-6)
+        assert one["smoothed"] == pytest.approx(found[0]["smoothed"], rel=1e-5)
+
+
+def test_labels_are_measured_too():
+    model = kl.build(kl.presets.small(kl.presets.bert).but(head=kl.Classes(3))).eval()
+    store = kl.Store.of(text=[[1, 7, 2], [1, 8, 9, 2]], label=[[0], [2]])
+    found = kl.likelihood(model, kl.Batches(store, kl.Classification(), kl.Bucketed(), 64).once())
+    assert 0.0 <= found["accuracy"] <= 1.0
+
+
+def test_nothing_to_measure_is_an_error():
+    model = kl.build(kl.presets.small(kl.presets.gpt2))
+    batch = next(iter(kl.Batches(kl.Store.of(text=[[5, 6]]), kl.NextToken(1), kl.Bucketed(), 8).once()))
+    assert (batch.silent().targets == NOTHING).all()
+    with pytest.raises(ValueError, match="nothing is asked"):
+        kl.likelihood(model, [])
+
+
+def test_translations_are_scored_as_sacrebleu_scores_them():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    references = ["the cat sat on the mat .", "two dogs run in the park ."]
+    written = ["the cat sat on a mat .", "two dogs run in the park ."]
+    found = translation(written, references, tokenize="none")
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [references], tokenize="none", force=True).score)
+    assert found["exact"] == 0.5
+    with pytest.raises(ValueError, match="1 texts beside 2 references"):
+        translation(["a"], references)
