@@ -36,11 +36,19 @@ def test_records_come_back_and_what_does_not_fit_is_counted(tmp_path, tokenizer)
 
 def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer):
     records = [("a b c d e",), ("f g",)]
-    cut, counts = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, cut=True)])], tmp_path / "cut", vocab=300)
+    cut, counts = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, long="cut")])], tmp_path / "cut", vocab=300)
     assert texts(cut, "text", tokenizer) == ["a b c", "f g"]
     assert counts.cut == 1
-    pieces, _ = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, pieces=True)])], tmp_path / "p", vocab=300)
-    assert texts(pieces, "text", tokenizer) == ["a b c", "d e", "f g"]
+    one, two = (np.array([n], TYPE).tobytes() for n in (1, 2))
+    found = {}
+    for long in ("cut", "break", "flow"):
+        column = Column("text", encoder(tokenizer, TYPE), 4, one, two, long)
+        found[long], _ = prepare([(records, [column])], tmp_path / long, vocab=300)
+    rows = {long: [[n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).texts()]
+            for long, store in found.items()}
+    assert rows["cut"] == [[1, 9, 9, 2], [1, 9, 9, 2]]
+    assert rows["break"] == [[1, 9, 9, 2], [1, 9, 9, 2], [1, 9, 2], [1, 9, 9, 2]]
+    assert rows["flow"] == [[1, 9, 9, 9], [9, 9, 2], [1, 9, 9, 2]]
 
 
 def test_a_label_never_seen_is_named(tmp_path, tokenizer):
@@ -91,9 +99,11 @@ def test_a_large_vocabulary_has_room(tmp_path):
 
 def test_parts_of_a_store():
     store = Store.of(text=[[n] * (n + 1) for n in range(10)])
-    rest, held = store.every(5)
-    assert held["text"].take(np.arange(len(held))).texts() == [[4] * 5, [9] * 10]
-    assert rest["text"].lengths().tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+    rest, held = store.held(2, seed=1)
+    parts = [part["text"].take(np.arange(len(part))).texts() for part in (rest, held)]
+    assert [len(part) for part in parts] == [8, 2]
+    assert sorted(parts[0] + parts[1]) == [[n] * (n + 1) for n in range(10)]
+    assert store.held(2, seed=1)[1]["text"].lengths().tolist() == held["text"].lengths().tolist()
     first, last = store.cut(0.2)
     assert last["text"].tokens.tolist() == [8] + [9] * 10
     assert len(first["text"].tokens) == 44

@@ -17,18 +17,14 @@ def model(seed: int):
     return kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 @torch.no_grad()
-def test_a_beam_of_one_without_normalisation_is_greedy_until_it_ends(seed):
+def test_a_beam_of_one_without_normalisation_is_greedy(seed):
     one, source, prompt = model(seed), torch.randint(V, (3, 4)), torch.full((3, 1), START)
     found = kl.beam(one, prompt, 1, limit=6, end=END, penalty=0.0, memory=one.read(source))
     plain = torch.stack(list(kl.greedy(one, prompt, limit=6, end=[END], memory=one.read(source))), 1).tolist()
     for row, tokens in enumerate(plain):
-        text = tokens[:tokens.index(END)] if END in tokens else tokens
-        if END in tokens:  # a beam goes on past an end that is not the likeliest, so only texts that end can be compared
-            assert found[row] in (text, *[text[:n] for n in range(len(text))])
-        else:
-            assert found[row] == tokens or found[row] == tokens[:len(found[row])]
+        assert found[row] == (tokens[:tokens.index(END)] if END in tokens else tokens)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])

@@ -11,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import keepleft as kl
 from keepleft.cli import main
 from keepleft.data.phrases.corpus import split
+from keepleft.data.store import Store
 from keepleft.runs import job as jobs
 from keepleft.runs.train import Finished, run
 
@@ -66,8 +68,11 @@ def test_every_task_ends_in_a_directory_that_transformers_reads(task, name, text
     ours, tokenizer = kl.load(out / "model")
     theirs = getattr(transformers, name).from_pretrained(out / "model").eval()
     words = transformers.AutoTokenizer.from_pretrained(out / "model")
-    assert words("Bonjour le monde", add_special_tokens=False)["input_ids"] == tokenizer.encode("Bonjour le monde").ids
-    tokens = torch.tensor([[*tokenizer.encode("Bonjour le monde").ids, 2]])
+    plain = tokenizer.encode("Bonjour le monde", add_special_tokens=False).ids
+    assert words("Bonjour le monde", add_special_tokens=False)["input_ids"] == plain
+    around = {"lm": plain, "classify": [1, *plain, 2], "mlm": [1, *plain, 2]}.get(task, [*plain, 2])
+    assert words("Bonjour le monde")["input_ids"] == tokenizer.encode("Bonjour le monde").ids == around
+    tokens = torch.tensor([around])
     with torch.no_grad():
         if isinstance(ours, kl.EncoderDecoder):
             mine, other = ours(tokens, tokens), theirs(input_ids=tokens, decoder_input_ids=tokens).logits
@@ -140,6 +145,46 @@ def test_fine_tuning_with_low_rank_matrices(texts):
     assert all(name.endswith("weight") and "norm" not in name and "token" not in name for name in changed)
 
 
+def test_a_classifier_is_tuned_with_low_rank_matrices_and_its_head(texts):
+    out = trained("classify", texts)
+    assert main(["train", "--task", "classify", *given("classify", texts), "--out", str(texts / "tuned"), *QUICK, "--start",
+                 str(out / "model"), "--lora", "2"]) == 0
+    first, tuned = (kl.load(folder / "model")[0].state_dict() for folder in (out, texts / "tuned"))
+    assert not torch.equal(first["head.out.weight"], tuned["head.out.weight"])
+    assert torch.equal(first["token.weight"], tuned["token.weight"])
+
+
+def test_columns_are_named_beside_the_file(texts):
+    rows = "".join(json.dumps({"summary": b, "body": a}) + "\n" for a, b in PAIRS)
+    (texts / "p.jsonl").write_text(rows, "utf-8")
+    assert main(["train", "--task", "summarize", "--train", str(texts / "p.jsonl"), "--train.columns", "[body, summary]",
+                 "--out", str(texts / "run"), *QUICK]) == 0
+
+
+def test_records_of_a_table_do_not_run_into_one_another(texts):
+    (texts / "a.jsonl").write_text("".join(json.dumps({"text": b}) + "\n" for _, b in PAIRS), "utf-8")
+    assert main(["train", "--task", "lm", "--train", str(texts / "a.jsonl"), "--out", str(texts / "run"), *QUICK]) == 0
+    tokens = Store.open(texts / "run" / "data" / "train")["text"].tokens.tolist()
+    assert tokens.count(2) == len(PAIRS)
+
+
+def test_a_long_document_becomes_many_texts(texts):
+    (texts / "lines.txt").write_text("".join(f"{b}\n" for _, b in PAIRS), "utf-8")  # no blank line: one document
+    assert main(["train", "--task", "mlm", "--train", str(texts / "lines.txt"), "--out", str(texts / "run"), *QUICK]) == 0
+    store = Store.open(texts / "run" / "data" / "train")
+    assert len(store) > 5
+    assert {(row[0], row[-1]) for row in store["text"].take(np.arange(len(store))).texts()} == {(1, 2)}
+
+
+def test_what_a_failed_run_left_is_not_used_by_the_next(texts):
+    both = ["train", "--task", "translate", *given("translate", texts), "--out", str(texts / "run"), *QUICK]
+    assert main([*both, "--words.joint", "false", "--valid", str(texts / "a.tsv"), "--design.position", "nowhere"]) == 2
+    assert (texts / "run" / "source_tokenizer.json").exists()
+    assert main(both) == 0
+    assert not (texts / "run" / "model" / "source_tokenizer.json").exists()
+    assert not (texts / "run" / "data" / "valid").exists()
+
+
 def test_two_vocabularies_tags_and_several_sources(texts):
     out = trained("translate", texts, "--words.joint", "false", "--words.kind", "word", "--batch.pack", "true")
     model, _ = kl.load(out / "model")
@@ -164,6 +209,11 @@ def test_two_vocabularies_tags_and_several_sources(texts):
     (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "marion"], "did you mean marian"),
     (["--task", "lm", "--train", "a.txt.gz", "--design.position", "nowhere"], "position"),
     (["--task", "lm", "--train", "a.txt.gz", "--start", "missing/dir"], "missing/dir"),
+    (["--task", "lm", "--train", "a.txt.gz", "--like", "t5"], "the task lm needs a model with decoder, and t5 has"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "gpt2"], "needs a model with encoder and decoder"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "small"], "no preset is called 'small'"),
+    (["--task", "lm", "--train", "a.txt.gz", "--recipe.metric", "bleu"], "the metric 'bleu' is not measured for the task lm"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--lora", "4"], "give a model to --start from"),
 ])
 def test_what_is_wrong_is_named_and_nothing_is_left_half_done(wrong, said, texts, capsys, monkeypatch):
     monkeypatch.chdir(texts)
@@ -198,7 +248,9 @@ def test_two_processes_train_what_one_does(way, texts):
     assert ran.returncode == 0, ran.stderr
     one, two = (kl.load(folder / "model")[0].state_dict() for folder in (whole, out))
     for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=2e-4, rtol=0.0)
+        # AdamW moves a bias of keys, whose gradient is zero but for rounding, about as far as any other weight
+        loose = "qkv.bias" in name or "kv.bias" in name
+        torch.testing.assert_close(one[name], two[name], atol=1e-2 if loose else 2e-4, rtol=0.0)
     assert not [path for path in out.rglob("*") if path.suffix in (".pt", ".pkl", ".distcp") or path.name == ".metadata"]
 
 
@@ -214,7 +266,7 @@ def test_ctrl_c_and_sigterm_save(texts):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "stopped, and saved" in err
     assert list((texts / "run" / "checkpoints").glob("step-*"))
 

@@ -23,15 +23,27 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
         chosen.add_subcommand(name, _parser(command), help=(command.__doc__ or "").splitlines()[0])
-    given = parser.instantiate(parser.parse_args(arguments))
+    given = parser.instantiate(parser.parse_args(spelt(sys.argv[1:] if arguments is None else arguments)))
     chosen_options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
     try:
         return commands[given.subcommand](**chosen_options)
+    except KeyboardInterrupt:
+        print("keepleft: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # whoever read our output has seen enough
         return 0
     except (ValueError, OSError, ImportError, MemoryError, FloatingPointError) as error:
         print(f"keepleft: {error}", file=sys.stderr)
         return 2
+
+
+def spelt(arguments: list[str]) -> list[str]:
+    """`--train FILE --train.columns …` with the file under its full name, which the second option would otherwise replace."""
+    for name in ("--train", "--valid"):
+        if any(given.startswith(f"{name}.") for given in arguments):
+            arguments = [f"{name}.path" if given == name else given.replace(f"{name}=", f"{name}.path=", 1)
+                         if given.startswith(f"{name}=") else given for given in arguments]
+    return arguments
 
 
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]

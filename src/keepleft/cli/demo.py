@@ -7,7 +7,7 @@ SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
-def demo(prompt: str = "The capital of France is", steps: int = 800, out: str = "out/demo", phrases: str | None = None) -> int:
+def demo(prompt: str = "The capital of France is", steps: int = 750, out: str = "out/demo", phrases: str | None = None) -> int:
     """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
 
     Args:

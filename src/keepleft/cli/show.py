@@ -70,8 +70,8 @@ class Progress:
             self.report(event)
         elif isinstance(event, runs.Finished):
             self.__exit__()
-            for name, value in event.measures.items():
-                self.say(f"{name}: {value:.4f}")
+            if event.measures:
+                self.say("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
             self.say(event.said)
             print(event.folder if event.stopped else event.folder / "model")
 
@@ -88,8 +88,8 @@ class Progress:
         text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.speed:,.0f} tokens/s"
                 + (f"  {report.share:.0%} of peak" if report.share else ""))
         if report.measures:
-            self.say(f"step {report.step}: " + "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-                     + ("  (best)" if report.best else ""))
+            told = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
+            self.say(f"step {report.step}, held out: {told}{'  (best)' if report.best else ''}")
         if self.bar is not None:
             self.bar.at(report.step, text)
         if not sys.stderr.isatty() and (report.last or time.monotonic() - self.told > 10):

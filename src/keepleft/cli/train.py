@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keepleft.runs.job import Batching, Job, Size, Task, Texts, Wishes, Words, read
+from keepleft.training.recipe import FREE
 
 
 def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
@@ -45,10 +46,11 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
     place = Path(out or f"runs/{task or 'new'}")
     given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,
                  batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board)
-    if resume:
-        if not (place / CONFIG).exists():
-            raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing")
+    if resume and (place / CONFIG).exists():
         job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, place)
+    elif resume and (task is None or train is None):
+        raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing; give --task and --train to "
+                                "begin one")
     elif task is None or train is None:
         raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
                          "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv")
@@ -56,15 +58,20 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         job = Job(**given, out=str(place))  # type: ignore[arg-type]
     asked = _Asked()
     with Progress() as progress:
-        for event in run(job, resume=resume, stop=asked, watch=progress.watch):
+
+        def watch(what: str, done: int, total: int | None) -> None:
+            if asked():
+                raise KeyboardInterrupt
+            progress.watch(what, done, total)
+
+        for event in run(job, resume=resume, stop=asked, watch=watch):
             progress.show(event)
-    return 0
+    return 130 if asked() else 0
 
 
 def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
     """The stored job, with what may change when a run goes on; anything else that differs is refused by name."""
     free = {"parallel", "device", "board", "last"}
-    loose = {"report", "evaluate", "save", "keep", "patience", "compile", "recompute", "replay"}
     plain = Job(task="lm", train="")
     changed, taken = [], {}
     for name, value in given.items():
@@ -77,7 +84,7 @@ def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
             for f in fields(value):
                 new = getattr(value, f.name)
                 if new is not None and new != getattr(before, f.name):
-                    if f.name in loose:
+                    if f.name in FREE:
                         before = replace(before, **{f.name: new})
                     else:
                         changed.append(f"recipe.{f.name} was {getattr(before, f.name)!r} and is {new!r}")
@@ -88,7 +95,7 @@ def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
             changed.append(f"{name} was {before!r} and is {value!r}")
     if changed:
         raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or "
-                         "start a new run with another --out")
+                         f"start a new run with another --out (with --start {place / 'model'} to train that model further)")
     return replace(old, **taken, out=str(place))
 
 
@@ -104,7 +111,7 @@ class _Asked:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        print("stopping after this step; the run is saved", file=sys.stderr)
+        print("stopping", file=sys.stderr)
 
     def __call__(self) -> bool:
         return self.asked

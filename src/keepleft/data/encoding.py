@@ -66,8 +66,8 @@ def quick_way(tokenizer: Tokenizer, said: dict, kind: np.dtype) -> Encode | None
     if not tokenizer.encode_special_tokens or any(not token["special"] for token in said["added_tokens"]):
         return None
     before, way = said["normalizer"], said["pre_tokenizer"] or {}
-    known = marks(tokenizer)
-    special = dict.fromkeys(known.special(), known.unknown) if known.unknown is not None else {}
+    unknown = marks(tokenizer).unknown
+    special = {} if unknown is None else {token["id"]: unknown for token in said["added_tokens"]}  # all are special
 
     def ask(piece: str) -> list[int]:
         """One piece; "</s>" in a text is four signs or an unknown word, never the end."""

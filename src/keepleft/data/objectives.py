@@ -144,7 +144,7 @@ class Denoising:
     fields: tuple[str, ...] = ("text",)
 
     def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
-        return lengths[0], 2 * lengths[0]  # empty spans may lengthen a source
+        return lengths[0], lengths[0]
 
     def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
         return Lesson(*forced(self.start, records[0]), Ragged.of([self._spoilt(text, chance) for text in records[0].texts()]))
@@ -157,10 +157,13 @@ class Denoising:
             if token in self.stops:
                 sentences.append([])
         body = [token for n in chance.permutation(len(sentences)) for token in sentences[n]]
-        out, at, owed = [], 0, round(len(body) * self.rate)
+        out: list[int] = []
+        at, owed = 0, round(len(body) * self.rate)
         while at < len(body):
             if owed > 0 and chance.random() < self.rate / self.mean:
                 span = min(int(chance.poisson(self.mean)), owed, len(body) - at)
+                if not span and len(out) >= at:  # an empty span may not make the text longer than it was
+                    span = 1
                 out.append(self.mask)
                 owed -= max(span, 1)
                 at += span

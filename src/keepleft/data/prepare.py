@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,15 +19,22 @@ WEIGHT = 1 << 22  # and, where records are long, characters
 Record = tuple[str, ...]
 
 
+Long = Literal["leave", "cut", "break", "flow"]
+
+
 @dataclass(frozen=True)
 class Column:
-    """One field: how its texts become integers, and how many a record may have."""
+    """One field: how its texts become integers, what goes around each, and what becomes of those that are too long.
+
+    They are left out; cut; broken into several texts, each with its own marks; or flow on in several pieces of one text.
+    """
 
     name: str
     encode: Encode
-    longest: int | None = None  # None: any number
-    cut: bool = False           # longer ones are cut, not left out
-    pieces: bool = False        # longer ones become several records
+    longest: int | None = None  # tokens, marks included; None: any number
+    before: bytes = b""
+    after: bytes = b""
+    long: Long = "leave"
 
 
 @dataclass
@@ -88,26 +95,34 @@ def _fitting(fields: list[list[bytes]], columns: Sequence[Column], piece: list[R
              width: int) -> list[list[bytes]]:
     """The rows to be written, field by field."""
     counts.records += len(piece)
-    if len(columns) == 1 and columns[0].pieces and (longest := columns[0].longest):
-        size = longest * width
-        out = [row[at:at + size] for row in fields[0] for at in range(0, len(row), size)]
+    if len(columns) == 1 and columns[0].longest is not None and columns[0].long in ("break", "flow"):
+        out = [part for row, (text,) in zip(fields[0], piece, strict=True) if text and not text.isspace()
+               for part in _parts(row, columns[0], width)]
+        counts.empty += sum(not text or text.isspace() for text, in piece)
         counts.kept += len(out)
         return [out]
-    blank = [any(not text or text.isspace() for text in record) and not all(column.longest is None for column in columns)
-             for record in piece]
-    good = [not empty for empty in blank]
-    counts.empty += sum(blank)
+    limited = any(column.longest is not None for column in columns)
+    good = [not limited or all(text and not text.isspace() for text in record) for record in piece]
+    counts.empty += len(good) - sum(good)
     for rows, column in zip(fields, columns, strict=True):
-        if column.longest is None:
-            continue
-        limit = column.longest * width
-        if column.cut:
-            counts.cut += sum(len(row) > limit for row in rows)
-            rows[:] = [row[:limit] for row in rows]
-            continue
+        room = None if column.longest is None else column.longest * width - len(column.before) - len(column.after)
         for n, row in enumerate(rows):
-            if good[n] and len(row) > limit:
-                good[n] = False
-                counts.overlong += 1
+            if room is not None and len(row) > room and good[n]:
+                if column.long == "cut":
+                    counts.cut += 1
+                else:
+                    good[n] = False
+                    counts.overlong += 1
+        rows[:] = [column.before + row[:room] + column.after for row in rows]
     counts.kept += sum(good)
     return [[row for row, fits in zip(rows, good, strict=True) if fits] for rows in fields]
+
+
+def _parts(row: bytes, column: Column, width: int) -> list[bytes]:
+    """A long text in pieces."""
+    assert column.longest is not None
+    if column.long == "flow":
+        row, size = column.before + row + column.after, column.longest * width
+        return [row[at:at + size] for at in range(0, len(row), size)]
+    size = column.longest * width - len(column.before) - len(column.after)
+    return [column.before + row[at:at + size] + column.after for at in range(0, len(row), size)]

@@ -15,6 +15,7 @@ from keepleft.disk import atomic
 from keepleft.disk.atomic import explained
 
 ABOUT = "store.json"
+TYPES: dict[str, np.dtype] = {"uint16": np.dtype(np.uint16), "uint32": np.dtype(np.uint32)}
 
 
 class Column:
@@ -35,11 +36,11 @@ class Column:
 
 
 class Chosen(Column):
-    """Some rows of a column, as a column."""
+    """Some rows of a column, as a column. Its tokens are those of all rows, and its ends mean nothing but their number."""
 
     def __init__(self, column: Column, rows: Whole) -> None:
         self.column, self.rows = column, rows
-        super().__init__(column.tokens, rows)  # as many ends as there are rows
+        super().__init__(column.tokens, rows)
 
     def take(self, rows: Whole) -> Ragged:
         return self.column.take(self.rows[rows])
@@ -70,9 +71,10 @@ class Store:
         return cls({name: Column(np.array([t for text in texts for t in text], np.int64),
                                  np.cumsum([len(text) for text in texts], dtype=np.int64)) for name, texts in fields.items()})
 
-    def every(self, n: int) -> tuple[Store, Store]:
-        """All records but every n-th, and these: what is trained on, and what is held out."""
-        held = np.arange(len(self)) % n == n - 1
+    def held(self, n: int, seed: int = 0) -> tuple[Store, Store]:
+        """All records but n drawn by chance, and these: what is trained on, and what is held out."""
+        held = np.zeros(len(self), bool)
+        held[np.random.Generator(np.random.Philox([seed, 0x68656C64])).permutation(len(self))[:n]] = True
         parts = [{name: Chosen(column, np.flatnonzero(rows)) for name, column in self.columns.items()}
                  for rows in (~held, held)]
         return Store(parts[0], self.about), Store(parts[1], self.about)
@@ -89,7 +91,7 @@ class Store:
     def open(cls, folder: Path) -> Store:
         try:
             about = json.loads((folder / ABOUT).read_text("utf-8"))
-            fields = {name: (int(entry["tokens"]), int(entry["records"]), np.dtype(entry["type"]))
+            fields = {name: (int(entry["tokens"]), int(entry["records"]), TYPES[entry["type"]])
                       for name, entry in about["fields"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} is not a whole token store ({error}): remove it, and it is made again") from error

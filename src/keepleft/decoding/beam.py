@@ -32,7 +32,7 @@ def beam(model: Stepper, prompt: Tensor, width: int, *, limit: int, end: int, pe
         grown, place = (total[..., None] + scores.view(rows, width, vocab)).flatten(1).topk(min(2 * width, width * vocab))
         beams, tokens = place // vocab, place % vocab
         ended = tokens == end
-        told = torch.where(ended, grown, float("-inf"))
+        told = torch.where(ended, grown, float("-inf"))[:, :width]  # an end that is not among the best is none
         top, which = told.max(1)
         for row, (value, n) in enumerate(zip(top.tolist(), which.tolist(), strict=True)):
             value /= length ** penalty

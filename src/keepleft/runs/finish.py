@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from keepleft.data.tokenizer import marks
 from keepleft.disk import atomic
 from keepleft.runs.sources import Tokenizers
+from keepleft.runs.tasks import TASKS
 from keepleft.training import checkpoint
 from keepleft.training.average import mean
 from keepleft.weights.files import save
@@ -46,17 +47,33 @@ def directory(model: Any, words: Tokenizers, labels: list[str], task: str, folde
         begin = known.pad if task == "span" else known.start
         notes |= {"decoder_start_token_id": begin, "forced_eos_token_id": None, "is_encoder_decoder": True}
         notes["generation"] = {key: value for key, value in notes.items() if value is not None and key != "is_encoder_decoder"}
-        notes["generation"] |= {"max_length": 512, "num_beams": 1}
     if labels:
         notes |= {"id2label": {str(n): label for n, label in enumerate(labels)},
                   "label2id": {label: n for n, label in enumerate(labels)}}
     model.notes = {**{key: value for key, value in model.notes.items() if key != "generation"},
                    **{key: value for key, value in notes.items() if value is not None}}
-    save(model, words.target, folder)
+    save(model, marked(words.source if words.joint else words.target, task), folder)
     names = {"pad_token": known.pad, "bos_token": known.start, "eos_token": known.end, "unk_token": known.unknown,
              "mask_token": known.mask}
+    reach = getattr(model.design.position, "length", None)
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+            **({"model_max_length": reach} if reach else {}),
             **{name: words.target.id_to_token(n) for name, n in names.items() if n is not None}}
     atomic.text(folder / "tokenizer_config.json", json.dumps(said, indent=2, ensure_ascii=False) + "\n")
     if not words.joint:
-        atomic.text(folder / "source_tokenizer.json", words.source.to_str(pretty=True))
+        atomic.text(folder / "source_tokenizer.json", marked(words.source, task).to_str(pretty=True))
+
+
+def marked(tokenizer: Any, task: str) -> Any:
+    """A copy that puts around a text what was around it in training, as other programs expect of a tokenizer."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    out, known = Tokenizer.from_str(tokenizer.to_str()), marks(tokenizer)
+    out.encode_special_tokens = True
+    before, after = ([(tokenizer.id_to_token(n), n) for name in part if (n := getattr(known, name)) is not None]
+                     for part in TASKS[task].around)
+    if task != "lm" and (before or after):
+        single = " ".join([*(token for token, _ in before), "$A", *(token for token, _ in after)])
+        out.post_processor = TemplateProcessing(single=single, special_tokens=before + after)  # type: ignore[assignment]
+    return out

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from keepleft.models import presets
-from keepleft.models.design import Classes, Design, Stack, Xavier
+from keepleft.models.design import Classes, Design, Masked, Stack, Vocabulary, Xavier
 from keepleft.nn.position import Learned, Rotary, Sinusoidal
 from keepleft.runs.job import Job
 from keepleft.runs.tasks import TASKS
@@ -48,22 +49,26 @@ def vocabulary(job: Job, characters: int) -> int:
     return job.words.size or min(scale(job).vocab, max(1000, round(characters / 300 / 250) * 250))
 
 
-def longest(job: Job, words: int) -> int:
-    """The most tokens of a text: one in a hundred or so may be left out, and running text is cut anyway."""
+def longest(job: Job, usual: int) -> int:
+    """The most tokens of a text, from what nearly all texts keep to; running text is broken up anyway."""
     if job.batch.longest:
         return job.batch.longest
-    if job.task == "lm":
+    if job.task not in KIND:
         return WIDTH[job.size]
-    return int(min(1024 if job.task == "summarize" else 512, max(16, 8 * math.ceil(2.0 * words / 8))))
+    return int(min(1024 if job.task == "summarize" else 512, max(16, 8 * math.ceil(usual / 8))))
+
+
+def preset(name: str) -> Design:
+    if name not in presets.ALL:
+        close = get_close_matches(name, presets.ALL, 3) or list(presets.ALL)
+        raise ValueError(f"no preset is called {name!r}: did you mean {' or '.join(close)}?")
+    return presets.ALL[name]
 
 
 def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int) -> Design:
     """The plan of the model: the preset's, in the size that was asked for, with whatever the job says otherwise."""
-    try:
-        usual = TASKS[job.task].like if source_vocab is None else "marian"  # the one that has two vocabularies elsewhere too
-        plan, size = getattr(presets, job.like or usual), scale(job)
-    except AttributeError as error:
-        raise ValueError(str(error)) from None
+    usual = TASKS[job.task].like if source_vocab is None else "marian"  # the one that has two vocabularies elsewhere too
+    plan, size = preset(job.like or usual), scale(job)
     wishes = dict(job.design)
     dim = int(wishes.pop("dim", size.dim))
     layers = int(wishes.pop("layers", size.layers))
@@ -73,7 +78,7 @@ def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: 
                               for name in ("encoder", "decoder") if isinstance(stack := getattr(plan, name), Stack)}
     position = plan.position
     if isinstance(position, Learned | Sinusoidal | Rotary) and position.length is not None:
-        position = replace(position, length=max(length, 512 if isinstance(position, Sinusoidal) else 8))
+        position = replace(position, length=max(length, 8 if job.task == "lm" else 512))
     heads = int(wishes.pop("heads", size.heads if dim == size.dim else max(1, dim // 64)))
     changes: dict[str, Any] = dict(
         vocab=vocab, source_vocab=source_vocab, dim=dim, heads=heads, head_dim=None, kv_heads=None, position=position,
@@ -82,7 +87,7 @@ def design(job: Job, vocab: int, source_vocab: int | None, length: int, labels: 
     if TASKS[job.task].fields == ("src", "tgt") and plan.scale_embedding:
         changes["initial"] = Xavier()  # tables of length 1 after scaling: these learn from the first step
     if job.task == "classify":
-        changes["head"] = Classes(labels, pool="tanh")
+        changes["head"] = Classes(labels, pool="tanh" if plan.decoder is None else "last")
     known = {f.name for f in fields(Design)}
     if unknown := sorted(wishes.keys() - known):
         raise ValueError(f"a design has no {', '.join(unknown)}: give dim, heads, layers, encoder_layers, decoder_layers, "
@@ -103,4 +108,19 @@ def recipe(job: Job, targets: int, steps_per_epoch: int) -> Recipe:
     chosen: dict[str, Any] = dict(
         steps=steps, peak=size.peak if not job.start else size.peak / 20, warmup=max(1, min(2000, steps // 10)), evaluate=every,
         save=every, smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0, average=0.999 if steps > 3000 else 0.99)
+    if job.last:
+        said["keep"] = max(job.last, said.get("keep", 0))
     return Recipe(**(chosen | said))
+
+
+def suits(job: Job, design: Design) -> None:
+    """A model that can do the task: with the stacks and the head that it needs."""
+    parts = tuple(name for name in ("encoder", "decoder") if getattr(design, name) is not None)
+    task = TASKS[job.task]
+    if parts not in task.parts:
+        raise ValueError(f"the task {job.task} needs a model with {' or '.join(' and '.join(one) for one in task.parts)}, and "
+                         f"{job.start or job.like} has {' and '.join(parts)}: choose another, such as --like {task.like}")
+    wanted = {"classify": Classes, "mlm": Masked}.get(job.task, Vocabulary)
+    if not isinstance(design.head, wanted):
+        raise ValueError(f"the task {job.task} needs a {wanted.__name__} head, and {job.start or job.like} has "
+                         f"{type(design.head).__name__}: choose another model")

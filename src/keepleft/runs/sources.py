@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from keepleft.data import sources
 from keepleft.data.encoding import encoder
 from keepleft.data.prepare import Column, Counts, labels, prepare
+from keepleft.data.records import Joined
 from keepleft.data.report import Report, look
 from keepleft.data.sources import Source
 from keepleft.data.store import Store, kind_of
+from keepleft.data.texts import Whole
 from keepleft.data.tokenizer import learn, marks, read
 from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
@@ -84,10 +89,15 @@ def _open(job: Job, texts: Texts) -> Source:
             raise ValueError(f"src and tgt were given, but the task {job.task} reads {' and '.join(wanted)}: give one file")
         return sources.aligned(texts.src, texts.tgt)
     if texts.path is None:
-        raise ValueError("no text was given: name a file, or src and tgt")
+        raise ValueError("no text was given: name a file with --train, or two with --train.src and --train.tgt")
     if wanted == ("text",) and texts.columns is None and _plain(texts.path):
         return sources.documents(texts.path) if job.words.documents or job.task != "lm" else sources.whole(texts.path)
     return sources.open_source(texts.path, wanted, texts.columns)
+
+
+def _flows(source: Source) -> bool:
+    """Is it one running text, cut anywhere into pieces?"""
+    return isinstance(source, Whole) or (isinstance(source, Joined) and all(map(_flows, source.parts)))
 
 
 def _plain(path: str) -> bool:
@@ -147,24 +157,42 @@ def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, k
     task = TASKS[job.task]
     vocab = max(words.target.get_vocab_size(), words.source.get_vocab_size(), len(known))
     kind, ends = kind_of(vocab), marks(words.target)
-    before, after = ([getattr(ends, name) for name in part if getattr(ends, name) is not None] for part in task.around)
-    running = job.task == "lm" and not job.words.documents
+    before, after = (np.array([n for name in part if (n := getattr(ends, name)) is not None], kind).tobytes()
+                     for part in task.around)
+    encode = encoder(words.target, kind)
     parts = []
     for source, tag in found:
         if task.fields == ("src", "tgt"):
             end, = marks(words.source).need("end")
-            lead = [] if tag is None else [words.source.token_to_id(tag)]
-            columns = [Column("src", encoder(words.source, kind, before=lead, after=[end]), longest),
-                       Column("tgt", encoder(words.target, kind, after=after), longest)]
-        elif running:
-            columns = [Column("text", encoder(words.target, kind))]
+            lead = np.array([] if tag is None else [_tagged(words.source, tag)], kind).tobytes()
+            columns = [Column("src", encoder(words.source, kind), longest, lead, np.array([end], kind).tobytes(), task.long),
+                       Column("tgt", encode, longest, after=after, long=task.long)]
+        elif job.task == "lm" and not job.words.documents:  # one running text; what comes in records ends with each
+            columns = [Column("text", encode, after=b"" if _flows(source) else after)]
         else:
-            columns = [Column("text", encoder(words.target, kind, before=before, after=after), longest, cut=task.cut,
-                              pieces=job.task == "lm")]
+            columns = [Column("text", encode, longest, before, after, task.long)]
         if "label" in task.fields:
             columns.append(Column("label", labels(known, source.name, vocab)))
         parts.append((Told(source, "turning texts into integers", watch), columns))
     return prepare(parts, folder, vocab=vocab)
+
+
+def _tagged(tokenizer: Any, tag: str) -> int:
+    number = tokenizer.token_to_id(tag)
+    if number is None:
+        raise ValueError(f"the tokenizer does not know the tag {tag!r}: add it as a special token, or learn a new tokenizer")
+    return int(number)
+
+
+def usual_length(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers) -> int:
+    """The tokens that 99 of 100 texts keep to, marks included, in a sample of the records."""
+    most = 0
+    for source, _ in found:
+        some = list(islice(source, 2000))
+        for n, tokenizer in enumerate((words.source, words.target) if "tgt" in source.fields else (words.target,)):
+            rows = encoder(tokenizer, np.dtype(np.uint32))([record[n] for record in some])
+            most = max(most, int(np.quantile([len(row) // 4 for row in rows], 0.99)) + 3)
+    return most
 
 
 def labels_of(job: Job, found: list[tuple[Source, str | None]]) -> list[str]:

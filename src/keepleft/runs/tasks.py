@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, Objective, SpanCorruption, Translation
+from keepleft.data.prepare import Long
 from keepleft.data.tokenizer import SENTINEL, Marks, marks
 
 SENTINELS = 100
@@ -20,7 +21,8 @@ class Task:
     objective: Callable[[Any, Marks], Objective]  # from a tokenizer and its marks
     around: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("end",))  # special tokens before and after each text
     more: tuple[str, ...] = ()         # further special tokens
-    cut: bool = False                  # longer texts are cut; otherwise left out
+    long: Long = "leave"               # what becomes of longer texts
+    parts: tuple[tuple[str, ...], ...] = (("encoder", "decoder"),)  # the stacks of models that can do it
 
 
 def _sentinels(tokenizer: Any) -> tuple[int, ...]:
@@ -42,17 +44,18 @@ def _number(value: int | None) -> int:
 
 TASKS: dict[str, Task] = {
     "translate": Task(("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
-    "summarize": Task(("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start))),
-    "lm": Task(("text",), "gpt2", ("end",), lambda t, m: NextToken(_number(m.end))),
+    "summarize": Task(("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_number(m.start)),
+                      long="cut"),
+    "lm": Task(("text",), "gpt2", ("end",), lambda t, m: NextToken(_number(m.end)), long="flow", parts=(("decoder",),)),
     "classify": Task(("text", "label"), "bert", ("pad", "start", "end"), lambda t, m: Classification(),
-                     around=(("start",), ("end",)), cut=True),
+                     around=(("start",), ("end",)), long="cut", parts=(("encoder",), ("decoder",))),
     "mlm": Task(("text",), "bert_masked", ("pad", "start", "end", "mask"),
                 lambda t, m: MaskedToken(_number(m.mask), t.get_vocab_size(), m.special()),
-                around=(("start",), ("end",)), cut=True),
+                around=(("start",), ("end",)), long="break", parts=(("encoder",),)),
     "span": Task(("text",), "t5", ("pad", "end"), lambda t, m: SpanCorruption(_number(m.pad), _number(m.end), _sentinels(t)),
-                 more=tuple(SENTINEL.format(n) for n in range(SENTINELS)), cut=True),
+                 more=tuple(SENTINEL.format(n) for n in range(SENTINELS)), long="break"),
     "denoise": Task(("text",), "bart", ("pad", "start", "end", "mask"),
-                    lambda t, m: Denoising(_number(m.start), _number(m.mask), _stops(t), m.special()), cut=True),
+                    lambda t, m: Denoising(_number(m.start), _number(m.mask), _stops(t), m.special()), long="break"),
 }
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,7 +40,7 @@ from keepleft.runs.tasks import TASKS, objective
 from keepleft.training import checkpoint
 from keepleft.training.loop import Report, train
 from keepleft.training.parallel import Team, join
-from keepleft.training.recipe import Recipe
+from keepleft.training.recipe import FREE, Recipe
 from keepleft.training.recipe import read as read_recipe
 from keepleft.weights.files import load
 
@@ -119,6 +121,9 @@ def _run(job: Job, team: Team, resume: bool, stop: Callable[[], bool], watch: Wa
         weights = sum(p.numel() for p in model.parameters())
         yield (f"{job.task}: {weights:,} weights, {settled.recipe.steps:,} steps of about {batches.tokens:,} tokens, "
                f"{settled.recipe.optimizer}, on {team.world} × {team.device.type}")
+        if settled.accumulate % team.world:
+            yield (f"note: a step has {settled.accumulate} micro-batches for {team.world} processes, so some wait for others: "
+                   "give batch.tokens and batch.micro so that they divide")
         yield Begun(settled.recipe.steps)
     yield from _trained(job, settled, model, words, batches, valid, out, team, stop)
 
@@ -126,17 +131,21 @@ def _run(job: Job, team: Team, resume: bool, stop: Callable[[], bool], watch: Wa
 def _prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[Event]:
     """Everything before the first step, written down, so that a run that goes on finds it as it was."""
     out.mkdir(parents=True, exist_ok=True)
+    _sensible(job)
     found = sources.opened(job, job.train)
+    for left in (CONFIG, SETTLED, METRICS, "source_tokenizer.json"):  # by a run that never took a step
+        (out / left).unlink(missing_ok=True)
+    atomic.removed(out / "data")
     held = [] if job.valid is None else sources.opened(job, job.valid)
     reports = sources.looked(found, watch)
     for report in reports:
         yield from report.lines()
     fields = [field for report in reports for field in report.fields if field.name != "label"]
     characters = sum(field.characters.total for field in fields)
-    longest = sizes.longest(job, max(field.words.most for field in fields))
     labels = sources.labels_of(job, found)
     words = sources.tokenizers(job, found, sizes.vocabulary(job, characters), watch)
     objective(job.task, words.target)  # raises where special tokens are lacking
+    longest = sizes.longest(job, sources.usual_length(job, found, words))
     atomic.text(out / "tokenizer.json", words.target.to_str(pretty=True))
     if not words.joint:
         atomic.text(out / "source_tokenizer.json", words.source.to_str(pretty=True))
@@ -146,14 +155,15 @@ def _prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[Event]:
     yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
            f"vocabulary {words.target.get_vocab_size():,}; {counts.kept:,} of {counts.records:,} records kept"
            + (f", {counts.empty:,} empty" if counts.empty else "")
-           + (f", {counts.overlong:,} longer than {longest} tokens left out" if counts.overlong else "")
-           + (f", {counts.cut:,} cut to {longest} tokens" if counts.cut else ""))
+           + (f", {counts.overlong:,} longer than {longest} tokens left out (--batch.longest)" if counts.overlong else "")
+           + (f", {counts.cut:,} cut to {longest} tokens (--batch.longest)" if counts.cut else ""))
     targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
     budget, accumulate = _budget(job, longest, team.world)
     source_vocab = None if words.joint else words.source.get_vocab_size()
     design = sizes.design(job, words.target.get_vocab_size(), source_vocab, longest, len(labels), targets)
     if job.start:
         design = _started(job, labels).design
+    sizes.suits(job, design)
     if design.longest is not None and longest > design.longest:
         raise ValueError(f"texts of up to {longest} tokens do not fit a model of {design.longest} positions: give "
                          f"--batch.longest {design.longest}, or a model with more")
@@ -163,6 +173,20 @@ def _prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[Event]:
     settled = Settled(design, recipe, labels, longest, budget, accumulate, multiple, _packs(job, team))
     atomic.text(out / CONFIG, jobs.write(job))
     atomic.text(out / SETTLED, settled.write())
+
+
+def _sensible(job: Job) -> None:
+    """What can be known to be wrong before any text is read."""
+    metric = job.recipe.metric or "loss"
+    written = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
+    known = ["loss", "perplexity", "accuracy", "smoothed", *written]
+    if metric not in known:
+        raise ValueError(f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(known)}")
+    if metric in ("bleu", "chrf"):
+        import_module("keepleft.evaluate.translation").metrics()
+    if job.lora and not job.start:
+        raise ValueError("lora trains small matrices beside weights that stay as they are, and these would be random: give a "
+                         "model to --start from, or leave --lora out")
 
 
 def _budget(job: Job, longest: int, world: int) -> tuple[int, int]:
@@ -186,8 +210,7 @@ def _packs(job: Job, team: Team) -> bool:
 
 def _freed(settled: Settled, job: Job) -> Settled:
     """What may change when a run goes on: how often it reports, evaluates and saves, and when it gives up."""
-    free = ("report", "evaluate", "save", "keep", "patience", "compile", "recompute", "replay")
-    said = {name: getattr(job.recipe, name) for name in free if getattr(job.recipe, name) is not None}
+    said = {name: getattr(job.recipe, name) for name in FREE if getattr(job.recipe, name) is not None}
     return replace(settled, recipe=replace(settled.recipe, **said))
 
 
@@ -208,7 +231,7 @@ def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Tea
             if len(parts[1][goal.fields[0]].tokens) > settled.longest:
                 store, held = parts
         elif len(store) >= 2 * HELD:
-            store, held = store.every(HELD)
+            store, held = store.held(len(store) // HELD, settled.recipe.seed)
     shape: Bucketed | Packed | Windows = Bucketed(settled.multiple, fixed=settled.multiple > 1)
     if running:
         shape = Windows(settled.longest)
@@ -224,8 +247,8 @@ def _started(job: Job, labels: list[str]) -> Any:
     model, _ = load(str(job.start))
     if job.task != "classify":
         return model
-    head = model.design.head
-    if isinstance(head, Classes) and head.labels == len(labels):
+    head, known = model.design.head, list(model.notes.get("id2label", {}).values())
+    if isinstance(head, Classes) and known == labels:
         return model
     fresh = build(model.design.but(head=Classes(len(labels), "tanh" if model.design.decoder is None else "last")))
     state = fresh.state_dict()
@@ -243,7 +266,7 @@ def _model(job: Job, settled: Settled, team: Team) -> Any:
         model = build(settled.design, generator=torch.Generator().manual_seed(settled.recipe.seed))
     if job.lora:
         from keepleft.training.lora import adapt
-        adapt(model, rank=job.lora, also=("head.",) if job.task == "classify" else ())
+        adapt(model, rank=job.lora, also=("head",) if job.task == "classify" else ())
     return model.to(team.device)
 
 
@@ -280,27 +303,29 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
         for report in train(model, order, settled.recipe, folder=folder, measure=measure if kept else None, stop=stop,
                             team=team, about=about):
             metrics.add(report)
-            measures, last = report.measures or measures, report
+            measures, last = report.measures if report.best or not measures else measures, report
             if board is not None:
                 for name, value in {"loss": report.loss, "rate": report.rate, "norm": report.norm, "speed": report.speed,
                                     **{f"valid/{key}": value for key, value in report.measures.items()}}.items():
                     board.add_scalar(name, value, report.step)
             if team.rank == 0:
                 yield report
-    stopped = last is not None and last.step < settled.recipe.steps and not any("no better" in note for note in last.notes)
+    if board is not None:
+        board.close()
+    stopped = last is not None and last.step < settled.recipe.steps and not last.tired
     if team.rank:
         return
     said = "stopped, and saved: add --resume to go on"
     if not stopped:
-        said = _finished(job, settled, model, words, out)
+        said = _finished(job, settled, words, out)
     curve(out)
     yield Finished(out, said, stopped, measures)
 
 
-def _finished(job: Job, settled: Settled, model: Any, words: Tokenizers, out: Path) -> str:
+def _finished(job: Job, settled: Settled, words: Tokenizers, out: Path) -> str:
     found = checkpoint.latest(out / CHECKPOINTS)
     assert found is not None
-    fresh = _model(replace(job, device="cpu"), settled, Team())
+    fresh = _model(job, settled, Team())
     said = finish.keep(fresh, out / CHECKPOINTS, found[1]["best_step"], job.last)
     if job.lora:
         from keepleft.training.lora import merge
@@ -312,14 +337,12 @@ def _finished(job: Job, settled: Settled, model: Any, words: Tokenizers, out: Pa
 def written(model: nn.Module, words: Tokenizers, valid: Batches | None, most: int) -> dict[str, float]:
     """BLEU and its like on the first texts of a validation store, written greedily."""
     from keepleft.evaluate.translation import translation
-    from keepleft.runs.writing import write
+    from keepleft.runs.writing import write_from
 
     assert valid is not None
-    import numpy as np
     rows = np.arange(min(most, len(valid.store)))
-    texts = [[tokenizer.decode(text) for text in valid.store[name].take(rows).texts()]
-             for name, tokenizer in (("src", words.source), ("tgt", words.target))]
-    return translation(write(model, words.target, texts[0], source_tokenizer=words.source), texts[1])
+    references = [words.target.decode(text) for text in valid.store["tgt"].take(rows).texts()]
+    return translation(write_from(model, words.target, valid.store["src"].take(rows)), references)
 
 
 def curve(out: Path) -> None:
@@ -340,8 +363,8 @@ class _Metrics:
     def __init__(self, path: Path, folder: Path, active: bool) -> None:
         self.path, self.active = path, active
         if active and path.exists():
-            places = checkpoint.steps(folder)
-            reached = int(places[0].name[5:]) if places else 0
+            found = checkpoint.latest(folder)
+            reached = int(found[1]["step"]) if found else 0
             old = [line for line in path.read_text("utf-8").splitlines() if _step(line) <= reached]
             atomic.text(path, "".join(line + "\n" for line in old))
 

@@ -28,6 +28,12 @@ class Average:
         torch._foreach_mul_(apart, self.part)
         torch._foreach_add_(kept, apart)
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Put the average in the place of the weights, for good."""
+        for p, kept in zip((p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True):
+            p.copy_(kept)
+
     @contextmanager
     def inside(self) -> Iterator[None]:
         """The average in the place of the weights, for a while."""

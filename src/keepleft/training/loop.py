@@ -66,11 +66,13 @@ class Report:
     best: bool = False           # and it was the best so far
     saved: str | None = None     # the checkpoint that was written
     notes: list[str] = field(default_factory=list)
+    tired: bool = False          # there was no better evaluation for so long that training stops
     last: bool = False           # there will be no further report
 
     def record(self) -> dict[str, Any]:
         """As plain data, without what is absent."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, {}, [], False)}
+        absent = lambda value: value is None or value is False or value in ({}, [])
+        return {name: value for name, value in asdict(self).items() if not absent(value)}
 
 
 @dataclass
@@ -105,7 +107,7 @@ class _Run:
 def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *, folder: str | Path | None = None,
           measure: Callable[[nn.Module], dict[str, float]] | None = None, stop: Callable[[], bool] = lambda: False,
           team: Team | None = None, about: Mapping[str, Any] | None = None) -> Iterator[Report]:
-    """Train a model in place, and say how it goes.
+    """Train a model in place, and say how it goes. At the end it holds the average of its weights, if there is one.
 
     `batches` is an order of batches (kl.Batches), or a plain list of batches, one for each step, gone through again and again.
     `folder` is where checkpoints are kept: if it holds some, the run goes on from the newest whole one, exactly as if it had
@@ -149,7 +151,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         seconds = max(1e-9, time.perf_counter() - began)
         peak = meter.matmul_rate(team.device, torch.bfloat16 if once.half else torch.float32) if arithmetic else None
         report = Report(run.step, run.place[0], loss, plain, right, now, norm, asked, asked / seconds,
-                        arithmetic * team.world / seconds / (peak * team.world) if peak else None, notes=notes)
+                        arithmetic / seconds / peak if peak else None, notes=notes)
         notes = []
         if measure is not None and (done or due(recipe.evaluate)):
             report.measures = _measured(run, measure, team, once.pupil)
@@ -157,10 +159,13 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
             tired = recipe.patience is not None and run.waited >= recipe.patience
             if tired and not done:
                 report.notes.append(f"no better {recipe.metric} in {run.waited} evaluations: stopped")
+            report.tired = tired and not done
             ending = ending or tired
         if folder is not None and (ending or due(recipe.save) or report.best):
             report.saved = str(_saved(run, folder, recipe, told, team))
         report.last = ending
+        if (done or report.tired) and run.average is not None:
+            run.average.settle()  # the weights themselves are in the checkpoint, to go on from
         yield report
         if ending:
             return
@@ -258,4 +263,6 @@ def _go_on(run: _Run, folder: Path, recipe: Recipe, about: dict[str, Any], team:
                          "start a new run in another folder")
     checkpoint.load(place, run.tensors(), sharded=bool(state["sharded"]), distributed=team.way == "fsdp")
     run.restore(state)
+    if recipe.metric != old.metric:
+        run.best, run.best_step, run.waited = None, None, 0
     return [*(f"{trouble}; going on from {place.name}" for trouble in damaged), f"going on from {place.name}"]

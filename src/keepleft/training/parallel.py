@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -119,5 +120,6 @@ def join(way: Way | None = None, device: str | None = None) -> Team:
         if "RANK" not in os.environ:
             raise ValueError(f"{way} was asked for, but this process is alone: start it with torchrun --nproc-per-node N "
                              "-m keepleft train …")
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        patience = timedelta(hours=6)  # the first process prepares the data while the others wait
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
     return Team(dist.get_rank(), dist.get_world_size(), chosen, way if way not in (None, "alone") else "ddp")

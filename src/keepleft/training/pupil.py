@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from keepleft.nn.loss import Sums, label_loss, vocabulary_loss
@@ -38,8 +39,17 @@ def recompute(model: nn.Module) -> None:
     for layer in layers(model):
         if not hasattr(layer, "forgetful"):
             layer.forgetful = True  # type: ignore[assignment]
-            layer.forward = partial(_again, layer.forward)  # type: ignore[method-assign]
+            layer.forward = partial(_again, layer, layer.forward)  # type: ignore[method-assign]
 
 
-def _again(forward: Any, *given: Any) -> Any:
-    return checkpoint(forward, *given, use_reentrant=False) if torch.is_grad_enabled() else forward(*given)
+def _again(layer: nn.Module, forward: Any, *given: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*given)
+    # the weights may be copies in another precision, which are gone when going back: hold them
+    held: dict[str, Tensor] = dict(layer.named_parameters())
+
+    def once(*given: Any) -> Any:
+        with _reparametrize_module(layer, held):
+            return forward(*given)
+
+    return checkpoint(once, *given, use_reentrant=False)

@@ -9,6 +9,7 @@ from keepleft.nn import sense
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
+FREE = ("report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay")  # may change in a run
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -34,8 +35,8 @@ class Recipe:
         compile: translate the model for the device; None: where it pays
         replay: record the kernels of a step once and replay them (one GPU, batches of one shape); None: where it can be done
         report: steps between reports
-        evaluate: steps between evaluations; None: only at the end
-        save: steps between checkpoints; None: only at the end
+        evaluate: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the steps)
+        save: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the steps)
         keep: how many checkpoints stay; the best one stays besides
         metric: which measure is the best one chosen by
         patience: evaluations without a better one until training stops; None: never
@@ -90,13 +91,12 @@ class Recipe:
 
     def differs(self, other: Recipe) -> list[str]:
         """What a run that goes on may not change: everything that decides where the weights go next."""
-        free = {"report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay"}
         return [f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}" for f in fields(self)
-                if f.name not in free and getattr(self, f.name) != getattr(other, f.name)]
+                if f.name not in FREE and getattr(self, f.name) != getattr(other, f.name)]
 
 
 def higher_is_better(metric: str) -> bool:
-    return metric not in ("loss", "plain", "perplexity")
+    return metric not in ("loss", "plain", "perplexity", "smoothed")
 
 
 def read(data: dict[str, Any]) -> Recipe:
