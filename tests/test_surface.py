@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import keepleft as kl
+from keepleft.cli import main
 
 
 def python(code: str) -> str:
@@ -112,3 +113,18 @@ def test_wrong_use_ends_with_code_2():
 
 def test_the_version_is_told():
     assert kl.__version__ in run("--version").stdout
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["train", "--steps", "3"], "there is no option --steps: did you mean --recipe.steps?"),
+    (["train", "--task", "translat"], "--task is 'translat': did you mean translate?"),
+    (["train", "--train.file", "x"], "there is no option --train.file: there are path, src"),
+    (["train", "--recipe.steps", "many"], "--recipe.steps is 'many'"),
+    ([], "say what to do"),
+])
+def test_wrong_use_is_told_in_a_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1

@@ -19,6 +19,7 @@ import keepleft as kl
 from keepleft.cli import main
 from keepleft.data.phrases.corpus import split
 from keepleft.data.store import Store
+from keepleft.disk import atomic
 from keepleft.runs import job as jobs
 from keepleft.runs.train import Finished, run
 
@@ -119,6 +120,13 @@ def test_a_run_is_not_overwritten_and_goes_on_only_as_it_was(texts, capsys):
     assert "train was" in capsys.readouterr().err
     assert main(["train", "--out", str(texts / "nowhere"), "--resume"]) == 2
     assert "no run to go on with" in capsys.readouterr().err
+
+
+def test_two_cannot_train_in_one_folder(texts, capsys):
+    with atomic.locked(texts / "run"):
+        assert main(["train", "--task", "lm", *given("lm", texts), "--out", str(texts / "run"), *QUICK]) == 2
+    assert "another process is at work" in capsys.readouterr().err
+    trained("lm", texts)
 
 
 def test_a_config_file_says_the_same(texts, capsys):

@@ -9,6 +9,8 @@ from inspect import signature
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 a finding or a failed quality gate, 2 wrong use."""
+    from argparse import ArgumentError
+
     from jsonargparse import ArgumentParser
 
     from keepleft import __version__
@@ -18,12 +20,19 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.train import teach
 
     commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "doctor": doctor}
-    parser = ArgumentParser(prog="keepleft", version=__version__,
+    parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
         chosen.add_subcommand(name, _parser(command), help=(command.__doc__ or "").splitlines()[0])
-    given = parser.instantiate(parser.parse_args(spelt(sys.argv[1:] if arguments is None else arguments)))
+    arguments = spelt(sys.argv[1:] if arguments is None else arguments)
+    try:
+        given = parser.instantiate(parser.parse_args(arguments))
+    except ArgumentError as error:
+        from keepleft.cli.wrong import explained
+
+        print(f"keepleft: {explained(str(error), parser)}", file=sys.stderr)
+        return 2
     chosen_options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
     try:
         return commands[given.subcommand](**chosen_options)
@@ -54,7 +63,7 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
 
     said = parse(command.__doc__ or "")
     flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
-    parser = ArgumentParser(description=said.short_description)
+    parser = ArgumentParser(description=said.short_description, exit_on_error=False)
     if "recipe" in signature(command).parameters:
         parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()

@@ -58,6 +58,23 @@ def explained(what: str) -> Iterator[None]:
             from error
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a folder to oneself for a while; where another process has it, that is an error. It ends with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        try:
+            import fcntl
+        except ImportError:  # not on this system
+            yield
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another process is at work in {folder}: wait for it, or give another folder") from error
+        yield
+
+
 def text(path: Path, content: str) -> None:
     """A small file, at once or not at all."""
     with written(path) as part:

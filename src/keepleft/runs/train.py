@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -98,7 +99,8 @@ def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: Fa
     far the work before training has come."""
     team = join(job.parallel, job.device)
     try:
-        yield from _run(job, team, resume, stop, watch)
+        with atomic.locked(Path(job.out)) if team.rank == 0 else nullcontext():
+            yield from _run(job, team, resume, stop, watch)
     finally:
         team.leave()
 
