@@ -263,6 +263,8 @@ def _go_on(run: _Run, folder: Path, recipe: Recipe, about: dict[str, Any], team:
                          "start a new run in another folder")
     checkpoint.load(place, run.tensors(), sharded=bool(state["sharded"]), distributed=team.way == "fsdp")
     run.restore(state)
+    if team.rank == 0 and not damaged:  # a crash between saving and tidying up leaves one too many
+        checkpoint.tidy(folder, run.step, recipe.keep, run.best_step)
     if recipe.metric != old.metric:
         run.best, run.best_step, run.waited = None, None, 0
     return [*(f"{trouble}; going on from {place.name}" for trouble in damaged), f"going on from {place.name}"]
