@@ -23,13 +23,7 @@ PAIR = kl.presets.bart.but(vocab=V, source_vocab=29, dim=15, heads=3, feedforwar
 TURNS = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So small are these tensors that a second thread would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

@@ -28,13 +28,7 @@ TEXTS = ["", " ", "  two  spaces ", "The sea is calm tonight.", "don't we'LL I'M
          "a\u0301\u200d\x00\x7f", "x" * 31, "(a+b)=c; //no"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So small are these tensors that a second thread would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def llama(**changes):

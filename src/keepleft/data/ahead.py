@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
+from keepleft.data.batch import Batch
+from keepleft.data.batches import Batches, Place
+
 T = TypeVar("T")
 
 
@@ -54,3 +57,17 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[T]:
     finally:
         done.set()
         thread.join(timeout=5.0)
+
+
+class Ahead:
+    """Batches made in the background, and pinned where a GPU will fetch them."""
+
+    def __init__(self, batches: Batches, depth: int = 4, *, pin: bool = False) -> None:
+        self.batches, self.depth, self.pin = batches, depth, pin
+        self.fixed, self.tokens = batches.fixed, batches.tokens
+
+    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
+        made = self.batches.steps(place)
+        if self.pin:
+            made = ((where, [batch.pinned() for batch in step]) for where, step in made)
+        return ahead(made, self.depth)

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from keepleft.data.encoding import Encode
+from keepleft.data.records import Record
 from keepleft.data.store import Store, kind_of, writing
 
 PIECE = 1 << 12   # records at a time
 WEIGHT = 1 << 22  # and, where records are long, characters
 
-Record = tuple[str, ...]
 
 
 Long = Literal["leave", "cut", "break", "flow"]
@@ -62,13 +62,13 @@ def labels(known: Sequence[str], name: str, vocab: int) -> Encode:
     return encode
 
 
-def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[Column]]], folder: Path, *, vocab: int,
-            about: dict[str, Any] | None = None) -> tuple[Store, Counts]:
+def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[Column]]], folder: Path, *,
+            vocab: int) -> tuple[Store, Counts]:
     """Write the records of several sources, each with its own columns, into one store."""
     counts, width = Counts(), kind_of(vocab).itemsize
     parts = list(parts)
     names = [column.name for column in parts[0][1]]
-    with writing(folder, names, vocab=vocab, about=about) as writer:
+    with writing(folder, names, vocab=vocab) as writer:
         for source, columns in parts:
             for piece in _pieces(source):
                 fields = [column.encode(texts) for column, texts in zip(columns, zip(*piece, strict=True), strict=True)]

@@ -26,13 +26,6 @@ class Ragged(NamedTuple):
     def texts(self) -> list[list[int]]:
         return [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])] if len(self.lengths) else []
 
-    def upto(self, longest: int) -> Ragged:
-        """The first tokens of each text."""
-        if not len(self.lengths) or int(self.lengths.max()) <= longest:
-            return self
-        lengths = np.minimum(self.lengths, longest)
-        return Ragged(self.flat[spread(self.begins, lengths)], lengths)
-
 
 def spread(begins: Whole, lengths: Whole) -> Whole:
     """begin, begin + 1, … for each text, one after the other."""

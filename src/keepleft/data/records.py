@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from keepleft.data.reading import File
+
 Record = tuple[str, ...]
 Given = str | os.PathLike[str]
 
@@ -26,6 +28,21 @@ class Source(ABC):
     @abstractmethod
     def where(self, n: int) -> str:
         """Where record n, counted from 0, is to be found: "data.tsv line 18"."""
+
+
+@dataclass(frozen=True)
+class Filed(Source):
+    """What one file holds; what is a record is for its kinds to say."""
+
+    file: File
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return short(self.file.name)
+
+    @property
+    def size(self) -> int | None:  # type: ignore[override]
+        return self.file.size
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -52,8 +52,8 @@ class Chosen(Column):
 class Store:
     """All records of one source, field by field. Opened from disk it is mapped, not read."""
 
-    def __init__(self, columns: Mapping[str, Column], about: Mapping[str, Any] | None = None) -> None:
-        self.columns, self.about = dict(columns), dict(about or {})
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self.columns = dict(columns)
         counts = {name: len(column.ends) for name, column in self.columns.items()}
         if len(set(counts.values())) != 1:
             raise ValueError(f"a store needs as many records in each field, not {counts}")
@@ -77,7 +77,7 @@ class Store:
         held[np.random.Generator(np.random.Philox([seed, 0x68656C64])).permutation(len(self))[:n]] = True
         parts = [{name: Chosen(column, np.flatnonzero(rows)) for name, column in self.columns.items()}
                  for rows in (~held, held)]
-        return Store(parts[0], self.about), Store(parts[1], self.about)
+        return Store(parts[0]), Store(parts[1])
 
     def cut(self, share: float) -> tuple[Store, Store]:
         """Running text in two: the last part, of this share of the tokens, is held out. Borders of records are forgotten."""
@@ -85,7 +85,7 @@ class Store:
         for name, column in self.columns.items():
             border = round(len(column.tokens) * (1.0 - share))
             first[name], last[name] = (Column(part, np.array([len(part)])) for part in np.split(column.tokens, [border]))
-        return Store(first, self.about), Store(last, self.about)
+        return Store(first), Store(last)
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -96,7 +96,7 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} is not a whole token store ({error}): remove it, and it is made again") from error
         return cls({name: Column(_mapped(folder / f"{name}.tokens", kind, tokens), _mapped(folder / f"{name}.ends",
-                    np.dtype(np.int64), records)) for name, (tokens, records, kind) in fields.items()}, about)
+                    np.dtype(np.int64), records)) for name, (tokens, records, kind) in fields.items()})
 
 
 class Writer:
@@ -120,7 +120,7 @@ class Writer:
 
 
 @contextmanager
-def writing(folder: Path, fields: Iterable[str], *, vocab: int, about: Mapping[str, Any] | None = None) -> Iterator[Writer]:
+def writing(folder: Path, fields: Iterable[str], *, vocab: int) -> Iterator[Writer]:
     """Fill a new store; it appears under its name when it is complete."""
     kind = kind_of(vocab)
     with explained(f"the token store {folder}"), atomic.made(folder) as part:
@@ -130,7 +130,7 @@ def writing(folder: Path, fields: Iterable[str], *, vocab: int, about: Mapping[s
             yield writer
         entries = {name: {"tokens": writer.totals[name], "records": writer.records[name], "type": kind.name}
                    for name in writer.files}
-        (part / ABOUT).write_text(json.dumps({**(about or {}), "fields": entries}, indent=2) + "\n", "utf-8")
+        (part / ABOUT).write_text(json.dumps({"fields": entries}, indent=2) + "\n", "utf-8")
 
 
 def kind_of(vocab: int) -> np.dtype:

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepleft.data.columns import Columns, header, keys, paths, picker, taken
 from keepleft.data.reading import File
-from keepleft.data.records import Record, Source, short
+from keepleft.data.records import Filed, Record
 
 LONGEST = 1 << 24  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
 
@@ -23,21 +23,12 @@ Reader = Callable[[File, Columns | None, tuple[str, ...]], Numbered]
 
 
 @dataclass(frozen=True)
-class Table(Source):
+class Table(Filed):
     """One file of rows; a record is the columns asked for of one row."""
 
-    file: File
     reader: Reader
     columns: tuple[str | int, ...] | None
     fields: tuple[str, ...]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return short(self.file.name)
-
-    @property
-    def size(self) -> int | None:  # type: ignore[override]
-        return self.file.size
 
     def __iter__(self) -> Iterator[Record]:
         rows = self._numbered()

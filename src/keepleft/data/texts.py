@@ -9,25 +9,16 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from keepleft.data.reading import File, found
-from keepleft.data.records import Given, Record, Source, each, joined, short, total
+from keepleft.data.records import Filed, Given, Record, Source, each, joined, short, total
 
 TEXT = ("text",)
 
 
 @dataclass(frozen=True)
-class Text(Source):
-    """One text file; what is a record is for its kinds to say."""
+class Text(Filed):
+    """One text file."""
 
-    file: File
     fields: tuple[str, ...] = TEXT
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return short(self.file.name)
-
-    @property
-    def size(self) -> int | None:  # type: ignore[override]
-        return self.file.size
 
 
 class Lines(Text):

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft.disk.atomic import sync
+
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SHARD = 5 << 30  # bytes
@@ -168,7 +170,7 @@ def _prepared(tensors: Iterable[tuple[str, Tensor]], folder: Path, texts: Mappin
     for name in sorted(texts, key=lambda name: name == CONFIG):
         ready[name] = folder / f"{name}.part"
         ready[name].write_text(texts[name], "utf-8")
-        _sync(ready[name])
+        sync(ready[name])
     return ready
 
 
@@ -195,9 +197,4 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     sums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={"format": "pt", CHECKSUMS: json.dumps(sums)})
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(path)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from keepleft.attention.masks import causal, full
-from keepleft.data.ahead import ahead
-from keepleft.data.batches import Batches, Bucketed, Place
+from keepleft.data.ahead import Ahead
+from keepleft.data.batches import Batches, Bucketed
 from keepleft.data.encoding import encoder
 from keepleft.data.objectives import Translation
-from keepleft.data.phrases.corpus import Pair, split
+from keepleft.data.phrases.corpus import LANGUAGES, Pair, split
 from keepleft.data.phrases.patterns import SEEDS
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import END, START, learn, marks
@@ -31,7 +31,6 @@ from keepleft.training.loop import Report, train
 from keepleft.training.recipe import Recipe
 
 TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
-COLUMNS = {"fr": 1, "hi": 2}
 OFTEN = 20  # times that fixed phrases, which no rule explains, are shown more
 NAMES = {"fr": "French", "hi": "Hindi"}
 
@@ -57,7 +56,7 @@ def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2,
     plain = encoder(tokenizer, kind, after=[end])
     source, target = [], []
     for language, (training, _) in parts.items():
-        fixed = [(said[0], said[COLUMNS[language]]) for said in SEEDS]
+        fixed = [(said[0], said[LANGUAGES[language]]) for said in SEEDS]
         training = training + OFTEN * fixed
         tagged = encoder(tokenizer, kind, before=[tokenizer.token_to_id(TAGS[language]) or 0], after=[end])
         source += [np.frombuffer(row, kind).tolist() for row in tagged([english for english, _ in training])]
@@ -73,12 +72,7 @@ def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2,
 def taught(lesson: Lesson, steps: int, peak: float = 3e-3) -> Iterator[Report]:
     recipe = Recipe(steps=steps, peak=peak, warmup=max(1, steps // 20), schedule="linear", floor=0.02, report=10,
                     betas=(0.9, 0.98), average=0.0)
-
-    class Order:
-        def steps(self, place: Any = (0, 0)) -> Iterator[Any]:
-            return ahead(lesson.batches.steps(Place(*place)))
-
-    return train(lesson.model, Order(), recipe)
+    return train(lesson.model, Ahead(lesson.batches), recipe)
 
 
 def translated(lesson: Lesson, language: str, texts: list[str]) -> list[str]:

@@ -33,7 +33,8 @@ def keep(model: nn.Module, folder: Path, best: int | None, last: int) -> str:
         chosen = places[:last]
         said = f"the mean of the last {len(chosen)} checkpoints"
     else:
-        chosen = [folder / f"step-{best:08d}"] if best is not None and (folder / f"step-{best:08d}").exists() else places[:1]
+        kept = None if best is None else checkpoint.named(folder, best)
+        chosen = [kept] if kept is not None and kept.exists() else places[:1]
         said = f"the weights of {chosen[0].name}"
     model.load_state_dict(mean([weights(place) for place in chosen]))
     return said

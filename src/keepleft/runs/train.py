@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from keepleft.data.ahead import ahead
-from keepleft.data.batch import Batch
-from keepleft.data.batches import Batches, Bucketed, Packed, Place, Windows
+from keepleft.data.ahead import Ahead
+from keepleft.data.batches import Batches, Bucketed, Packed, Windows
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.disk import atomic
@@ -272,20 +271,6 @@ def _model(job: Job, settled: Settled, team: Team) -> Any:
     return model.to(team.device)
 
 
-class _Ahead:
-    """Batches made in the background, and pinned where a GPU will fetch them."""
-
-    def __init__(self, batches: Batches, depth: int, pin: bool) -> None:
-        self.batches, self.depth, self.pin = batches, depth, pin
-        self.fixed, self.tokens = batches.fixed, batches.tokens
-
-    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
-        made = self.batches.steps(place)
-        if self.pin:
-            made = ((where, [batch.pinned() for batch in step]) for where, step in made)
-        return ahead(made, self.depth)
-
-
 def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches: Batches, valid: Batches | None, out: Path,
              team: Team, stop: Callable[[], bool]) -> Iterator[Event]:
     kept = list(valid.once()) if valid is not None else []
@@ -296,7 +281,7 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
             found |= written(now, words, valid, 500)
         return found
 
-    order = _Ahead(batches, max(1, job.batch.ahead), team.device.type == "cuda")
+    order = Ahead(batches, max(1, job.batch.ahead), pin=team.device.type == "cuda")
     about = {"task": job.task, "records": len(batches.store), "budget": settled.budget, "accumulate": settled.accumulate}
     folder, last = out / CHECKPOINTS, None
     measures: dict[str, float] = {}

@@ -25,20 +25,6 @@ from keepleft.training.recipe import read as read_recipe
 from keepleft.training.schedule import rate
 from keepleft.training.step import set_up
 
-
-class Batch(Protocol):
-    """What a batch must have."""
-
-    @property
-    def inputs(self) -> dict[str, Tensor]: ...
-    @property
-    def targets(self) -> Tensor: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def identity(self) -> str: ...
-
-
 Place = tuple[int, int]  # epoch, and steps of it that are done
 
 
@@ -116,6 +102,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
     """
     team = team or Team(device=next(model.parameters()).device)
     order = batches if hasattr(batches, "steps") else Repeated(list(batches))  # type: ignore[arg-type]
+    work = meter.Work(model)
     once = set_up(model, recipe, team, tokens=int(getattr(batches, "tokens", 0)), wide=getattr(batches, "fixed", None))
     run = _Run(model, once.chosen, once.average)
     folder, told = None if folder is None else Path(folder), json.loads(json.dumps(dict(about or {})))  # as it is kept
@@ -136,7 +123,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
             tally.append(once(step, total, now, run.step, look))
         except torch.OutOfMemoryError as error:
             raise MemoryError(_knobs(step, error)) from error
-        arithmetic += sum(meter.work(model, batch.inputs, batch.tokens) for batch in step)
+        arithmetic += sum(work(batch.inputs, batch.tokens) for batch in step)
         asked += int(total)
         run.step, run.place = run.step + 1, tuple(place)  # type: ignore[assignment]
         done = run.step >= recipe.steps

@@ -10,21 +10,27 @@ import torch
 from torch import Tensor, nn
 
 
-def work(model: nn.Module, inputs: dict[str, Tensor], asked: int) -> float:
+class Work:
     """Operations of one forward and backward pass: two for each weight and token, three times, padding not counted.
 
     Attention is counted as in the usual formula, 12 · tokens · width · length for each layer, half of it where causal.
     """
-    parts: Any = model
-    total = 0.0
-    for stack, name in ((getattr(parts, "encoder", None), "source" if hasattr(parts, "decoder") else "tokens"),
-                        (getattr(parts, "decoder", None), "tokens")):
-        if stack is not None and name in inputs:
-            tokens, length = _real(inputs, name)
-            weights = sum(p.numel() for p in stack.parameters() if p.dim() == 2)
-            causal = 0.5 if name == "tokens" and stack is getattr(parts, "decoder", None) else 1.0
-            total += 6.0 * weights * tokens + 12.0 * causal * len(stack.layers) * tokens * length * parts.design.dim
-    return total + 6.0 * asked * parts.design.vocab * parts.design.dim
+
+    def __init__(self, model: nn.Module) -> None:
+        parts: Any = model
+        self.dim, self.vocab = parts.design.dim, parts.design.vocab
+        names = {"encoder": "source" if hasattr(parts, "decoder") else "tokens", "decoder": "tokens"}
+        self.stacks = [(name, sum(p.numel() for p in stack.parameters() if p.dim() == 2), len(stack.layers),
+                        0.5 if which == "decoder" else 1.0)
+                       for which, name in names.items() if (stack := getattr(parts, which, None)) is not None]
+
+    def __call__(self, inputs: dict[str, Tensor], asked: int) -> float:
+        total = 6.0 * asked * self.vocab * self.dim
+        for name, weights, layers, seen in self.stacks:
+            if name in inputs:
+                tokens, length = _real(inputs, name)
+                total += 6.0 * weights * tokens + 12.0 * seen * layers * tokens * length * self.dim
+        return total
 
 
 def _real(inputs: dict[str, Tensor], name: str) -> tuple[int, float]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
-from keepleft.nn.loss import Sums, label_loss, vocabulary_loss
+from keepleft.models.asked import answered
+from keepleft.nn.loss import Sums
 
 
 class Pupil(nn.Module):
@@ -19,13 +20,7 @@ class Pupil(nn.Module):
         self.model, self.smoothing = model, smoothing
 
     def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> Sums:
-        """The arguments of the model, and the targets: (B, T) tokens or (B,) labels."""
-        model: Any = self.model
-        if targets.dim() == 1:
-            return label_loss(model(**inputs), targets, self.smoothing)
-        x = model.head.ready(model.states(**inputs))
-        weight, bias = model.head.matrix(model.token)
-        return vocabulary_loss(x, weight, bias, targets, smoothing=self.smoothing)
+        return answered(self.model, inputs, targets, self.smoothing)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
