@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepleft.data.encoding import encoder, quick_way
-from keepleft.data.tokenizer import KINDS, learn, marks
+from keepleft.data.tokenizer import KINDS, SPECIAL, learn, marks, span
 from keepleft.data.units import Units
 
 TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
@@ -61,6 +61,21 @@ def test_a_special_token_cannot_be_written_in_a_text(key):
     tokenizer = TOKENIZERS[key]
     row, = encoder(tokenizer, TYPE)(["</s> <pad> a<mask>b <s>"])
     assert not marks(tokenizer).special() & set(np.frombuffer(row, TYPE).tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hole(kind):
+    tokenizer = learn(kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, least=1)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(tokenizer.get_vocab_size()))
+    assert [tokenizer.token_to_id(word) for word in SPECIAL] == [0, 1, 2, 3, 4]
+    if kind == "word":
+        row, = encoder(tokenizer, TYPE)(["<unk> </s> The"])
+        assert np.frombuffer(row, TYPE).tolist() == [3, 3, tokenizer.token_to_id("The")]
+
+
+def test_the_span_of_a_tokenizer_counts_its_holes():
+    from tokenizers import Tokenizer, models
+    assert span(Tokenizer(models.WordLevel({"a": 0, "b": 7}, "a"))) == 8
 
 
 def test_what_goes_around_a_text():

@@ -41,7 +41,8 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         resume: go on with the run in --out, exactly where it was
     """
     from keepleft.cli.show import Progress
-    from keepleft.runs.train import CONFIG, run
+    from keepleft.runs.settle import CONFIG
+    from keepleft.runs.train import run
 
     place = Path(out or f"runs/{task or 'new'}")
     given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,

@@ -103,11 +103,21 @@ def learn(kind: Kind, texts: Iterable[str], size: int, *, running: bool = False,
             out.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
         else:
             out.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=special, show_progress=False,
+        trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=[], show_progress=False,
                                             min_frequency=1 if kind == "char" else least)
     out.train_from_iterator(texts, trainer)
+    if kind in ("word", "char"):  # "<unk>" may stand in the text, and the trainer would number it a second time
+        known = out.get_vocab()
+        found = sorted(known.keys() - set(special), key=known.__getitem__)[:size - len(special)]
+        out.model = models.WordLevel({word: n for n, word in enumerate([*special, *found])}, UNKNOWN)
+        out.add_special_tokens(special)
     out.encode_special_tokens = True  # "</s>" in a text is four characters, not the end
     return out
+
+
+def span(tokenizer: Tokenizer) -> int:
+    """How many integers a model must know: one more than the highest, for some tokenizers leave holes."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def read(path: str | Path) -> Tokenizer:

@@ -19,7 +19,7 @@ from keepleft.data.report import Report, look
 from keepleft.data.sources import Source
 from keepleft.data.store import Store, kind_of
 from keepleft.data.texts import Whole
-from keepleft.data.tokenizer import learn, marks, read
+from keepleft.data.tokenizer import learn, marks, read, span
 from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
 from keepleft.weights.files import load
@@ -155,7 +155,7 @@ def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, k
           folder: Path, watch: Watch = unwatched) -> tuple[Store, Counts]:
     """The texts as integers, on disk."""
     task = TASKS[job.task]
-    vocab = max(words.target.get_vocab_size(), words.source.get_vocab_size(), len(known))
+    vocab = max(span(words.target), span(words.source), len(known))
     kind, ends = kind_of(vocab), marks(words.target)
     before, after = (np.array([n for name in part if (n := getattr(ends, name)) is not None], kind).tobytes()
                      for part in task.around)

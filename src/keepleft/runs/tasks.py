@@ -8,7 +8,7 @@ from typing import Any
 
 from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, Objective, SpanCorruption, Translation
 from keepleft.data.prepare import Long
-from keepleft.data.tokenizer import SENTINEL, Marks, marks
+from keepleft.data.tokenizer import SENTINEL, Marks, marks, span
 
 SENTINELS = 100
 
@@ -50,7 +50,7 @@ TASKS: dict[str, Task] = {
     "classify": Task(("text", "label"), "bert", ("pad", "start", "end"), lambda t, m: Classification(),
                      around=(("start",), ("end",)), long="cut", parts=(("encoder",), ("decoder",))),
     "mlm": Task(("text",), "bert_masked", ("pad", "start", "end", "mask"),
-                lambda t, m: MaskedToken(_number(m.mask), t.get_vocab_size(), m.special()),
+                lambda t, m: MaskedToken(_number(m.mask), span(t), m.special()),
                 around=(("start",), ("end",)), long="break", parts=(("encoder",),)),
     "span": Task(("text",), "t5", ("pad", "end"), lambda t, m: SpanCorruption(_number(m.pad), _number(m.end), _sentinels(t)),
                  more=tuple(SENTINEL.format(n) for n in range(SENTINELS)), long="break"),

@@ -39,6 +39,7 @@ class Report:
     """What happened since the last report."""
 
     step: int                    # steps done
+    after: int                   # those of the last report, or where the run went on from
     epoch: int
     loss: float                  # per target, label-smoothed as it was trained on
     plain: float                 # the cross-entropy itself
@@ -109,7 +110,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
     notes = [] if folder is None else _go_on(run, folder, recipe, told, team)
     tally: list[Tensor] = []
     names: list[str] = []
-    asked, arithmetic, began = 0, 0.0, time.perf_counter()
+    asked, arithmetic, before, began = 0, 0.0, run.step, time.perf_counter()
     if run.step >= recipe.steps or (recipe.patience is not None and run.waited >= recipe.patience):
         return
     for place, step in order.steps(run.place):  # type: ignore[union-attr]
@@ -137,7 +138,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         norm = float(means[-1, 3])
         seconds = max(1e-9, time.perf_counter() - began)
         peak = meter.matmul_rate(team.device, torch.bfloat16 if once.half else torch.float32) if arithmetic else None
-        report = Report(run.step, run.place[0], loss, plain, right, now, norm, asked, asked / seconds,
+        report = Report(run.step, before, run.place[0], loss, plain, right, now, norm, asked, asked / seconds,
                         arithmetic / seconds / peak if peak else None, notes=notes)
         notes = []
         if measure is not None and (done or due(recipe.evaluate)):
@@ -156,7 +157,7 @@ def train(model: nn.Module, batches: Batches | Iterable[Any], recipe: Recipe, *,
         yield report
         if ending:
             return
-        tally, names, asked, arithmetic, began = [], [], 0, 0.0, time.perf_counter()
+        tally, names, asked, arithmetic, before, began = [], [], 0, 0.0, run.step, time.perf_counter()
 
 
 class Repeated:

@@ -40,32 +40,32 @@ class Muon(Optimizer):
             momenta = [self.state[p]["momentum"] for p in parameters]
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
-            pieces = [piece for g, (_, rows) in zip(ahead, moving, strict=True) for piece in g.split(rows)]
+            steps = [piece for step, (_, rows) in zip(ahead, moving, strict=True) for piece in step.split(rows)]
             by_shape: dict[torch.Size, list[int]] = {}
-            for n, piece in enumerate(pieces):
+            for n, piece in enumerate(steps):
                 by_shape.setdefault(piece.shape, []).append(n)
             for shape, places in by_shape.items():
                 size = 0.2 * max(shape) ** 0.5  # as large as AdamW's steps, so that one learning rate serves both
-                found = orthogonal(torch.stack([pieces[n] for n in places]), group["rounds"]).to(pieces[places[0]].dtype) * size
+                stack = ahead[0].new_empty((len(places), *shape), dtype=torch.bfloat16 if ahead[0].is_cuda else None)
+                torch._foreach_copy_(list(stack), [steps[n] for n in places])
+                found = orthogonal(stack, group["rounds"]).to(ahead[0].dtype)
+                found *= -group["lr"] * size  # a number, or a tensor that a recording reads
                 for n, piece in zip(places, found, strict=True):
-                    pieces[n] = piece
-            stream = iter(pieces)
-            made = [torch.cat([next(stream) for _ in rows]) for _, rows in moving]
+                    steps[n] = piece
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_mul_(made, -group["lr"])  # a number, or a tensor that a recording reads
-            torch._foreach_add_(parameters, made)
+            torch._foreach_add_([piece for p, rows in moving for piece in p.split(rows)], steps)
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
     """(n, rows, columns) → the nearest matrices whose singular values are all about 1, by Newton–Schulz iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    x = matrices.float() if matrices.dtype == torch.float64 else matrices
     tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = x.mT if tall else x
     for _ in range(rounds):
         square = x @ x.mT
-        x = a * x + torch.baddbmm(square, square, square, beta=b, alpha=c) @ x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

@@ -42,13 +42,13 @@ class Step:
             torch.manual_seed(mixed(self.recipe.seed, number, self.team.rank + n * self.team.world))
             moved = batch.to(self.team.device) if hasattr(batch, "to") else batch
             with self.team.quiet(self.pupil, n == len(batches) - 1):
-                self.learn(moved.inputs, moved.targets)
+                self.learn(moved.inputs, moved.targets, n == 0)
         if self.average is not None:
             self.average.pace(number)
         return self.finish(look)
 
-    def learn(self, inputs: dict[str, Tensor], targets: Tensor) -> None:
-        """Add the gradients of one micro-batch."""
+    def learn(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
+        """Add the gradients of one micro-batch; there are none yet at the first of a step."""
         found = self.pupil(inputs, targets)
         (found.loss * self.share).backward()
         self.sums += torch.stack([part.detach().to(self.sums.dtype) for part in found])
@@ -75,9 +75,14 @@ class Step:
     def change(self) -> None:
         for optimizer in self.chosen:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.forget()
         if self.average is not None:
             self.average.add()
+
+    def forget(self) -> None:
+        """The gradients of this step."""
+        for p in self.parameters:
+            p.grad = None
 
     def _set(self, rate: float) -> None:
         for optimizer in self.chosen:
@@ -91,44 +96,53 @@ class Step:
 class Replayed(Step):
     """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then on replayed.
 
-    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all. A batch of
-    another shape goes the usual way.
+    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all. The first
+    micro-batch of a step writes the gradients and the others add to them, so there are two recordings. A batch of another shape
+    goes the usual way.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.done = 0
-        self.shape: tuple[Any, ...] = ()
         self.before: tuple[Any, ...] = ()
+        self.shape: tuple[Any, ...] = ()
         self.there: dict[str, Tensor] = {}
-        self.lesson: torch.cuda.CUDAGraph | None = None
+        self.lessons: dict[bool, torch.cuda.CUDAGraph] = {}
         self.update: torch.cuda.CUDAGraph | None = None
         self.norm = torch.zeros((), device=self.team.device)
         for optimizer in self.chosen:
             for group in optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.team.device)
-        for p in self.parameters:
-            p.grad = torch.zeros_like(p)
 
-    def learn(self, inputs: dict[str, Tensor], targets: Tensor) -> None:
+    def learn(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         given = {**inputs, "": targets}
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in given.items())
-        if self.done >= EAGER and self.lesson is None and shape == self.before:  # twice the same: no rest of an epoch
-            self.shape, self.there = shape, {name: tensor.clone() for name, tensor in given.items()}
-            self.lesson = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.lesson):
-                super().learn({name: self.there[name] for name in inputs}, self.there[""])
+        settled = self.done >= EAGER and shape == (self.shape or self.before)  # twice the same: no rest of an epoch
         self.before = shape
-        if self.lesson is None or shape != self.shape:
-            super().learn(inputs, targets)
+        if settled and first not in self.lessons and (first or self.lessons):
+            self._record(inputs, targets, first)
+            self.shape = shape
+        if not settled or first not in self.lessons:
+            if first and self.lessons:  # gradients have their place by now
+                torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+            super().learn(inputs, targets, first)
             return
         for name, tensor in given.items():
-            self.there[name].copy_(tensor)
-        self.lesson.replay()
+            self.there[name].copy_(tensor, non_blocking=True)
+        self.lessons[first].replay()
+
+    def _record(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
+        if first:
+            self.there = {name: tensor.clone() for name, tensor in {**inputs, "": targets}.items()}
+            for p in self.parameters:
+                p.grad = None  # so that what is recorded writes and does not add
+        self.lessons[first] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.lessons[first]):
+            super().learn({name: self.there[name] for name in inputs}, self.there[""], first)
 
     def finish(self, look: Callable[[Tensor], None]) -> Tensor:
         self.done += 1
-        if self.done <= EAGER:
+        if not self.lessons:
             return super().finish(look)
         if self.update is None:
             self.update = torch.cuda.CUDAGraph()
@@ -138,13 +152,9 @@ class Replayed(Step):
         self.update.replay()
         return self.found(self.norm)
 
-    def change(self) -> None:
-        for optimizer in self.chosen:
-            optimizer.step()
-        # in place: the recording knows where they lie
-        torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
-        if self.average is not None:
-            self.average.add()
+    def forget(self) -> None:
+        if not self.lessons:
+            super().forget()
 
 
 def set_up(model: nn.Module, recipe: Recipe, team: Team, *, tokens: int = 0, wide: int | None = None) -> Step:
