@@ -18,6 +18,7 @@ from keepleft.training.recipe import Recipe
 
 EAGER = 3            # steps before the kernels of one are recorded
 GOOD_RATE = 3e14     # operations a second of a good GPU
+COMPILE = {"triton.mix_order_reduction": False}  # one kernel for both directions of a norm's gradient takes twice as long
 COMPILE_PAYS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
 
 
@@ -175,7 +176,7 @@ def set_up(model: nn.Module, recipe: Recipe, team: Team, *, tokens: int = 0, wid
     seconds = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * recipe.steps / GOOD_RATE
     if recipe.compile or (recipe.compile is None and on_gpu and alone and seconds > COMPILE_PAYS):
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape
-        pupil = torch.compile(pupil, dynamic=False)
+        pupil = torch.compile(pupil, dynamic=False, options=COMPILE if on_gpu else None)
     # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
     record = on_gpu and alone and not recipe.recompute and wide is not None and wide < LARGE
     if recipe.replay and not record:
