@@ -36,7 +36,8 @@ from keepleft.training.loop import Report, train
 from keepleft.training.parallel import Team, join
 
 CHECKPOINTS = "checkpoints"
-HELD = 50  # without a validation text every 50th record is held out; of running text the last twentieth
+# without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
+HELD, MOST_RECORDS, MOST_TOKENS = 50, 4096, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Tea
     held: Store | None = Store.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
     if held is None:
         if running:
-            parts = store.cut(0.05)
+            parts = store.cut(min(0.05, MOST_TOKENS / len(store[goal.fields[0]].tokens)))
             if len(parts[1][goal.fields[0]].tokens) > settled.longest:
                 store, held = parts
         elif len(store) >= 2 * HELD:
-            store, held = store.held(len(store) // HELD, settled.recipe.seed)
+            store, held = store.held(min(len(store) // HELD, MOST_RECORDS), settled.recipe.seed)
     shape: Bucketed | Packed | Windows = Bucketed(settled.multiple, fixed=settled.multiple > 1)
     if running:
         shape = Windows(settled.longest)

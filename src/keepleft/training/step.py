@@ -18,7 +18,7 @@ from keepleft.training.recipe import Recipe
 
 EAGER = 3            # steps before the kernels of one are recorded
 GOOD_RATE = 3e14     # operations a second of a good GPU
-COMPILE = {"triton.mix_order_reduction": False}  # one kernel for both directions of a norm's gradient takes twice as long
+COMPILE: dict[str, Any] = {"triton.mix_order_reduction": False}  # one kernel for a norm's two gradients takes twice as long
 COMPILE_PAYS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
 
 
