@@ -20,7 +20,11 @@ _HOMES = {
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
     "data.store": "Store",
     "decoding.beam": "beam",
-    "decoding.greedy": "greedy",
+    "decoding.generate": "Answer answers generate stream",
+    "decoding.hypotheses": "Hypotheses Written",
+    "decoding.loop": "decode",
+    "decoding.options": "Options",
+    "decoding.single": "greedy sample",
     "evaluate.likelihood": "likelihood",
     "models.build": "build parameters",
     "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
@@ -51,7 +55,11 @@ if TYPE_CHECKING:
     from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
     from keepleft.data.store import Store
     from keepleft.decoding.beam import beam
-    from keepleft.decoding.greedy import greedy
+    from keepleft.decoding.generate import Answer, answers, generate, stream
+    from keepleft.decoding.hypotheses import Hypotheses, Written
+    from keepleft.decoding.loop import decode
+    from keepleft.decoding.options import Options
+    from keepleft.decoding.single import greedy, sample
     from keepleft.evaluate.likelihood import likelihood
     from keepleft.models import presets
     from keepleft.models.build import build, parameters

@@ -6,6 +6,7 @@ back, which position and which segment sits there. The mask does the rest.
     admit(queries, positions, segments) -> grid    once per forward pass, before any layer writes
     put(layer, k, v) -> k, v                       write this layer's new pairs, get all that may be looked at
     keep(rows)                                     reorder, drop or repeat batch rows
+    drop(n)                                        forget the last n tokens, if the cache can
 
 Positions and segments are (B, queries), or None: consecutive after what is there, and one text.
 """
@@ -62,6 +63,11 @@ class Growing:
     def keep(self, rows: Tensor) -> None:
         self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
         self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
+
+    def drop(self, n: int) -> None:
+        self.length -= n
+        self.pairs = {layer: (k[:, :, :self.length], v[:, :, :self.length]) for layer, (k, v) in self.pairs.items()}
+        self.positions, self.segments = (None if t is None else t[:, :self.length] for t in (self.positions, self.segments))
 
 
 class Static:
@@ -133,6 +139,11 @@ class Static:
         else:
             self.positions, self.segments = self.positions[rows], self.segments[rows]
             self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+
+    def drop(self, n: int) -> None:
+        self.length -= n
+        self.cursor -= n
+        self.segments[:, self.length:] = 0
 
 
 class Ring:

@@ -34,6 +34,15 @@ class State:
         if self.segment is not None:
             self.segment = self.segment[rows]
 
+    def drop(self, n: int) -> None:
+        """Forget the last n tokens, as if they had never been given. For one text in each row, with nothing behind it."""
+        for cache in self.caches:
+            if not hasattr(cache, "drop"):
+                raise ValueError(f"a {type(cache).__name__.lower()} cache has written over what came before and cannot go "
+                                 "back: take another kind")
+            cache.drop(n)
+        self.next -= n
+
     def fits(self, tokens: Tensor) -> None:
         """A look at more tokens before anything is written: as many rows as before, and room for them."""
         for cache in self.caches:
