@@ -56,7 +56,7 @@ def aligned(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor | N
         return prompt, None
     if not bool(there.any(1).all()):
         raise ValueError(f"prompt {int((~there.any(1)).nonzero()[0])} is empty: give each at least one token")
-    order = there.long().argsort(1, stable=True)  # what is no text goes first, text keeps its order
+    order = there.long().argsort(dim=1, stable=True)  # what is no text goes first, text keeps its order
     return prompt.gather(1, order), there.gather(1, order)
 
 
