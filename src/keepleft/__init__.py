@@ -12,6 +12,7 @@ _HOMES = {
     "attention.backends.watching": "maps",
     "attention.cache": "Growing Memory Ring Static",
     "attention.grid": "Grid",
+    "attention.lean": "Offloaded Quantized",
     "attention.masks": "Mask Where block causal full prefix window",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from keepleft.attention.backends.watching import maps
     from keepleft.attention.cache import Growing, Memory, Ring, Static
     from keepleft.attention.grid import Grid
+    from keepleft.attention.lean import Offloaded, Quantized
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask

@@ -159,7 +159,8 @@ class Beam:
                 if value > NEVER / 2:
                     size = int(texts.ended_size[row, place])
                     found.setdefault(tuple(texts.ended[row, place, texts.begin:texts.begin + size].tolist()), value)
-            out.append([Written(list(tokens), value) for tokens, value in found.items()][:self.keep])
+            texts_found = [Written(list(tokens), value) for tokens, value in found.items()][:self.keep]
+            out.append(texts_found or [Written([], NEVER)])  # where everything was ruled out
         return out
 
 

@@ -24,7 +24,8 @@ def of(options: Options) -> str | None:
     if options.grammar is not None:
         return str(kinds.grammar_from_lark(options.grammar))
     schema = options.json_schema
-    return str(kinds.grammar_from_json_schema(schema if isinstance(schema, str) else json.dumps(schema)))
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return str(kinds.grammar_from_json_schema(text, defaults={"whitespace_flexible": False}))
 
 
 def obeyed(rule: str, tokenizer: Any, end: tuple[int, ...]) -> Transform:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.cache import Cache, Growing, Memory, Ring, Static
+from keepleft.attention.lean import Offloaded, Quantized
 from keepleft.attention.masks import Mask, reach
 from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
 from keepleft.nn import sense
 
-KINDS = ("growing", "static", "ring")
+KINDS: dict[str, type[Growing]] = {"growing": Growing, "quantized": Quantized, "offloaded": Offloaded}
+NAMES = ("growing", "static", "ring", "quantized", "offloaded")
 
 
 @dataclass
@@ -80,8 +82,8 @@ class State:
 
 def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.device, capacity: int | None) -> list[Cache]:
     """A cache for each mask. A ring serves masks that forget; beside it, those that do not get what else fits."""
-    if kind not in KINDS:
-        raise ValueError(f"no cache is called {kind!r}: there are {', '.join(KINDS)}")
+    if kind not in NAMES:
+        raise ValueError(f"no cache is called {kind!r}: there are {', '.join(NAMES)}")
     if capacity is not None:
         sense.whole("capacity", capacity)
     elif kind == "static":
@@ -91,8 +93,8 @@ def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.devi
         size = reach(mask)
         if kind == "ring" and size is not None:
             return Ring(size, batch=batch, device=device)
-        if capacity is not None and kind != "growing":
+        if capacity is not None and kind not in KINDS:
             return Static(capacity, batch=batch, device=device)
-        return Growing()
+        return KINDS.get(kind, Growing)()
 
     return [one(mask) for mask in masks]
