@@ -30,19 +30,21 @@ def words(tokenizer: Tokenizer, size: int, notes: dict[str, Any]) -> dict[str, A
         facts |= {"pre": _split(said), "merges": merges}
     else:
         rank: dict[str, int] = {}
-        for number, merge in enumerate(merges):
-            rank.setdefault(merge.replace(" ", ""), number)
+        for place, merge in enumerate(merges):
+            rank.setdefault(merge.replace(" ", ""), place)
         facts |= {"scores": [-float(rank.get(token, len(merges))) for token in tokens],
                   "add_space_prefix": "Prepend" in json.dumps(said.get("normalizer"))}
-    marks = {name: notes.get(name) for name in SPECIAL}
+    marks: dict[str, Any] = {name: notes.get(name) for name in SPECIAL}
     if marks["unk_token_id"] is None and model.get("unk_token") is not None:
         marks["unk_token_id"] = tokenizer.token_to_id(model["unk_token"])
     for name, word in SPECIAL.items():
-        number = marks[name][0] if isinstance(marks[name], list) and marks[name] else marks[name]
+        said_of = marks[name]
+        number = said_of[0] if isinstance(said_of, list) and said_of else said_of
         if isinstance(number, int) and 0 <= number < size:
             facts[f"{word}_token_id"] = number
     around = tokenizer.encode("").ids
-    facts |= {"add_bos_token": facts.get("bos_token_id") in around[:1], "add_eos_token": facts.get("eos_token_id") in around[-1:]}
+    facts |= {"add_bos_token": facts.get("bos_token_id") in around[:1],
+              "add_eos_token": facts.get("eos_token_id") in around[-1:]}
     facts = {f"tokenizer.ggml.{name}": value for name, value in facts.items()} | {HUGGING_FACE: tokenizer.to_str()}
     if isinstance(template := notes.get("chat_template"), str):
         facts["tokenizer.chat_template"] = template
@@ -55,8 +57,8 @@ def _kind(said: dict[str, Any]) -> str:
         return "gpt2"
     if model["type"] == "BPE" and model.get("byte_fallback"):
         return "llama"
-    raise ValueError(f"a tokenizer of the kind {model['type']} cannot be put into a GGUF file of the LLaMA family: byte-level BPE "
-                     "and SentencePiece's BPE can (keepleft train --words.kind bpe)")
+    raise ValueError(f"a tokenizer of the kind {model['type']} cannot be put into a GGUF file of the LLaMA family: "
+                     "byte-level BPE and SentencePiece's BPE can (keepleft train --words.kind bpe)")
 
 
 def _split(said: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+USUAL = {"bos_token": ("<s>", "[CLS]", "<|begin_of_text|>"), "eos_token": ("</s>", "[SEP]", "<|endoftext|>", "<|im_end|>"),
+         "unk_token": ("<unk>", "[UNK]")}
 
 
 def write(model: Encoder | Decoder | EncoderDecoder, tokenizer: Tokenizer | None, folder: Path, *,
@@ -33,8 +36,11 @@ def write(model: Encoder | Decoder | EncoderDecoder, tokenizer: Tokenizer | None
     if lacking := gaps(design):
         raise ValueError(f"CTranslate2 cannot run this model: {'; '.join(lacking)}. --to hf and --to onnx can be written")
     assert design.decoder is not None
+    if quantization is not None:
+        model = deepcopy(model)  # they quantise in place
     words = vocabulary(tokenizer, design.vocab)
-    decoder = specs.TransformerDecoderSpec(design.decoder.layers, design.heads, with_encoder_attention=design.encoder is not None,
+    decoder = specs.TransformerDecoderSpec(design.decoder.layers, design.heads,
+                                           with_encoder_attention=design.encoder is not None,
                                            **_shape(design, design.decoder), **_rotary(design))
     spec: Any
     if isinstance(model, EncoderDecoder):
@@ -100,13 +106,14 @@ def vocabulary(tokenizer: Tokenizer | None, size: int) -> list[str]:
 
 
 def special(model: Any, words: list[str]) -> dict[str, str]:
-    """The special tokens of its configuration; what is not there is one of no text."""
-    numbers = {name: model.notes.get(f"{name}_id") for name in ("bos_token", "eos_token", "unk_token")}
-    plain = {name: number[0] if isinstance(number, list) and number else number for name, number in numbers.items()}
-    if plain["unk_token"] is None:
-        plain["unk_token"] = next((words.index(word) for word in ("<unk>", "[UNK]") if word in words), None)
-    return {name: words[number] if isinstance(number, int) and 0 <= number < len(words) else ""
-            for name, number in plain.items()}
+    """The special tokens of its configuration, or what such tokens are mostly called; "" where there is none."""
+    out = {}
+    for name, usual in USUAL.items():
+        number = model.notes.get(f"{name}_id")
+        number = number[0] if isinstance(number, list) and number else number
+        known = isinstance(number, int) and 0 <= number < len(words)
+        out[name] = words[number] if known else next((word for word in usual if word in words), "")
+    return out
 
 
 def start_of(model: Any) -> int:

@@ -88,7 +88,8 @@ def divisors(choice: Rotary, width: int) -> Tensor:
     assert isinstance(choice.scaling, Llama3)
     cpu, factor = torch.device("cpu"), choice.scaling.factor
     shares = frequencies(Rotary(choice.base, choice.length), width, cpu) / frequencies(choice, width, cpu)
-    return torch.where((shares - factor).abs() < 1e-5 * factor, torch.tensor(factor), shares)  # rounded, it would read back as another
+    near = (shares - factor).abs() < 1e-5 * factor  # left rounded, it would read back as another factor
+    return torch.where(near, torch.tensor(factor), shares)
 
 
 def _facts(writer: Any, design: Design, file_type: int) -> None:

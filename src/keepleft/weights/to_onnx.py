@@ -86,7 +86,7 @@ def example(model: AnyModel, rows: int, length: int, source: int, *, seed: int =
             segments[-1, (size[1] + 1) // 2:] = 0
             given.append(segments)
         else:
-            high = design.kinds if name == "kinds" else design.source_vocab or design.vocab if name == "source" else design.vocab
+            high = {"kinds": design.kinds, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
             given.append(torch.randint(high, size, generator=chance))
     return tuple(given)
 
