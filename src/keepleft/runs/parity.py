@@ -21,6 +21,7 @@ SAMPLES = ("The sea is calm tonight.", "don't  stop,\nit's 12:45 — 3,141 km", 
            "日本語とEnglish 🙂", " \t(a+b)=c; //no")
 
 
+PIECES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
 STEPS = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}  # how far a number may be from what is kept
 
 
@@ -153,7 +154,8 @@ def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, given: list[int] | 
         yield Check("tokenizer", "not checked: the model has none, and llama.cpp will ask for one", None)
         return
     plain = rebuilt({name: value for name, value in File(path).facts.items() if name != HUGGING_FACE})
-    samples = [*SAMPLES, *([text] if text else [])]
+    longest = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[:PIECES]
+    samples = [*SAMPLES, *([text] if text else []), *(tokenizer.decode([number]) for _, number in longest)]
     wrong = [sample for sample in samples if plain is None or plain.encode(sample).ids != tokenizer.encode(sample).ids]
     found = f"{len(samples) - len(wrong)} of {len(samples)} texts fall into the same tokens"
     yield Check("tokenizer, as llama.cpp has it", found + (f"; not {wrong[0]!r}" if wrong else ""), not wrong)
