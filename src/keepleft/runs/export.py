@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.disk import atomic
-from keepleft.runs.parity import Check
+
+if TYPE_CHECKING:
+    from keepleft.runs.parity import Check
 
 Format = Literal["ctranslate2", "onnx", "hf", "gguf"]
 Quantization = Literal["int8", "int16", "float16"]

@@ -25,6 +25,7 @@ def compared(model: Any, tokenizer: Any, folder: Path, quantization: str | None,
     words = vocabulary(tokenizer, design.vocab)
     spelt = lambda rows, known=words: [[known[token] for token in row] for row in rows]
     end = words.index(word) if (word := special(model, words)["eos_token"]) else None
+    ends = [] if end is None else [end]  # an empty list has to be said: without an end of its own it would pass over token 0
     prompts = texts(model, given, source=True)
     start = [start_of(model)]
     if isinstance(model, EncoderDecoder):
@@ -37,7 +38,7 @@ def compared(model: Any, tokenizer: Any, folder: Path, quantization: str | None,
         ours = torch.cat([_given(scores(model, prompt, [*start, *target])[:-1], target)
                           for prompt, target in zip(prompts, targets, strict=True)])
         found = peer.translate_batch(sources, beam_size=1, min_decoding_length=0, max_decoding_length=limit,
-                                     end_token=[] if end is None else [end])
+                                     end_token=ends)
         written = [[words.index(token) for token in row.hypotheses[0]] for row in found]
     else:
         peer = ctranslate2.Generator(str(folder), device="cpu")
@@ -45,8 +46,7 @@ def compared(model: Any, tokenizer: Any, folder: Path, quantization: str | None,
         theirs = torch.cat([torch.from_numpy(row[:len(prompt)].astype(np.float32)).flatten()
                             for row, prompt in zip(every, prompts, strict=True)])
         ours = torch.cat([scores(model, None, prompt).flatten() for prompt in prompts])
-        end = None  # a text that ends at once is not allowed there: let none end
-        found = peer.generate_batch(spelt(prompts), beam_size=1, max_length=limit, end_token=[], include_prompt_in_result=False)
+        found = peer.generate_batch(spelt(prompts), beam_size=1, max_length=limit, end_token=ends, include_prompt_in_result=False)
         written = [row.sequences_ids[0] for row in found]
     yield alike("scores, by CTranslate2", ours, theirs, kind)
     yield same(model, prompts, written, limit, end, TOLERANCE[kind] * float(ours.abs().max()))
