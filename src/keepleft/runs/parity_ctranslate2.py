@@ -46,7 +46,8 @@ def compared(model: Any, tokenizer: Any, folder: Path, quantization: str | None,
         theirs = torch.cat([torch.from_numpy(row[:len(prompt)].astype(np.float32)).flatten()
                             for row, prompt in zip(every, prompts, strict=True)])
         ours = torch.cat([scores(model, None, prompt).flatten() for prompt in prompts])
-        found = peer.generate_batch(spelt(prompts), beam_size=1, max_length=limit, end_token=ends, include_prompt_in_result=False)
+        found = peer.generate_batch(spelt(prompts), beam_size=1, max_length=limit, end_token=ends,
+                                    include_prompt_in_result=False)
         written = [row.sequences_ids[0] for row in found]
     yield alike("scores, by CTranslate2", ours, theirs, kind)
     yield same(model, prompts, written, limit, end, TOLERANCE[kind] * float(ours.abs().max()))
