@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 import torch
-from decoding.models import END, START, decoder, pair
 
 import keepleft as kl
+from decoding.models import END, START, decoder, pair
 
 
 def last(texts):

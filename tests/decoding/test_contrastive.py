@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from decoding.models import END, START, decoder, pair
 
 import keepleft as kl
+from decoding.models import END, START, decoder, pair
 
 
 def by_hand(model, prompt: list[int], alpha: float, k: int, limit: int, source=None) -> list[int]:
@@ -27,7 +27,7 @@ def by_hand(model, prompt: list[int], alpha: float, k: int, limit: int, source=N
     return text[len(prompt):]
 
 
-@pytest.mark.parametrize("alpha, k", [(0.6, 4), (0.2, 2), (1.0, 5)])
+@pytest.mark.parametrize(("alpha", "k"), [(0.6, 4), (0.2, 2), (1.0, 5)])
 @torch.no_grad()
 def test_contrastive_search_of_prompts_of_unequal_length_is_its_definition(alpha, k):
     model, prompts = decoder(3), [[3, 4, 5], [6], [7, 8, 9, 10]]

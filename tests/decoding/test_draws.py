@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from decoding.models import decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 import keepleft as kl
+from decoding.models import decoder
 from keepleft.decoding.chance import mixed, uniform
 from keepleft.decoding.options import Options
 from keepleft.decoding.rows import Scene, transforms_of

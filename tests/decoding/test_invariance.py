@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoding.models import END, decoder, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
+from decoding.models import END, decoder, pair
 
 CACHES = ["dynamic", "static", "ring", "offloaded"]
 prompts = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=9), min_size=1, max_size=6)
@@ -40,7 +40,8 @@ def test_sources_of_unequal_length_alone_or_among_others(given, seed, beams, cac
 def test_in_a_batch_of_sixty_four():
     model = decoder(4)
     chance = torch.Generator().manual_seed(0)
-    given = [torch.randint(3, 11, (int(torch.randint(1, 9, (), generator=chance)),), generator=chance).tolist() for _ in range(64)]
+    sizes = torch.randint(1, 9, (64,), generator=chance).tolist()
+    given = [torch.randint(3, 11, (size,), generator=chance).tolist() for size in sizes]
     assert tokens(model, given, at_once=64) == [text for prompt in given for text in tokens(model, [prompt])]
 
 

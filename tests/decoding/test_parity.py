@@ -6,14 +6,14 @@ import warnings
 from functools import cache
 from tempfile import TemporaryDirectory
 
-import peers
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import DECODERS, PAIRS, V
 
 import keepleft as kl
+import peers
+from peers import DECODERS, PAIRS, V
 
 KINDS = {**{name: DECODERS[name] for name in ("gpt2", "gpt_neo", "llama", "mistral")},
          **{name: PAIRS[name] for name in ("t5", "bart", "marian")}}
@@ -104,8 +104,9 @@ def test_what_looks_at_the_source(name):
     assert ours(model, prompts, **said) == theirs(peer, prompts, **said)
 
 
-@pytest.mark.parametrize("name, value", [("top_k", 5), ("top_p", 0.7), ("min_p", 0.2), ("top_h", 0.5), ("typical_p", 0.6),
-                                         ("epsilon_cutoff", 0.02), ("eta_cutoff", 0.05), ("temperature", 0.7)])
+@pytest.mark.parametrize(("name", "value"), [
+    ("top_k", 5), ("top_p", 0.7), ("min_p", 0.2), ("top_h", 0.5), ("typical_p", 0.6), ("epsilon_cutoff", 0.02),
+    ("eta_cutoff", 0.05), ("temperature", 0.7)])
 @pytest.mark.parametrize("least", [1, 3])
 def test_each_filter_leaves_what_transformers_leaves(name, value, least):
     from transformers.generation import logits_process as peer

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoding.models import END, decoder, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
 import keepleft as kl
+from decoding.models import END, decoder, pair
 from keepleft.decoding.single import Single
 from keepleft.decoding.speculative import lookup, speculate
 
 SAID = st.fixed_dictionaries({"do_sample": st.booleans(), "temperature": st.sampled_from([0.5, 1.0, 2.0]),
-                              "repetition_penalty": st.sampled_from([None, 1.3]), "no_repeat_ngram_size": st.sampled_from([None, 3]),
+                              "repetition_penalty": st.sampled_from([None, 1.3]),
+                              "no_repeat_ngram_size": st.sampled_from([None, 3]),
                               "eos_token_id": st.sampled_from([None, END]), "seed": st.integers(0, 1000)})
 
 
 @settings(max_examples=25, deadline=None)
-@given(said=SAID, prompt=st.lists(st.integers(3, 10), min_size=1, max_size=8), kind=st.sampled_from(["lookup", "draft", "itself"]),
-       both=st.booleans(), seed=st.integers(0, 3))
+@given(said=SAID, prompt=st.lists(st.integers(3, 10), min_size=1, max_size=8), both=st.booleans(), seed=st.integers(0, 3),
+       kind=st.sampled_from(["lookup", "draft", "itself"]))
 @pytest.mark.filterwarnings("ignore:do_sample is not set")
 def test_the_text_is_the_one_written_alone(said, prompt, kind, both, seed):
     make = pair if both else decoder
@@ -54,7 +55,8 @@ def test_good_guesses_save_passes():
     list(kl.decode(model, torch.tensor([[3, 4]]), kl.greedy(), limit=20))
     alone, passes = passes, 0
     strategy = Single()
-    known = [int(token) for token in list(kl.decode(decoder(0), torch.tensor([[3, 4]]), kl.greedy(), limit=20))[-1].tokens[0, 2:]]
+    *_, plain = kl.decode(decoder(0), torch.tensor([[3, 4]]), kl.greedy(), limit=20)
+    known = plain.tokens[0, 2:].tolist()
     guess = lambda texts, most: known[texts.written:texts.written + min(4, most)]
     texts = list(speculate(model, torch.tensor([[3, 4]]), strategy, guess, limit=20))
     assert texts[-1].tokens[0, 2:].tolist() == known

@@ -8,12 +8,12 @@ import time
 import warnings
 
 import pytest
-from decoding.models import pair
-from decoding.words import byte_tokens, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
+from decoding.models import pair
+from decoding.words import byte_tokens, writer
 
 TOKENS = byte_tokens()
 MODEL = writer(TOKENS)
@@ -36,7 +36,7 @@ def test_a_text_ends_at_a_string_wherever_tokens_begin_and_end(seed, begin, size
 
 def test_a_stop_string_that_never_comes_changes_nothing():
     said = dict(max_new_tokens=12)
-    assert (kl.generate(MODEL, TOKENS, "the sea", stop_strings="£££££", **said) == kl.generate(MODEL, TOKENS, "the sea", **said))
+    assert kl.generate(MODEL, TOKENS, "the sea", stop_strings="£££££", **said) == kl.generate(MODEL, TOKENS, "the sea", **said)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -65,7 +65,8 @@ def test_text_that_keeps_to_a_json_schema():
 
 
 def test_text_that_keeps_to_a_grammar():
-    text, = kl.generate(MODEL, TOKENS, "the", grammar='start: "a" ("b" | "c")+ "."\n', max_new_tokens=30, do_sample=True, seed=1)
+    rule = 'start: "a" ("b" | "c")+ "."\n'
+    text, = kl.generate(MODEL, TOKENS, "the", grammar=rule, max_new_tokens=30, do_sample=True, seed=1)
     assert re.fullmatch(r"a[bc]*\.?", text)
 
 
@@ -86,7 +87,7 @@ def test_a_text_of_a_pair_begins_with_its_prefix():
 
 def test_what_the_directory_says_holds_unless_something_else_is_said():
     model = writer(TOKENS)
-    model.notes |= {"generation": {"max_new_tokens": 3, "do_sample": False, "repetition_penalty": 1.1, "transformers_version": "5"}}
+    model.notes["generation"] = {"max_new_tokens": 3, "do_sample": False, "repetition_penalty": 1.1, "transformers_version": "5"}
     assert len(kl.answers(model, TOKENS, "the")[0][0].tokens) == 3
     assert len(kl.answers(model, TOKENS, "the", max_new_tokens=5)[0][0].tokens) == 5
     assert len(kl.answers(model, TOKENS, [[20, 21]], max_length=4)[0][0].tokens) == 2

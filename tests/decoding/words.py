@@ -10,7 +10,8 @@ from keepleft.data.tokenizer import END, START, learn
 
 
 def byte_tokens() -> Tokenizer:
-    return learn("bpe", ["the sea is calm, and the ship sails on", "आप कैसे हैं", "12 345 {\"a\": 1}"] * 3, 300, running=True, least=2)
+    texts = ["the sea is calm, and the ship sails on", "आप कैसे हैं", '12 345 {"a": 1}']
+    return learn("bpe", texts * 3, 300, running=True, least=2)
 
 
 def writer(tokenizer: Tokenizer, seed: int = 0):

@@ -17,9 +17,11 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
+    from keepleft.cli.export import give
     from keepleft.cli.train import teach
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "export": give,
+                                                "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
@@ -56,8 +58,8 @@ def spelt(arguments: list[str]) -> list[str]:
 
 
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
-    """A command's own parser, from its signature and docstring; what is False unless asked for is a flag, and
-    what is a tuple of whole numbers takes several."""
+    """A command's own parser, from its signature and docstring; what has no default stands by itself, what is False
+    unless asked for is a flag, and what is a tuple of whole numbers takes several."""
     from docstring_parser import parse
     from jsonargparse import ArgumentParser
 
@@ -69,7 +71,7 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
-    parser.add_function_arguments(command, as_group=False, skip=flags | several.keys())
+    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys())
     for name, numbers in several.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):

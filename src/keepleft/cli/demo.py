@@ -136,7 +136,6 @@ def translator(steps: int, out: str) -> bool:
 
 
 def continuation(prompt: str) -> None:
-    import torch
 
     import keepleft as kl
     from keepleft.cli.found import installed_weights
