@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from inspect import signature
 
+SAID = "said"  # what a command may ask for: the names of the options that were given, defaults or not
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 fine, 1 a finding or a failed quality gate, 2 wrong use."""
@@ -20,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.train import teach
 
     commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "doctor": doctor}
-    parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False,
+    parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
@@ -28,14 +30,18 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = spelt(sys.argv[1:] if arguments is None else arguments)
     try:
         given = parser.instantiate(parser.parse_args(arguments))
+        said = parser.parse_args(arguments, defaults=False)[given.subcommand]
     except ArgumentError as error:
         from keepleft.cli.wrong import explained
 
-        print(f"keepleft: {explained(str(error), parser)}", file=sys.stderr)
+        print(f"keepleft: {explained(str(error), parser, arguments)}", file=sys.stderr)
         return 2
-    chosen_options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
+    command = commands[given.subcommand]
+    options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
+    if SAID in signature(command).parameters:
+        options[SAID] = frozenset(said.keys())
     try:
-        return commands[given.subcommand](**chosen_options)
+        return command(**options)
     except KeyboardInterrupt:
         print("keepleft: stopped", file=sys.stderr)
         return 130
@@ -59,19 +65,22 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     """A command's own parser, from its signature and docstring; what is False unless asked for is a flag, and
     what is a tuple of whole numbers takes several."""
     from docstring_parser import parse
-    from jsonargparse import ArgumentParser
+    from jsonargparse import SUPPRESS, ArgumentParser
 
     said = parse(command.__doc__ or "")
     flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
-    parser = ArgumentParser(description=said.short_description, exit_on_error=False)
+    parser = ArgumentParser(description=said.short_description, exit_on_error=False, allow_abbrev=False)
     if "recipe" in signature(command).parameters:
         parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
-    parser.add_function_arguments(command, as_group=False, skip=flags | several.keys())
+    parser.add_function_arguments(command, as_group=False, skip=flags | several.keys() | {SAID})
     for name, numbers in several.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):
         parser.add_argument(f"--{flag}", action="store_true", help=help_.get(flag))
+    for action in parser._actions:
+        if action.dest.endswith(".help"):
+            action.help = SUPPRESS  # a page of its own for --train.src and its like, which --train describes
     return parser
