@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +18,32 @@ from keepleft.runs import job as jobs
 from keepleft.runs.train import run
 
 FEW = ["--size", "tiny", "--recipe.steps", "3", "--design.dim", "32", "--design.layers", "1", "--device", "cpu"]
+PLAIN = jobs.Job(task="lm", train="a.txt", size="tiny", out="runs/lm", device="cpu", design={"dim": 32, "layers": 1},
+                 recipe=jobs.Wishes(steps=3))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """A text, and a run that was stopped after its first step."""
+    folder = tmp_path_factory.mktemp("stopped")
+    (folder / "a.txt").write_text("".join(f"{french}\n" for _, french in split("fr", test=100)[0][:300]), "utf-8")
+    with contextlib.chdir(folder):
+        list(run(PLAIN, stop=lambda: True))
+    return folder
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def place(stopped, tmp_path, monkeypatch) -> Path:
+    """A folder with the text alone."""
+    shutil.copy(stopped / "a.txt", tmp_path)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("".join(f"{french}\n" for _, french in split("fr", test=100)[0][:300]), "utf-8")
     return tmp_path
 
 
 @pytest.fixture
-def halted(place) -> Path:
-    """A run that was stopped after its first step."""
-    job = jobs.Job(task="lm", train="a.txt", size="tiny", out="runs/lm", device="cpu", design={"dim": 32, "layers": 1},
-                   recipe=jobs.Wishes(steps=3))
-    list(run(job, stop=lambda: True))
+def halted(stopped, place) -> Path:
+    """A copy of the run."""
+    shutil.copytree(stopped / "runs", place / "runs")
     return place / "runs" / "lm"
 
 
@@ -99,14 +112,13 @@ def test_what_is_said_again_as_it_was_or_may_change_is_taken(halted, capsys):
 def test_a_run_is_found_by_its_folder_or_its_task(halted, capsys):
     capsys.readouterr()
     assert main(["train", "--resume"]) == 2
-    assert "say which run shall go on: --out DIR, or --task for the one in runs/TASK; there are runs/lm" in capsys.readouterr().err
+    assert "--out DIR, or --task for the one in runs/TASK; there are runs/lm" in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "mlm"]) == 2
     assert "no run to go on with in runs/mlm" in capsys.readouterr().err
 
 
 def test_a_run_says_what_it_is_measured_on(place):
-    plain = jobs.Job(task="lm", train="a.txt", size="tiny", out="runs/1", device="cpu", design={"dim": 32, "layers": 1},
-                     recipe=jobs.Wishes(steps=1))
+    plain = replace(PLAIN, out="runs/1", recipe=jobs.Wishes(steps=1))
     said = [event for event in run(plain) if isinstance(event, str)]
     assert said[0].startswith("a.txt: a running text of 300 lines, ")
     assert any("tokens of running text held out" in line and "so few are rough" in line for line in said)
@@ -116,6 +128,6 @@ def test_a_run_says_what_it_is_measured_on(place):
     (place / "b.txt").write_text("".join(f"{line}\n\n" for line in (place / "a.txt").read_text("utf-8").splitlines()), "utf-8")
     parts = replace(plain, train="b.txt", out="runs/2", words=jobs.Words(documents=True))
     said = [event for event in run(parts) if isinstance(event, str)]
-    assert "validation: 6 records held out, 294 are left to learn from; measures on so few are rough (--valid takes more)" in said
+    assert any(line.startswith("validation: 6 records held out, 294 are left to learn from; measures") for line in said)
     given = replace(parts, valid="b.txt", out="runs/3")
     assert "validation: 300 records" in [event for event in run(given) if isinstance(event, str)]
