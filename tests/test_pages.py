@@ -36,7 +36,7 @@ def place(tmp_path_factory) -> Path:
                 command += " --lengths 16 --steps 20"  # the whole takes a minute or two
             ran = subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, capture_output=True, text=True,
                                  timeout=300, check=False)
-            assert ran.returncode in ((0, 1) if " compare " in command else (0,)), ran.stderr  # thirty steps teach little
+            assert ran.returncode == 0, ran.stderr
     return folder
 
 

@@ -87,7 +87,7 @@ def test_a_text_of_a_pair_begins_with_its_prefix():
 
 def test_what_the_directory_says_holds_unless_something_else_is_said():
     model = writer(TOKENS)
-    model.notes["generation"] = {"max_new_tokens": 3, "do_sample": False, "repetition_penalty": 1.1, "transformers_version": "5"}
+    model.notes["generation"] = {"max_new_tokens": 3, "do_sample": False, "repetition_penalty": 1.1, "_from": "5"}
     assert len(kl.answers(model, TOKENS, "the")[0][0].tokens) == 3
     assert len(kl.answers(model, TOKENS, "the", max_new_tokens=5)[0][0].tokens) == 5
     assert len(kl.answers(model, TOKENS, [[20, 21]], max_length=4)[0][0].tokens) == 2

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.state import KINDS
+from keepleft.models.state import KINDS as ALL
 from strategies import designs, made, padding, segments, tokens
 
 T = 17
+KINDS = [kind for kind in ALL if kind != "quantized"]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -85,8 +86,8 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
 
 
 @given(designs("decoder") | designs("both"), st.sampled_from(KINDS),
-       st.lists(st.integers(0, 2), min_size=1, max_size=5), st.booleans())
-@settings(max_examples=80)
+       st.lists(st.integers(0, 2), min_size=1, max_size=5) | st.permutations([0, 1, 2]), st.booleans())
+@settings(max_examples=120)
 def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
     model, texts = made(design), tokens(3, T)
     seg = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]) if padded else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -75,6 +76,9 @@ def test_the_verdict_asks_for_both():
     assert not Found([row], control, bad, good).ok
     assert not Found([control], control, good, bad).ok
     assert not Found([row], row, good, bad).ok  # a measure that never differs measures nothing
+    early = replace(bad, curve=[(20, 1.0)])
+    assert Found([row], control, early, good).ok  # so few steps say nothing about writing
+    assert not Found([control], control, early, good).ok
 
 
 def test_the_command_writes_every_number_and_two_pictures(few, tmp_path, capsys):
@@ -97,8 +101,9 @@ def test_the_command_writes_every_number_and_two_pictures(few, tmp_path, capsys)
 
 
 def test_the_command_says_it_in_words(few, tmp_path, capsys):
-    main(["compare", "--lengths", "2", "--steps", "1", "--out", str(tmp_path)])
+    assert main(["compare", "--lengths", "2", "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
+    assert "so few steps do not say yet" in said.out
     assert "the same gradients" in said.out
     assert "without it" in said.out
     assert said.err == ""

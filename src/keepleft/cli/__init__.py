@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from inspect import signature
+
+SAID = "said"  # what a command may ask for: the names of the options that were given, defaults or not
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,11 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
     from keepleft.cli.export import give
+    from keepleft.cli.generate import complete, summarize, translate
     from keepleft.cli.train import teach
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "export": give,
-                                                "doctor": doctor}
-    parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False,
+    commands: dict[str, Callable[..., int]] = {
+        "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize, "compare": compare,
+        "export": give, "doctor": doctor}
+    parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
@@ -30,14 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = spelt(sys.argv[1:] if arguments is None else arguments)
     try:
         given = parser.instantiate(parser.parse_args(arguments))
+        said = parser.parse_args(arguments, defaults=False)[given.subcommand]
     except ArgumentError as error:
         from keepleft.cli.wrong import explained
 
-        print(f"keepleft: {explained(str(error), parser)}", file=sys.stderr)
+        print(f"keepleft: {explained(str(error), parser, arguments)}", file=sys.stderr)
         return 2
-    chosen_options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
+    command = commands[given.subcommand]
+    options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
+    if SAID in signature(command).parameters:
+        options[SAID] = frozenset(said.keys())
     try:
-        return commands[given.subcommand](**chosen_options)
+        if "options" in signature(command).parameters:
+            from keepleft.cli.wishes import gathered
+
+            options = gathered(options)
+        return command(**options)
     except KeyboardInterrupt:
         print("keepleft: stopped", file=sys.stderr)
         return 130
@@ -49,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def spelt(arguments: list[str]) -> list[str]:
-    """`--train FILE --train.columns …` with the file under its full name, which the second option would otherwise replace."""
+    """Options as the parser knows them: --max-new-tokens is --max_new_tokens, and the file of `--train FILE --train.columns …`
+    has its full name, since the second option would otherwise replace it."""
+    arguments = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), given) for given in arguments]
     for name in ("--train", "--valid"):
         if any(given.startswith(f"{name}.") for given in arguments):
             arguments = [f"{name}.path" if given == name else given.replace(f"{name}=", f"{name}.path=", 1)
@@ -61,19 +76,29 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     """A command's own parser, from its signature and docstring; what has no default stands by itself, what is False
     unless asked for is a flag, and what is a tuple of whole numbers takes several."""
     from docstring_parser import parse
-    from jsonargparse import ArgumentParser
+    from jsonargparse import SUPPRESS, ArgumentParser
 
     said = parse(command.__doc__ or "")
     flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
-    parser = ArgumentParser(description=said.short_description, exit_on_error=False)
+    parser = ArgumentParser(description=said.short_description, exit_on_error=False, allow_abbrev=False)
     if "recipe" in signature(command).parameters:
         parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
-    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys())
+    made_here = {name for name in (SAID, "words", "options") if name in signature(command).parameters}
+    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys() | made_here)
+    if "words" in made_here:
+        parser.add_argument("words", nargs="*", help=help_.get("words"))
     for name, numbers in several.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):
         parser.add_argument(f"--{flag}", action="store_true", help=help_.get(flag))
+    if "options" in made_here:
+        from keepleft.cli.wishes import add
+
+        add(parser)
+    for action in parser._actions:
+        if action.dest.endswith(".help"):
+            action.help = SUPPRESS  # a page of its own for --train.src and its like, which --train describes
     return parser

@@ -102,8 +102,11 @@ def _verdict(found: Any) -> str:
     equal = ("One masked pass gives the gradients of the loop" if found.equal else
              "The gradients of one masked pass are NOT those of the loop")
     shares = f"{found.masked.exact:.1%} of the sentences right against {found.unmasked.exact:.1%}"
-    return equal + (f"; the model with the mask writes better: {shares}." if found.needed else
-                    f"; the model with the mask does NOT write better, {shares}: train longer, with more --steps.")
+    if found.needed:
+        return f"{equal}; the model with the mask writes better: {shares}."
+    if found.early:
+        return f"{equal}; which model writes better, so few steps do not say yet ({shares}): leave --steps out to see."
+    return f"{equal}; the model with the mask does NOT write better, {shares}."
 
 
 def _shown(name: str, parts: Iterable[Any], total: int) -> Iterator[Any]:

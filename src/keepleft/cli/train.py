@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from keepleft.runs.job import Batching, Job, Size, Task, Texts, Wishes, Words, read
-from keepleft.training.recipe import FREE
 
 
 def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
@@ -17,15 +15,19 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
           start: str | None = None, like: str | None = None, design: dict[str, Any] | None = None, words: Words = Words(),  # noqa: B008
           batch: Batching = Batching(), recipe: Wishes = Wishes(), lora: int = 0, last: int = 0,  # noqa: B008
           parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, board: bool = False,
-          resume: bool = False) -> int:
+          resume: bool = False, said: frozenset[str] = frozenset()) -> int:
     """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
 
     Args:
         task: what the model shall do: translate and summarize read pairs; lm, mlm (BERT), span (T5) and denoise (BART) read
             texts; classify reads texts and labels
-        train: the training texts: a file, or --train.src and --train.tgt
-        valid: texts to evaluate on; without them a part of the training texts is held out
-        out: the run directory; runs/TASK unless given
+        train: the training texts. A file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or hf:NAME for a
+            Hugging Face dataset; or two line-aligned files, --train.src a.en --train.tgt a.fr. With a table,
+            --train.columns '[text, summary]' names its columns, in the order of the task's fields; --train.tag '<2fr>' puts a
+            language tag before each source, so that one model can write several languages
+        valid: texts to evaluate on, given like --train (--valid.src, --valid.tgt, --valid.columns, --valid.tag); without them
+            a part of the training texts is held out
+        out: the run directory; runs/TASK unless given. --resume finds the run by it, or by --task
         size: how large a model, if nothing else is said: tiny, small or base
         start: a model directory to go on from, instead of fresh weights
         like: the preset whose plan the model follows (gpt2, llama3, t5, bart, marian, bert, …)
@@ -41,14 +43,15 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         resume: go on with the run in --out, exactly where it was
     """
     from keepleft.cli.show import Progress
+    from keepleft.runs.resume import resumed
     from keepleft.runs.settle import CONFIG
     from keepleft.runs.train import run
 
-    place = Path(out or f"runs/{task or 'new'}")
+    place = _place(out, task, resume)
     given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,
                  batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board)
     if resume and (place / CONFIG).exists():
-        job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, place)
+        job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, said, place)
     elif resume and (task is None or train is None):
         raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing; give --task and --train to "
                                 "begin one")
@@ -70,34 +73,13 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
     return 130 if asked() else 0
 
 
-def resumed(old: Job, given: dict[str, Any], place: Path) -> Job:
-    """The stored job, with what may change when a run goes on; anything else that differs is refused by name."""
-    free = {"parallel", "device", "board", "last"}
-    plain = Job(task="lm", train="")
-    changed, taken = [], {}
-    for name, value in given.items():
-        if name in ("task", "train") and value is None:
-            continue
-        before, default = getattr(old, name), getattr(plain, name) if name not in ("task", "train") else None
-        if value == default and name not in ("task", "train"):
-            continue
-        if name == "recipe":
-            for f in fields(value):
-                new = getattr(value, f.name)
-                if new is not None and new != getattr(before, f.name):
-                    if f.name in FREE:
-                        before = replace(before, **{f.name: new})
-                    else:
-                        changed.append(f"recipe.{f.name} was {getattr(before, f.name)!r} and is {new!r}")
-            taken["recipe"] = before
-        elif name in free:
-            taken[name] = value
-        elif value != before:
-            changed.append(f"{name} was {before!r} and is {value!r}")
-    if changed:
-        raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or "
-                         f"start a new run with another --out (with --start {place / 'model'} to train that model further)")
-    return replace(old, **taken, out=str(place))
+def _place(out: str | None, task: str | None, resume: bool) -> Path:
+    """Where the run is, or shall be."""
+    if out is None and task is None and resume:
+        there = [str(path.parent) for path in sorted(Path("runs").glob("*/config.yaml"))]
+        raise ValueError("say which run shall go on: --out DIR, or --task for the one in runs/TASK"
+                         + (f"; there are {', '.join(there)}" if there else ""))
+    return Path(out or f"runs/{task}")
 
 
 class _Asked:

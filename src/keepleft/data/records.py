@@ -22,6 +22,11 @@ class Source(ABC):
     name: str                # for messages: "a.en + a.fr", "data.tsv"
     size: int | None         # bytes on disk, packed ones as they lie there; None where that is not known
 
+    @property
+    def running(self) -> bool:
+        """Is it running text, of which a record is just the next piece?"""
+        return False
+
     @abstractmethod
     def __iter__(self) -> Iterator[Record]: ...
 
@@ -62,6 +67,10 @@ class Joined(Source):
     @property
     def size(self) -> int | None:  # type: ignore[override]
         return total(part.size for part in self.parts)
+
+    @property
+    def running(self) -> bool:
+        return all(part.running for part in self.parts)
 
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(self.parts)

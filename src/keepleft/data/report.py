@@ -81,23 +81,27 @@ class Report:
     kinds: int                  # how many different labels there are
     sampled: bool               # whether scripts were estimated from a part of the records
     warnings: tuple[str, ...]
+    running: int | None = None  # lines of a running text, of which a record is just the next piece; None: records stand alone
 
     def lines(self) -> list[str]:
         """For people."""
         size = "" if self.size is None else f", {_bytes(self.size)} on disk"
-        out = [f"{self.name}: {'' if self.complete else 'the first '}{_number(self.count, 'record')}{size}"]
+        what = _number(self.count, "record") if self.running is None else f"a running text of {_number(self.running, 'line')}"
+        out = [f"{self.name}: {'' if self.complete else 'the first '}{what}{size}"]
         for field in self.fields:
             chars, words = field.characters, field.words
-            out.append(f"  {field.name}: {_number(words.total, 'word')}, {_number(chars.total, 'character')}; "
-                       f"median, 95 % and longest record {words.median:,}, {words.most:,} and {words.longest:,} words, "
-                       f"{chars.median:,}, {chars.most:,} and {chars.longest:,} characters")
+            each = "" if self.running is not None else (
+                f"; median, 95 % and longest record {words.median:,}, {words.most:,} and {words.longest:,} words, "
+                f"{chars.median:,}, {chars.most:,} and {chars.longest:,} characters")
+            out.append(f"  {field.name}: {_number(words.total, 'word')}, {_number(chars.total, 'character')}{each}")
             if field.empty:
                 out.append(f"    {_number(field.empty, 'record')} empty, {_share(field.empty, field.count)}")
             if field.scripts:
                 shown = ", ".join(f"{name} {_percent(share)}" for name, share in list(field.scripts.items())[:5])
                 out.append(f"    letters: {shown}{' (from one record in ' + str(STRIDE) + ')' if self.sampled else ''}")
         beyond = "" if self.compared == self.count else f" among the first {self.compared:,}; later ones were not compared"
-        out.append(f"  repeated records: {self.duplicates:,} ({_share(self.duplicates, self.compared)}){beyond}")
+        if self.running is None:
+            out.append(f"  repeated records: {self.duplicates:,} ({_share(self.duplicates, self.compared)}){beyond}")
         if self.same is not None and self.odd is not None:
             out.append(f"  pairs the same on both sides: {self.same:,}; {RATIO} times longer on one side: {self.odd:,}")
         if self.overlong is not None:
@@ -157,7 +161,8 @@ def look(source: Source, *, longest: int | None = None, sample: int | None = Non
     pair = texts if len(texts) == 2 else None
     label = fields.index("label") if "label" in fields else None
     tallies, labels, hashes = [_Tally() for _ in fields], Counter[str](), array("q")
-    count = half = same = odd = overlong = 0
+    count = half = same = odd = overlong = breaks = 0
+    end = "\n"
     records, whole = iter(source), True
     for batch in _batches(records if sample is None else islice(records, sample)):
         columns = list(zip(*batch, strict=True))
@@ -170,6 +175,8 @@ def look(source: Source, *, longest: int | None = None, sample: int | None = Non
             half += sum(1 for a, b in zip(left, right, strict=True) if bool(a) != bool(b))
             odd += sum(1 for a, b in zip(left, right, strict=True)
                        if (a > FROM or b > FROM) and a and b and (a > RATIO * b or b > RATIO * a))
+        if source.running:
+            breaks, end = breaks + sum(piece.count("\n") for piece, in batch), batch[-1][0][-1:]
         if longest is not None:
             overlong += sum(1 for each in zip(*(words[at] for at in texts), strict=True) if max(each) > longest)
         if label is not None and len(labels) < KINDS:
@@ -182,7 +189,8 @@ def look(source: Source, *, longest: int | None = None, sample: int | None = Non
         name=source.name, size=source.size, count=count, complete=whole, fields=found,
         duplicates=_repeats(hashes), compared=len(hashes), half=half if pair else None, same=same if pair else None,
         odd=odd if pair else None, longest=longest, overlong=None if longest is None else overlong,
-        labels=dict(labels.most_common(SHOWN)), kinds=len(labels), sampled=any(tally.sampled for tally in tallies), warnings=())
+        labels=dict(labels.most_common(SHOWN)), kinds=len(labels), sampled=any(tally.sampled for tally in tallies), warnings=(),
+        running=breaks + (end != "\n") if source.running else None)
     return replace(report, warnings=tuple(_warnings(report, labels)))
 
 
@@ -213,7 +221,7 @@ def _warnings(report: Report, labels: Counter[str]) -> Iterator[str]:
         if field.strange:
             yield (f"{field.name} holds {'about ' if report.sampled else ''}{_number(field.strange, 'replacement character')} "
                    "(U+FFFD): it was once read in a wrong encoding")
-    if 100 * report.duplicates > report.compared:
+    if report.running is None and 100 * report.duplicates > report.compared:
         yield f"{_share(report.duplicates, report.compared)} of the records repeat an earlier one ({report.duplicates:,})"
     if report.same and 100 * report.same > report.count:
         yield f"{_share(report.same, report.count)} of the pairs are the same on both sides ({report.same:,})"

@@ -67,6 +67,10 @@ class Documents(Text):
 class Whole(Text):
     """The running text itself, in pieces of about 64 KiB that end with a line where lines are not longer than that."""
 
+    @property
+    def running(self) -> bool:
+        return True
+
     def __iter__(self) -> Iterator[Record]:
         return zip(self.file.blocks(loose=True), strict=False)
 

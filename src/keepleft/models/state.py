@@ -14,8 +14,8 @@ from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
 from keepleft.nn import sense
 
-KINDS: dict[str, type[Growing]] = {"growing": Growing, "quantized": Quantized, "offloaded": Offloaded}
-NAMES = ("growing", "static", "ring", "quantized", "offloaded")
+KINDS = ("growing", "static", "ring", "offloaded", "quantized")  # the last one rounds
+_THAT_GROW: dict[str, type[Growing]] = {"growing": Growing, "offloaded": Offloaded, "quantized": Quantized}
 
 
 @dataclass
@@ -82,8 +82,8 @@ class State:
 
 def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.device, capacity: int | None) -> list[Cache]:
     """A cache for each mask. A ring serves masks that forget; beside it, those that do not get what else fits."""
-    if kind not in NAMES:
-        raise ValueError(f"no cache is called {kind!r}: there are {', '.join(NAMES)}")
+    if kind not in KINDS:
+        raise ValueError(f"no cache is called {kind!r}: there are {', '.join(KINDS)}")
     if capacity is not None:
         sense.whole("capacity", capacity)
     elif kind == "static":
@@ -93,8 +93,8 @@ def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.devi
         size = reach(mask)
         if kind == "ring" and size is not None:
             return Ring(size, batch=batch, device=device)
-        if capacity is not None and kind not in KINDS:
+        if capacity is not None and kind not in _THAT_GROW:
             return Static(capacity, batch=batch, device=device)
-        return KINDS.get(kind, Growing)()
+        return _THAT_GROW.get(kind, Growing)()
 
     return [one(mask) for mask in masks]

@@ -275,12 +275,17 @@ class Found:
         return self.masked.exact > self.unmasked.exact
 
     @property
+    def early(self) -> bool:
+        """Were there fewer steps than it takes to learn to write?"""
+        return bool(self.masked.curve) and self.masked.curve[-1][0] < STEPS
+
+    @property
     def ok(self) -> bool:
-        return self.equal and self.needed
+        return self.equal and (self.needed or self.early)
 
     def record(self) -> dict[str, Any]:
         """Every number, as plain data."""
-        return {"ok": self.ok, "equal": self.equal, "needed": self.needed,
+        return {"ok": self.ok, "equal": self.equal, "needed": self.needed, "early": self.early,
                 "threads": self.threads, "torch": str(torch.__version__),
                 "same": [{**asdict(row), "ratio": row.ratio} for row in self.same],
                 "control": {"length": self.control.length, "difference": self.control.difference},

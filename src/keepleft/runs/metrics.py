@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self, out: Path, *, board: bool = False) -> None:
         self.out = out
         self.file: TextIO | None = None
-        self.board = _board(out) if board else None
+        self.board = writer()(str(out / "board")) if board else None
 
     def __enter__(self) -> Metrics:
         return self
@@ -50,12 +50,13 @@ def _step(line: str) -> int:
         return 1 << 62  # half a line, written in the last moment
 
 
-def _board(out: Path) -> Any:
+def writer() -> Any:
+    """What writes TensorBoard's files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("the board needs tensorboard: pip install 'keepleft[board]'") from error
-    return SummaryWriter(str(out / "board"))
+    return SummaryWriter
 
 
 def curve(out: Path) -> None:
@@ -65,6 +66,6 @@ def curve(out: Path) -> None:
     records = [json.loads(line) for line in (out / METRICS).read_text("utf-8").splitlines()]
     series = {"training": [(r["step"], r["plain"]) for r in records if "plain" in r],
               "validation": [(r["step"], r["measures"]["loss"]) for r in records if "loss" in r.get("measures", {})]}
-    series = {name: points for name, points in series.items() if len(points) > 1}
+    series = {name: points for name, points in series.items() if points}
     if series:
         lines(out / "loss.svg", series, title=out.name, x="step", y="cross-entropy per token")

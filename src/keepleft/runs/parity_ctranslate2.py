@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keepleft.decoding.greedy import greedy
+from keepleft.decoding.generate import written
+from keepleft.decoding.options import Options
 from keepleft.models.wholes import EncoderDecoder
 from keepleft.runs.parity import TOLERANCE, Check, alike, room, texts
 from keepleft.weights.to_ctranslate2 import special, start_of, vocabulary
@@ -86,13 +87,9 @@ def scores(model: Any, source: list[int] | None, tokens: list[int]) -> Tensor:
 
 def write(model: Any, prompt: list[int], limit: int, end: int | None) -> list[int]:
     """The likeliest tokens, without the end."""
-    given: dict[str, Any] = {}
-    tokens = torch.tensor([prompt])
-    if isinstance(model, EncoderDecoder):
-        with torch.no_grad():
-            given["memory"] = model.read(tokens)
-        tokens = torch.tensor([[start_of(model)]])
-    out = [int(token) for token in greedy(model, tokens, limit=limit, end=[] if end is None else [end], **given)]
+    options = Options(max_new_tokens=limit, eos_token_id=[] if end is None else [end],
+                      decoder_start_token_id=start_of(model) if isinstance(model, EncoderDecoder) else None)
+    out = written(model, None, [prompt], options)[0][0].tokens
     return out[:-1] if out and out[-1] == end else out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 
 from keepleft.data.tokenizer import span
@@ -53,7 +52,6 @@ class Settled:
 def prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[str]:
     """Everything before the first step, written down, so that a run that goes on finds it as it was."""
     out.mkdir(parents=True, exist_ok=True)
-    _sensible(job)
     found = sources.opened(job, job.train)
     for left in (CONFIG, SETTLED, METRICS, "source_tokenizer.json"):  # by a run that never took a step
         (out / left).unlink(missing_ok=True)
@@ -76,7 +74,8 @@ def prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[str]:
     if held:
         sources.store(job, held, words, labels, longest, out / "data" / "valid", watch)
     yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
-           f"vocabulary {vocab:,}; {counts.kept:,} of {counts.records:,} records kept"
+           f"vocabulary {vocab:,}"
+           + ("" if all(source.running for source, _ in found) else f"; {counts.kept:,} of {counts.records:,} records kept")
            + (f", {counts.empty:,} empty" if counts.empty else "")
            + (f", {counts.overlong:,} longer than {longest} tokens left out (--batch.longest)" if counts.overlong else "")
            + (f", {counts.cut:,} cut to {longest} tokens (--batch.longest)" if counts.cut else ""))
@@ -97,20 +96,6 @@ def prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[str]:
     atomic.text(out / SETTLED, settled.write())
 
 
-def _sensible(job: Job) -> None:
-    """What can be known to be wrong before any text is read."""
-    metric = job.recipe.metric or "loss"
-    written = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
-    known = ["loss", "perplexity", "accuracy", "smoothed", *written]
-    if metric not in known:
-        raise ValueError(f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(known)}")
-    if metric in ("bleu", "chrf"):
-        import_module("keepleft.evaluate.translation").metrics()
-    if job.lora and not job.start:
-        raise ValueError("lora trains small matrices beside weights that stay as they are, and these would be random: give a "
-                         "model to --start from, or leave --lora out")
-
-
 def _budget(job: Job, longest: int, world: int) -> tuple[int, int]:
     """The tokens of a micro-batch, and how many make a step: one for each process, unless it was said."""
     tokens = max(job.batch.tokens or sizes.scale(job).tokens, longest)
@@ -121,9 +106,7 @@ def _budget(job: Job, longest: int, world: int) -> tuple[int, int]:
 def _packs(job: Job, team: Team) -> bool:
     """Several texts in a row? Where it was not said: on a GPU, which would rather have batches of one shape."""
     if job.task == "classify":
-        if job.batch.pack:
-            raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
-        return False
+        return False  # a label for each row
     if job.batch.pack is None:
         pairs = TASKS[job.task].fields == ("src", "tgt")
         return (job.task == "lm" and job.words.documents) or (pairs and team.device.type == "cuda")

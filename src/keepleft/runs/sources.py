@@ -14,11 +14,9 @@ import numpy as np
 from keepleft.data import sources
 from keepleft.data.encoding import encoder
 from keepleft.data.prepare import Column, Counts, labels, prepare
-from keepleft.data.records import Joined
 from keepleft.data.report import Report, look
 from keepleft.data.sources import Source
 from keepleft.data.store import Store, kind_of
-from keepleft.data.texts import Whole
 from keepleft.data.tokenizer import learn, marks, read, span
 from keepleft.runs.job import Job, Texts
 from keepleft.runs.tasks import TASKS
@@ -54,6 +52,10 @@ class Told(Source):
     def __init__(self, source: Source, what: str, watch: Watch) -> None:
         self.source, self.what, self.watch = source, what, watch
         self.fields, self.name, self.size = source.fields, source.name, source.size
+
+    @property
+    def running(self) -> bool:
+        return self.source.running
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
         return told(self.source, self.what, self.watch)
@@ -93,11 +95,6 @@ def _open(job: Job, texts: Texts) -> Source:
     if wanted == ("text",) and texts.columns is None and _plain(texts.path):
         return sources.documents(texts.path) if job.words.documents or job.task != "lm" else sources.whole(texts.path)
     return sources.open_source(texts.path, wanted, texts.columns)
-
-
-def _flows(source: Source) -> bool:
-    """Is it one running text, cut anywhere into pieces?"""
-    return isinstance(source, Whole) or (isinstance(source, Joined) and all(map(_flows, source.parts)))
 
 
 def _plain(path: str) -> bool:
@@ -168,7 +165,7 @@ def store(job: Job, found: list[tuple[Source, str | None]], words: Tokenizers, k
             columns = [Column("src", encoder(words.source, kind), longest, lead, np.array([end], kind).tobytes(), task.long),
                        Column("tgt", encode, longest, after=after, long=task.long)]
         elif job.task == "lm" and not job.words.documents:  # one running text; what comes in records ends with each
-            columns = [Column("text", encode, after=b"" if _flows(source) else after)]
+            columns = [Column("text", encode, after=b"" if source.running else after)]
         else:
             columns = [Column("text", encode, longest, before, after, task.long)]
         if "label" in task.fields:

@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluate.likelihood import likelihood
 from keepleft.runs import finish, start
+from keepleft.runs.check import check
 from keepleft.runs.job import Job
 from keepleft.runs.metrics import Metrics, curve
 from keepleft.runs.settle import SETTLED, Settled, freed, prepared
@@ -38,6 +39,7 @@ from keepleft.training.parallel import Team, join
 CHECKPOINTS = "checkpoints"
 # without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
 HELD, MOST_RECORDS, MOST_TOKENS = 50, 4096, 1 << 18
+FEW_RECORDS, FEW_TOKENS = 100, 10_000  # with fewer to measure on, chance says as much as the model
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,37 @@ def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: Fa
         watch: Watch = unwatched) -> Iterator[Event]:
     """Do a job. Lines are for people, reports for the record; the last event says where the model lies. `watch` hears how
     far the work before training has come."""
-    team = join(job.parallel, job.device)
+    out, team = Path(job.out), join(job.parallel, job.device)
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        with atomic.locked(Path(job.out)) if team.rank == 0 else nullcontext():
-            yield from _run(job, team, resume, stop, watch)
+        check(job)
+        with atomic.locked(out) if team.rank == 0 else nullcontext():
+            try:
+                ready = yield from _ready(job, team, resume, watch)
+            except BaseException:
+                if new and team.rank == 0:  # what a failed start has made
+                    atomic.removed(out)
+                    with suppress(OSError):  # others may have put something there
+                        for folder in new[1:]:
+                            folder.rmdir()
+                raise
+            yield from _trained(job, ready, out, team, stop)
     finally:
         team.leave()
 
 
-def _run(job: Job, team: Team, resume: bool, stop: Callable[[], bool], watch: Watch) -> Iterator[Event]:
+@dataclass(frozen=True)
+class _Ready:
+    """All that training needs."""
+
+    settled: Settled
+    model: Any
+    words: Tokenizers
+    batches: Batches
+    valid: Batches | None
+
+
+def _ready(job: Job, team: Team, resume: bool, watch: Watch) -> Generator[Event, None, _Ready]:
     out = Path(job.out)
     began = bool(checkpoint.steps(out / CHECKPOINTS))
     if began and not resume:
@@ -87,14 +111,28 @@ def _run(job: Job, team: Team, resume: bool, stop: Callable[[], bool], watch: Wa
     batches, valid = _batches(job, settled, words, out, team)
     model = start.model(job, settled.design, settled.labels, settled.recipe.seed).to(team.device)
     if team.rank == 0:
-        weights = sum(p.numel() for p in model.parameters())
-        yield (f"{job.task}: {weights:,} weights, {settled.recipe.steps:,} steps of about {batches.tokens:,} tokens, "
-               f"{settled.recipe.optimizer}, on {team.world} × {team.device.type}")
+        yield from _held(job, batches, valid)
+        weights, steps = sum(p.numel() for p in model.parameters()), settled.recipe.steps
+        yield (f"{job.task}: {weights:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
+               f"tokens, {settled.recipe.optimizer}, on {team.world} × {team.device.type}")
         if settled.accumulate % team.world:
             yield (f"note: a step has {settled.accumulate} micro-batches for {team.world} processes, so some wait for others: "
                    "give batch.tokens and batch.micro so that they divide")
-        yield Begun(settled.recipe.steps)
-    yield from _trained(job, settled, model, words, batches, valid, out, team, stop)
+    return _Ready(settled, model, words, batches, valid)
+
+
+def _held(job: Job, batches: Batches, valid: Batches | None) -> Iterator[str]:
+    """What is measured on."""
+    if valid is None:
+        yield "validation: nothing is held out of so few texts, so no one sees how it does on new ones: give some with --valid"
+        return
+    running = job.task == "lm" and not job.words.documents
+    field = batches.objective.fields[0]
+    here, left = (len(part.store[field].tokens) if running else len(part.store) for part in (valid, batches))
+    what = "tokens of running text" if running else "record" if here == 1 else "records"
+    few = here < (FEW_TOKENS if running else FEW_RECORDS)
+    yield (f"validation: {here:,} {what}" + ("" if job.valid is not None else f" held out, {left:,} are left to learn from")
+           + ("; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)") if few else ""))
 
 
 def _tokenizers(out: Path) -> Tokenizers:
@@ -125,8 +163,10 @@ def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Tea
     return training, None if held is None else replace(training, store=held, accumulate=1, shuffled=False, rank=0, world=1)
 
 
-def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches: Batches, valid: Batches | None, out: Path,
-             team: Team, stop: Callable[[], bool]) -> Iterator[Event]:
+def _trained(job: Job, ready: _Ready, out: Path, team: Team, stop: Callable[[], bool]) -> Iterator[Event]:
+    settled, words, batches, valid = ready.settled, ready.words, ready.batches, ready.valid
+    if team.rank == 0:
+        yield Begun(settled.recipe.steps)
     kept = list(valid.once()) if valid is not None else []
 
     def measure(now: nn.Module) -> dict[str, float]:
@@ -140,7 +180,7 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
     folder, last = out / CHECKPOINTS, None
     measures: dict[str, float] = {}
     with Metrics(out, board=job.board and team.rank == 0) as metrics:
-        for report in train(model, order, settled.recipe, folder=folder, measure=measure if kept else None, stop=stop,
+        for report in train(ready.model, order, settled.recipe, folder=folder, measure=measure if kept else None, stop=stop,
                             team=team, about=about):
             measures, last = report.measures if report.best or not measures else measures, report
             if team.rank == 0:
@@ -151,12 +191,12 @@ def _trained(job: Job, settled: Settled, model: Any, words: Tokenizers, batches:
         return
     said = "stopped, and saved: add --resume to go on"
     if not stopped:
-        said = _finished(job, settled, words, out)
+        said = _finished(job, settled, words, out, already=last is None)
     curve(out)
     yield Finished(out, said, stopped, measures)
 
 
-def _finished(job: Job, settled: Settled, words: Tokenizers, out: Path) -> str:
+def _finished(job: Job, settled: Settled, words: Tokenizers, out: Path, *, already: bool) -> str:
     found = checkpoint.latest(out / CHECKPOINTS)
     assert found is not None
     fresh = start.model(job, settled.design, settled.labels, settled.recipe.seed)
@@ -165,7 +205,7 @@ def _finished(job: Job, settled: Settled, words: Tokenizers, out: Path) -> str:
         from keepleft.training.lora import merge
         merge(fresh)
     finish.directory(fresh.eval(), words, settled.labels, job.task, out / finish.MODEL)
-    return f"{out / finish.MODEL} holds {said}"
+    return f"{'this run was finished already: ' if already else ''}{out / finish.MODEL} holds {said}"
 
 
 def written(model: nn.Module, words: Tokenizers, valid: Batches | None, most: int) -> dict[str, float]:

@@ -111,7 +111,12 @@ def join(way: Way | None = None, device: str | None = None) -> Team:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
+    try:
+        chosen = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
+        torch.empty(0, device=chosen)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"the device {kind!r} was asked for, but PyTorch {torch.__version__} does not find it here: leave it "
+                         "out, or give cpu; `keepleft doctor` shows what there is") from error
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world == 1 and way in (None, "alone", "ddp"):
