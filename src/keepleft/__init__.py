@@ -24,6 +24,7 @@ _HOMES = {
     "evaluate.likelihood": "likelihood",
     "models.build": "build parameters",
     "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
+    "models.pack": "pack",
     "models.stack": "positions_of",
     "models.watch": "watch",
     "models.wholes": "Decoder Encoder EncoderDecoder",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from keepleft.models import presets
     from keepleft.models.build import build, parameters
     from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
+    from keepleft.models.pack import pack
     from keepleft.models.stack import positions_of
     from keepleft.models.watch import watch
     from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
