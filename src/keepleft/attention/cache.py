@@ -31,10 +31,12 @@ class Cache(Protocol):
 
 
 class Growing:
-    """Keeps everything, in tensors that grow."""
+    """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are never written to."""
+
+    ROOM = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = self.new = 0
         self.pairs: dict[int, Pair] = {}
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
         self.segments: Tensor | None = None   # (B, length); None: one text
@@ -45,7 +47,7 @@ class Growing:
         return next((k.shape[0] for k, _ in self.pairs.values()), None)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        start, self.length = self.length, self.length + queries
+        start, self.length, self.new = self.length, self.length + queries, queries
         self.positions = _extend(self.positions, positions, start, queries, _counted)
         self.segments = _extend(self.segments, segments, start, queries, _ones)
         tail = lambda t: None if t is None else t[:, start:]
@@ -53,14 +55,23 @@ class Growing:
                     tail(self.segments) if start else self.segments, self.segments)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        if layer in self.pairs:
-            old_k, old_v = self.pairs[layer]
-            k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
-        self.pairs[layer] = (k, v)
-        return k, v
+        start = self.length - self.new
+        if not start:
+            self.pairs[layer] = (k, v)
+            return k, v
+        old_k, old_v = self.pairs[layer]
+        if k.requires_grad or v.requires_grad or old_k.requires_grad or old_v.requires_grad:
+            pair = self.pairs[layer] = torch.cat([old_k[:, :, :start], k], 2), torch.cat([old_v[:, :, :start], v], 2)
+            return pair
+        if old_k.shape[2] < self.length:
+            room = max(self.ROOM, start // 2) + self.new
+            old_k, old_v = self.pairs[layer] = _roomier(old_k[:, :, :start], room), _roomier(old_v[:, :, :start], room)
+        old_k[:, :, start:self.length] = k
+        old_v[:, :, start:self.length] = v
+        return old_k[:, :, :self.length], old_v[:, :, :self.length]
 
     def keep(self, rows: Tensor) -> None:
-        self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+        self.pairs = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.pairs.items()}
         self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
 
 
@@ -129,7 +140,7 @@ class Static:
             for pair in self.pairs.values():
                 for buffer in pair:
                     used = buffer[:, :, :self.length]
-                    used.copy_(used[rows])
+                    used.copy_(used.index_select(0, rows))
         else:
             self.positions, self.segments = self.positions[rows], self.segments[rows]
             self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
@@ -193,22 +204,50 @@ class Ring:
 
 
 class Memory:
-    """What cross-attention looks at: each layer's keys and values of the source, computed once."""
+    """What cross-attention looks at: each layer's keys and values of the source, computed once.
 
-    def __init__(self, pairs: list[Pair], segments: Tensor | None = None) -> None:
-        self.pairs, self.segments = pairs, segments
+    Neighbouring rows may share a source, as the beams of one text do: `share` rows look at each. Their queries are then
+    asked as one row of so many more queries, and nothing moves when they change places among themselves.
+    """
+
+    def __init__(self, pairs: list[Pair], segments: Tensor | None = None, share: int = 1) -> None:
+        self.pairs, self.segments, self.share = pairs, segments, share
 
     @property
     def rows(self) -> int:
-        return self.pairs[0][0].shape[0]
+        return self.pairs[0][0].shape[0] * self.share
 
     def grid(self, queries: int, segments: Tensor | None = None) -> Grid:
         """Queries over the source; each segment of the target sees the source segment of the same number."""
-        return Grid(queries, self.pairs[0][0].shape[2], q_seg=segments, k_seg=self.segments)
+        if segments is not None and self.share > 1:
+            segments = segments.reshape(-1, self.share * queries)
+        return Grid(self.share * queries, self.pairs[0][0].shape[2], q_seg=segments, k_seg=self.segments)
 
     def keep(self, rows: Tensor) -> None:
-        self.pairs = [(k[rows], v[rows]) for k, v in self.pairs]
-        self.segments = _rows(self.segments, rows)
+        sources, self.share = rows // self.share, 1
+        if rows.device.type == "cpu":  # a GPU would have to be waited for
+            ones, counts = sources.unique_consecutive(return_counts=True)
+            if bool((counts == counts[0]).all()):
+                sources, self.share = ones, int(counts[0])
+            if torch.equal(sources, torch.arange(len(self.pairs[0][0]))):
+                return
+        self.pairs = [(k.index_select(0, sources), v.index_select(0, sources)) for k, v in self.pairs]
+        self.segments = _rows(self.segments, sources)
+
+    def apart(self) -> Memory:
+        """The same with a source for each row."""
+        if self.share == 1:
+            return self
+        spread = lambda t: t.repeat_interleave(self.share, 0)
+        return Memory([(spread(k), spread(v)) for k, v in self.pairs], None if self.segments is None else spread(self.segments))
+
+
+def _roomier(tensor: Tensor, room: int) -> Tensor:
+    """(B, H, slots, D) with so many more slots, empty."""
+    batch, heads, slots, width = tensor.shape
+    out = tensor.new_empty(batch, heads, slots + room, width)
+    out[:, :, :slots] = tensor
+    return out
 
 
 def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:

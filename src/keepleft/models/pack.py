@@ -10,11 +10,13 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from keepleft.models.embed import Embed
 from keepleft.models.heads import MaskedScores, Scores
 from keepleft.models.wholes import Model
 from keepleft.nn import sense
 from keepleft.nn.attention import Attention
 from keepleft.nn.packed import Fixed, missing, packed
+from keepleft.nn.position import Sinusoidal, waves
 
 DTYPES = ("float32", "int8")
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -39,6 +41,18 @@ class PackedScores(nn.Module):
         return self.head.matrix(table)
 
 
+class Waves:
+    """The waves of positions looked up in a table, which grows where it must."""
+
+    def __init__(self, dim: int, length: int) -> None:
+        self.table = waves(torch.arange(length), dim)
+
+    def __call__(self, positions: Tensor, dim: int) -> Tensor:
+        if (farthest := int(positions.max())) >= len(self.table):
+            self.table = waves(torch.arange(2 * farthest), dim)
+        return nn.functional.embedding(positions, self.table)
+
+
 @torch.no_grad()
 def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32") -> AnyModel:
     """The same model for inference alone, on a CPU: same doors, same scores, quicker steps. The given one stays as it is.
@@ -59,6 +73,8 @@ def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32") -> AnyM
     for part in out.modules():
         if isinstance(part, Attention):
             part.shape = replace(part.shape, dropout=0.0)
+        elif isinstance(part, Embed) and isinstance(model.design.position, Sinusoidal):
+            part.waves = Waves(model.design.dim, model.design.position.length)
     dropouts = [name for name, part in out.named_modules() if isinstance(part, nn.Dropout)]
     for name in dropouts:
         out.set_submodule(name, nn.Identity())
