@@ -10,9 +10,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention.attend": "Sight attend see",
     "attention.backends.watching": "maps",
-    "attention.cache": "Growing Memory Ring Static",
+    "attention.cache": "Growing Ring Static",
     "attention.grid": "Grid",
     "attention.masks": "Mask Where block causal full prefix window",
+    "attention.memory": "Memory",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
     "data.batch": "Batch",
@@ -42,9 +43,10 @@ __all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
 if TYPE_CHECKING:
     from keepleft.attention.attend import Sight, attend, see
     from keepleft.attention.backends.watching import maps
-    from keepleft.attention.cache import Growing, Memory, Ring, Static
+    from keepleft.attention.cache import Growing, Ring, Static
     from keepleft.attention.grid import Grid
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.memory import Memory
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask
     from keepleft.data.batch import Batch

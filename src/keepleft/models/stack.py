@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight, see
-from keepleft.attention.cache import Cache, Memory
+from keepleft.attention.cache import Cache
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, full
+from keepleft.attention.memory import Memory
 from keepleft.models import design as plan
 from keepleft.models.design import Design
 from keepleft.nn.block import Block, Source

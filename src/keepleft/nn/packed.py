@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 LARGE = 1 << 20  # weights from which a packed matrix is quicker than a plain one, in spite of the dearer call
 WIDE = 4096      # outputs from which oneDNN's 8-bit product is quicker than FBGEMM's
+ENGINES = frozenset(torch.backends.quantized.supported_engines)
 VNNI = torch.cpu._is_vnni_supported()  # without it sums of two 8-bit products may overflow: 7 bits are safe
 
 
@@ -87,7 +88,7 @@ def missing(dtype: str) -> str | None:
     """What PyTorch lacks here to pack so, in words; None where it lacks nothing."""
     if dtype == "float32":
         return None if torch.backends.mkldnn.is_available() else "oneDNN"
-    return " and ".join(sorted({"fbgemm", "onednn"} - set(torch.backends.quantized.supported_engines))) or None
+    return " and no ".join(sorted({"fbgemm", "onednn"} - ENGINES)) or None
 
 
 @contextmanager
