@@ -13,7 +13,7 @@ from torch import Tensor, nn
 LARGE = 1 << 20  # weights from which a packed matrix is quicker than a plain one, in spite of the dearer call
 WIDE = 4096      # outputs from which oneDNN's 8-bit product is quicker than FBGEMM's
 ENGINES = frozenset(torch.backends.quantized.supported_engines)
-VNNI = torch.cpu._is_vnni_supported()  # without it sums of two 8-bit products may overflow: 7 bits are safe
+VNNI = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()  # without it sums of two 8-bit products may overflow: 7 bits are safe
 
 
 class Fixed(nn.Module):
