@@ -38,6 +38,7 @@ class Growing:
     def __init__(self) -> None:
         self.length = self.new = 0
         self.pairs: dict[int, Pair] = {}
+        self.spare: Tensor | None = None
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
         self.segments: Tensor | None = None   # (B, length); None: one text
 
@@ -71,7 +72,13 @@ class Growing:
         return old_k[:, :, :self.length], old_v[:, :, :self.length]
 
     def keep(self, rows: Tensor) -> None:
-        self.pairs = {layer: (k.index_select(0, rows), v.index_select(0, rows)) for layer, (k, v) in self.pairs.items()}
+        """Each buffer moves into the one that was emptied before it: fresh memory costs more than the copy."""
+        for layer, pair in self.pairs.items():
+            moved = []
+            for buffer in pair:
+                moved.append(_moved(buffer, rows, self.spare))
+                self.spare = None if buffer.requires_grad else buffer
+            self.pairs[layer] = (moved[0], moved[1])
         self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
 
 
@@ -137,10 +144,12 @@ class Static:
         if len(rows) == len(self.positions):
             for tensor in (self.positions, self.segments):
                 tensor.copy_(tensor[rows])
+            spare = None
             for pair in self.pairs.values():
                 for buffer in pair:
                     used = buffer[:, :, :self.length]
-                    used.copy_(used.index_select(0, rows))
+                    spare = _moved(used, rows, spare)
+                    used.copy_(spare)
         else:
             self.positions, self.segments = self.positions[rows], self.segments[rows]
             self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
@@ -201,6 +210,13 @@ class Ring:
     def keep(self, rows: Tensor) -> None:
         self.positions, self.segments, self.count = self.positions[rows], self.segments[rows], self.count[rows]
         self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+
+
+def _moved(tensor: Tensor, rows: Tensor, spare: Tensor | None) -> Tensor:
+    """Those rows, written over the spare tensor where it fits."""
+    if spare is None or tensor.requires_grad or spare.shape != (len(rows), *tensor.shape[1:]) or spare.dtype != tensor.dtype:
+        return tensor.index_select(0, rows)
+    return torch.index_select(tensor, 0, rows, out=spare)
 
 
 def _roomier(tensor: Tensor, room: int) -> Tensor:

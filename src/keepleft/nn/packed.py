@@ -13,7 +13,8 @@ from torch import Tensor, nn
 LARGE = 1 << 20  # weights from which a packed matrix is quicker than a plain one, in spite of the dearer call
 WIDE = 4096      # outputs from which oneDNN's 8-bit product is quicker than FBGEMM's
 ENGINES = frozenset(torch.backends.quantized.supported_engines)
-VNNI = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()  # without it sums of two 8-bit products may overflow: 7 bits are safe
+# without these instructions sums of two 8-bit products may overflow, and what comes in is rounded to 7 bits
+VNNI: bool = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
 
 class Fixed(nn.Module):
