@@ -10,10 +10,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention.attend": "Sight attend see",
     "attention.backends.watching": "maps",
-    "attention.cache": "Growing Memory Ring Static",
+    "attention.cache": "Growing Ring Static",
     "attention.grid": "Grid",
     "attention.lean": "Offloaded Quantized",
     "attention.masks": "Mask Where block causal full prefix window",
+    "attention.memory": "Memory",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
     "data.batch": "Batch",
@@ -29,6 +30,7 @@ _HOMES = {
     "evaluate.likelihood": "likelihood",
     "models.build": "build parameters",
     "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
+    "models.pack": "pack",
     "models.stack": "positions_of",
     "models.watch": "watch",
     "models.wholes": "Decoder Encoder EncoderDecoder",
@@ -46,10 +48,11 @@ __all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
 if TYPE_CHECKING:
     from keepleft.attention.attend import Sight, attend, see
     from keepleft.attention.backends.watching import maps
-    from keepleft.attention.cache import Growing, Memory, Ring, Static
+    from keepleft.attention.cache import Growing, Ring, Static
     from keepleft.attention.grid import Grid
     from keepleft.attention.lean import Offloaded, Quantized
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.memory import Memory
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask
     from keepleft.data.batch import Batch
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from keepleft.models import presets
     from keepleft.models.build import build, parameters
     from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
+    from keepleft.models.pack import pack
     from keepleft.models.stack import positions_of
     from keepleft.models.watch import watch
     from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder

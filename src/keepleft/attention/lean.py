@@ -33,7 +33,8 @@ class Quantized(Growing):
 
     def drop(self, n: int) -> None:
         super().drop(n)
-        self.scales = {layer: (k[:, :, :self.length], v[:, :, :self.length]) for layer, (k, v) in self.scales.items()}
+        short = lambda pairs: {layer: (k[:, :, :self.length], v[:, :, :self.length]) for layer, (k, v) in pairs.items()}
+        self.pairs, self.scales = short(self.pairs), short(self.scales)
 
 
 class Offloaded(Growing):
@@ -45,10 +46,9 @@ class Offloaded(Growing):
         return there_k.to(home, non_blocking=True), there_v.to(home, non_blocking=True)
 
     def keep(self, rows: Tensor) -> None:
-        self.pairs = {layer: (k[rows.cpu()], v[rows.cpu()]) for layer, (k, v) in self.pairs.items()}
-        pairs, self.pairs = self.pairs, {}
-        super().keep(rows)
-        self.pairs = pairs
+        marks, self.positions, self.segments = (self.positions, self.segments), None, None
+        super().keep(rows.cpu())
+        self.positions, self.segments = (None if mark is None else mark[rows] for mark in marks)
 
 
 def _rounded(tensor: Tensor) -> tuple[Tensor, Tensor]:

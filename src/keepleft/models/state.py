@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from keepleft.attention.cache import Cache, Growing, Memory, Ring, Static
+from keepleft.attention.cache import Cache, Growing, Ring, Static
 from keepleft.attention.lean import Offloaded, Quantized
 from keepleft.attention.masks import Mask, reach
+from keepleft.attention.memory import Memory
 from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
 from keepleft.nn import sense

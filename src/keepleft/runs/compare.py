@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.attention.cache import Memory
 from keepleft.attention.masks import Mask, causal, full
+from keepleft.attention.memory import Memory
 from keepleft.attention.picture import faults
 from keepleft.data.batches import Batches, Bucketed
 from keepleft.data.encoding import encoder
