@@ -87,8 +87,7 @@ def test_a_cache_of_8_bits_is_close_and_small():
         for n in range(10):
             full, some = model.step(text[:, n:n + 1], state), model.step(text[:, n:n + 1], small)
     assert (some - full).abs().max() < 0.02 * full.abs().max()
-    size = lambda cache: sum(t.numel() * t.element_size() for pair_ in cache.pairs.values() for t in pair_)
-    assert size(small.caches[0]) * 4 == size(state.caches[0])
+    assert {t.dtype for pair_ in small.caches[0].pairs.values() for t in pair_} == {torch.int8}
 
 
 def test_what_is_dropped_was_never_there():

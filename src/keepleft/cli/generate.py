@@ -68,8 +68,8 @@ def translate(words: list[str], options: Options, input: str | None = None, outp
 
 
 def summarize(words: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
-              logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None, draft: str | None = None,
-              batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
+              logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
+              draft: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
               json: bool = False) -> int:
     """Summarise texts with an encoder-decoder.
 
@@ -152,8 +152,8 @@ def _lines(source: str, several: list[Any], number: int, alone: bool, json: bool
     """The results for one text."""
     if json:
         first = several[0]
-        record = {"input": source, "text": first.text, "score": round(first.score, 6), "tokens": first.tokens, "ended": first.ended,
-                  "logprobs": first.logprobs, "alignment": first.alignment,
+        record = {"input": source, "text": first.text, "score": round(first.score, 6), "tokens": first.tokens,
+                  "ended": first.ended, "logprobs": first.logprobs, "alignment": first.alignment,
                   "n_best": [{"text": one.text, "score": round(one.score, 6)} for one in several] if len(several) > 1 else None}
         return [texts.as_json(record)]
     plain = [texts.as_line(one.text, not alone or len(several) > 1) for one in several]

@@ -34,4 +34,4 @@ def comments() -> dict[str, str]:
         source = inspect.getsource(Options)
     except OSError:  # a program packed without its source
         return {}
-    return {name: text for name, text in re.findall(r"^    (\w+): [^#\n]*?# (.*)$", source, re.M)}
+    return dict(re.findall(r"^    (\w+): [^#\n]*?# (.*)$", source, re.M))

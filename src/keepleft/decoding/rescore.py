@@ -1,4 +1,4 @@
-"""What a model thinks of a text that is there: the log-probability of each token, and what else it expected, by one full pass."""
+"""What a model thinks of a text that is there: the log-probability of each token, and what else it expected, in one pass."""
 
 from __future__ import annotations
 

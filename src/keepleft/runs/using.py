@@ -80,7 +80,8 @@ class Voice:
     def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
         """One text for each of the likeliest next tokens."""
         row, = encoded(self.model, self.reading, [prompt], options)
-        prefix = [] if not isinstance(options.prefix, str) else self.tokenizer.encode(options.prefix, add_special_tokens=False).ids
+        said = options.prefix if isinstance(options.prefix, str) else ""
+        prefix = self.tokenizer.encode(said, add_special_tokens=False).ids if said else []
         before = [*self._begun(options), *prefix] if self.pair else row
         place = rescored(self.model, before, [0], source=row if self.pair else None, likely=count)
         out = []
@@ -112,7 +113,7 @@ class Voice:
         before = self._begun(options) if self.pair else one.prompt
         if logprobs is not None:
             thoughts = rescored(self.model, before, one.tokens, source=one.prompt if self.pair else None, likely=logprobs)
-            word = lambda token: self.tokenizer.id_to_token(token)
+            word = self.tokenizer.id_to_token
             out = replace(out, logprobs=[{"token": word(t.token), "logprob": round(t.logprob, 6),
                                           "top": {word(n): round(value, 6) for n, value in t.likely}} for t in thoughts])
         if alignments:
