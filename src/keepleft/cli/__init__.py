@@ -28,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     commands: dict[str, Callable[..., int]] = {
         "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
-        "classify": classify, "fill": fill, "score": score, "eval": judged, "compare": compare, "export": give, "doctor": doctor}
+        "classify": classify, "fill": fill, "score": score, "eval": judged, "compare": compare, "export": give,
+        "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
@@ -88,10 +89,10 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
-    made_here = {name for name in (SAID, "words", "options") if name in signature(command).parameters}
+    made_here = {name for name in (SAID, "inputs", "options") if name in signature(command).parameters}
     parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys() | made_here)
-    if "words" in made_here:
-        parser.add_argument("words", nargs="*", help=help_.get("words"))
+    if "inputs" in made_here:
+        parser.add_argument("inputs", nargs="*", help=help_.get("inputs"))
     for name, numbers in several.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):

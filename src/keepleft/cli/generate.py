@@ -16,14 +16,14 @@ from keepleft.decoding.options import Options
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
-def complete(words: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
+def complete(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
              logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None, draft: str | None = None,
              batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
              json: bool = False) -> int:
     """Go on with a text.
 
     Args:
-        words: a model (a directory, a GGUF file, a name on the Hugging Face hub), then texts; without a model the best one
+        inputs: a model (a directory, a GGUF file, a name on the Hugging Face hub), then texts; without a model the best one
             that is installed; without texts the lines of --input or of stdin
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
@@ -41,14 +41,14 @@ def complete(words: list[str], options: Options, input: str | None = None, outpu
     return _write(**{**locals(), "need": False, "tag": None, "alignments": False})
 
 
-def translate(words: list[str], options: Options, input: str | None = None, output: str | None = None, tag: str | None = None,
+def translate(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, tag: str | None = None,
               n_best: int = 1, logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
               draft: str | None = None, batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None,
               stream: bool = False, json: bool = False, alignments: bool = False) -> int:
     """Translate texts with an encoder-decoder.
 
     Args:
-        words: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
+        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
         tag: the token that names the language, for a model that has several
@@ -67,14 +67,14 @@ def translate(words: list[str], options: Options, input: str | None = None, outp
     return _write(**{**locals(), "need": True})
 
 
-def summarize(words: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
+def summarize(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
               logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
-              draft: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
-              json: bool = False) -> int:
+              draft: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None,
+              stream: bool = False, json: bool = False) -> int:
     """Summarise texts with an encoder-decoder.
 
     Args:
-        words: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
+        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
         n_best: so many texts for each, with their scores
@@ -91,12 +91,12 @@ def summarize(words: list[str], options: Options, input: str | None = None, outp
     return _write(**{**locals(), "need": True, "tag": None, "alignments": False})
 
 
-def _write(words: list[str], options: Options, input: str | None, output: str | None, n_best: int, logprobs: int | None,
+def _write(inputs: list[str], options: Options, input: str | None, output: str | None, n_best: int, logprobs: int | None,
            alternatives: int | None, picture: str | None, draft: str | None, batch_size: int, dtype: Dtype, device: str | None,
            stream: bool, json: bool, need: bool, tag: str | None, alignments: bool) -> int:
     from keepleft.runs import using
 
-    place, given = texts.divided(words, need=need)
+    place, given = texts.divided(inputs, need=need)
     if place is None:
         place = best_installed()
     if n_best > 1:

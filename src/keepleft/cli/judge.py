@@ -11,12 +11,12 @@ from keepleft.cli.show import Bar
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-def classify(words: list[str], input: str | None = None, output: str | None = None, batch_size: int = 32,
+def classify(inputs: list[str], input: str | None = None, output: str | None = None, batch_size: int = 32,
              dtype: Dtype = "float32", device: str | None = None, json: bool = False) -> int:
     """Say which label a text has.
 
     Args:
-        words: a model, then texts; without texts the lines of --input or of stdin
+        inputs: a model, then texts; without texts the lines of --input or of stdin
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
         batch_size: texts that are judged together
@@ -26,7 +26,7 @@ def classify(words: list[str], input: str | None = None, output: str | None = No
     """
     from keepleft.runs.judging import judge
 
-    place, given = texts.divided(words, need=True)
+    place, given = texts.divided(inputs, need=True)
     found = judge(str(place), dtype=dtype, device=device)
     with texts.delivered(output) as out, Bar("texts", len(given) or None) as bar:
         done = 0
@@ -44,12 +44,12 @@ def classify(words: list[str], input: str | None = None, output: str | None = No
     return 0
 
 
-def fill(words: list[str], input: str | None = None, count: int = 5, dtype: Dtype = "float32", device: str | None = None,
+def fill(inputs: list[str], input: str | None = None, count: int = 5, dtype: Dtype = "float32", device: str | None = None,
          json: bool = False) -> int:
     """Say what fits in the gap of a text, with a model that was trained to (BERT).
 
     Args:
-        words: a model, then texts with the tokenizer's mask ([MASK], <mask>) where something is missing; without texts the
+        inputs: a model, then texts with the tokenizer's mask ([MASK], <mask>) where something is missing; without texts the
             lines of --input or of stdin
         input: a file of texts, a line each
         count: so many of the likeliest
@@ -59,7 +59,7 @@ def fill(words: list[str], input: str | None = None, count: int = 5, dtype: Dtyp
     """
     from keepleft.runs.judging import judge
 
-    place, given = texts.divided(words, need=True)
+    place, given = texts.divided(inputs, need=True)
     found = judge(str(place), dtype=dtype, device=device)
     for text in texts.lines(given, input):
         gaps = found.fill(text, count)
@@ -72,12 +72,12 @@ def fill(words: list[str], input: str | None = None, count: int = 5, dtype: Dtyp
     return 0
 
 
-def score(words: list[str], input: str | None = None, output: str | None = None, dtype: Dtype = "float32",
+def score(inputs: list[str], input: str | None = None, output: str | None = None, dtype: Dtype = "float32",
           device: str | None = None, tokens: bool = False, json: bool = False) -> int:
     """Say how likely texts are: their log-probability, and the perplexity of a token.
 
     Args:
-        words: a model, then texts; an encoder-decoder takes source and target with a tab between them; without texts the lines
+        inputs: a model, then texts; an encoder-decoder takes source and target with a tab between them; without texts the lines
             of --input or of stdin
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
@@ -88,7 +88,7 @@ def score(words: list[str], input: str | None = None, output: str | None = None,
     """
     from keepleft.runs.judging import judge
 
-    place, given = texts.divided(words, need=True)
+    place, given = texts.divided(inputs, need=True)
     found = judge(str(place), dtype=dtype, device=device)
     pair = found.model.design.encoder is not None
     with texts.delivered(output) as out:

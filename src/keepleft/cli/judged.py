@@ -10,14 +10,14 @@ from keepleft.cli.show import Bar
 from keepleft.decoding.options import Options
 
 
-def judged(words: list[str], options: Options, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
+def judged(inputs: list[str], options: Options, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
            against: str | None = None, tag: str | None = None, most: int | None = None, least: float | None = None,
            dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
            json: bool = False) -> int:
     """Measure a model on texts with known answers, alone or beside another one.
 
     Args:
-        words: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL), two files whose
+        inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL), two files whose
             lines belong together, or for a language model a text
         task: what the model is for, where it cannot be told from the model: summarize is measured by ROUGE
         against: another model, or a file of what another system wrote: says which is better, and whether that may be chance
@@ -30,7 +30,7 @@ def judged(words: list[str], options: Options, task: Literal["translate", "summa
     """
     from keepleft.runs.evaluation import evaluate
 
-    place, data = texts.divided(words, need=True)
+    place, data = texts.divided(inputs, need=True)
     if not data:
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
