@@ -68,8 +68,9 @@ def delivered(path: str | None) -> Iterator[TextIO]:
 
 
 def as_line(text: str, several: bool) -> str:
-    """A text as one line where there are several, so that line n of the output belongs to line n of the input."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") if several and "\n" in text else text
+    """A text as one line where there are several, so that line n of the output belongs to line n of the input; --json keeps
+    line breaks as they are."""
+    return text.replace("\n", "\\n").replace("\r", "\\r") if several else text
 
 
 def as_json(record: dict[str, Any]) -> str:
