@@ -74,7 +74,7 @@ def clusters(words: str) -> list[str]:
     """The text in pieces that a reader takes for one letter: vowel signs, accents and joined letters stay together."""
     out: list[str] = []
     for letter in words:
-        if out and letter not in "\r\n" and out[-1][-1] not in "\r\n" and (_stays(letter) or _holds(out[-1], letter)):
+        if out and (_stays(letter) or _holds(out[-1], letter)):
             out[-1] += letter
         else:
             out.append(letter)
@@ -109,7 +109,9 @@ def _stays(letter: str) -> bool:
 
 
 def _holds(piece: str, letter: str) -> bool:
-    """What ends the piece takes the next letter in: a joiner, a virama before a letter, half of a flag."""
+    """What ends the piece takes the next letter in: a joiner, a virama before a letter, half of a flag or line break."""
+    if piece[-1] in "\r\n":
+        return piece + letter == "\r\n"
     flag = "\U0001f1e6" <= piece[-1] <= "\U0001f1ff" and "\U0001f1e6" <= letter <= "\U0001f1ff"
     bare = piece.rstrip("\u200c\u200d")
     return flag or piece.endswith("\u200d") or (bool(bare) and bare[-1] in _JOINING and unicodedata.category(letter) == "Lo")

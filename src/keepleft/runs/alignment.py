@@ -24,8 +24,8 @@ def aligned(model: Any, source: Sequence[int], tokens: Sequence[int], *, begin: 
     `tokens`: start token and what was written. `among`: only these source tokens, so that tags and ends can be left out. Rows
     sum to 1.
     """
-    if model.design.encoder is None:
-        raise ValueError("this model has no source to look at: alignments are for encoder-decoders")
+    if model.design.encoder is None or model.design.decoder is None:
+        raise ValueError("this model does not write from a source: alignments are for encoder-decoders")
     if not 1 <= begin <= len(tokens):
         raise ValueError(f"begin is {begin}, and there are {len(tokens)} tokens: it must be 1 or more, and not beyond them")
     there = len(model.decoder.layers)

@@ -42,6 +42,8 @@ def watched(model: Any, tokenizer: Any, tokens: Sequence[int], begin: int, *, tr
         raise ValueError(f"begin is {begin}, and there are {len(tokens)} tokens: it must be 1 or more, and not beyond them")
     if few < 1:
         raise ValueError(f"few is {few}: at least one token of each step must be shown")
+    if model.design.decoder is None:
+        raise ValueError("this model only reads: give one that writes")
     if (source is None) != (model.design.encoder is None):
         raise ValueError("an encoder-decoder needs the source that it read: give source=" if source is None else
                          "a source was given, but this model reads none: leave it out")

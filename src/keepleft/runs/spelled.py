@@ -45,7 +45,11 @@ def _added(tokenizer: Any, base: str, longer: str, token: int) -> str:
     letters = _bytes()
     if not text or any(letter not in letters for letter in name):
         return str(name)
-    return bytes(letters[letter] for letter in name).decode("utf-8", "backslashreplace")
+    raw, whole = bytes(letters[letter] for letter in name), text.rstrip(HALF)
+    begun = max((n for n, byte in enumerate(raw) if byte >= 0xC0), default=-1)  # where a character begins that is not whole yet
+    if HALF in whole or begun < 0:
+        return raw.decode("utf-8", "backslashreplace")
+    return str(whole) + "".join(f"\\x{byte:02x}" for byte in raw[begun:])
 
 
 @cache
