@@ -52,6 +52,15 @@ def test_what_is_hard_to_see_is_shown():
     assert svg.clusters("क्षत्रिय") == ["क्ष", "त्रि", "य"]
 
 
+def test_a_title_has_room_but_not_any_amount_of_it(tmp_path):
+    for title, low, high in (("t", 50, 50), ("a title of some length", 150, 300), ("a title " * 99, 900, 900)):
+        root = ElementTree.fromstring(svg.sheet(tmp_path / "a.svg", title, 50, 9, []).read_text("utf-8"))
+        assert low <= float(root.get("width")) <= high
+        assert svg.width(root.find(f"{SVG}text").text) <= float(root.get("width"))
+        assert root.find(f"{SVG}title").text == title
+        assert root.find(f"{SVG}text").text.endswith("…") == (len(title) > 99)
+
+
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no \.svg"):
         svg.sheet(tmp_path / "a.png", "t", 9, 9, [])

@@ -13,6 +13,8 @@ from keepleft.disk import atomic
 INK, DIM, FAINT, PAPER, BLUE = "#222222", "#6b7580", "#d8dee4", "#ffffff", "#1f5fa8"
 LETTER = 6.4  # the width of a letter of 12 pixels, more or less
 MARGIN = 16
+WIDEST = 900  # that a picture becomes for its title
+BOLD = 15  # bold letters of 14 pixels are as wide as these
 
 _ODD = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML cannot hold
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
@@ -20,15 +22,19 @@ _TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # would turn 
 _JOINING = frozenset("\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d")  # viramas: the next consonant belongs to this one
 
 
-def sheet(path: str | Path, title: str, width: float, height: float, parts: Iterable[str]) -> Path:
-    """Write a picture with its title above it, at once or not at all; y below 34 is the title's."""
+def sheet(path: str | Path, title: str, wide: float, tall: float, parts: Iterable[str]) -> Path:
+    """Write a picture with its title above it, at once or not at all; y below 34 is the title's.
+
+    It becomes wider where the title needs that, up to a point.
+    """
     path = Path(path)
+    wide = max(wide, min(WIDEST, 2 * MARGIN + width(title, BOLD)))
     if path.suffix != ".svg":
         raise ValueError(f"{path.name!r} is no .svg: these pictures are drawn as .svg")
-    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
+    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {tall:g}" width="{wide:g}" height="{tall:g}" '
             f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(_whole(title))}>',
-            named(title), f'<rect width="{width:g}" height="{height:g}" fill="{PAPER}"/>',
-            f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{said(title)}</text>']
+            named(title), f'<rect width="{wide:g}" height="{tall:g}" fill="{PAPER}"/>',
+            f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{said(short(title, wide - 2 * MARGIN + 1, BOLD))}</text>']
     atomic.text(path, "\n".join([*head, *parts, "</svg>\n"]))
     return path
 
@@ -123,4 +129,4 @@ def _share(letter: str) -> float:
         return 0.0
     if unicodedata.east_asian_width(letter) in "WF":
         return 2.0
-    return 1.3 if letter in "mwMWQO@%␣⇥↵…◌—" else 1.05
+    return 1.4 if kind == "Lo" else 1.3 if letter in "mwMWQO@%␣⇥↵…◌—" else 1.05

@@ -75,4 +75,4 @@ def alignment(path: str | Path, source: Sequence[str], written: Sequence[str], w
     if more := [f"{len(side) - most} {name}" for name, side in (("written", written), ("source", source)) if len(side) > most]:
         height += 16
         out.append(svg.text(svg.MARGIN, height - 14, f"… {' and '.join(more)} tokens more are not shown"))
-    return svg.sheet(path, title, max(width, 2 * svg.MARGIN + svg.width(title, 15)), height, out)
+    return svg.sheet(path, title, width, height, out)

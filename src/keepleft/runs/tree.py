@@ -102,7 +102,7 @@ def tree(path: str | Path, steps: Sequence[Beams], tokenizer: Any, *, title: str
     bottom = TOP + TALL * max((len(column) for column in ranks), default=0) + 8
     missing = {"later steps": len(steps) - columns, "texts": sum(len(node.tokens) <= columns for node in found) - len(places)}
     left_out = [f"{count} {what}" for what, count in missing.items() if count > 0]
-    width = max(right + svg.MARGIN, *(2 * svg.MARGIN + room for room in (svg.width(KEY), svg.width(title, 15))))
+    width = max(right + svg.MARGIN, 2 * svg.MARGIN + svg.width(KEY))
     out = [svg.text(svg.MARGIN, 48, KEY, fill=svg.DIM)]
     for n in range(len(ranks)):
         where = min(place.x for place in places.values() if len(place.node.tokens) == n + 1)
