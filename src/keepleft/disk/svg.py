@@ -31,10 +31,11 @@ def sheet(path: str | Path, title: str, wide: float, tall: float, parts: Iterabl
     wide = max(wide, min(WIDEST, 2 * MARGIN + width(title, BOLD)))
     if path.suffix != ".svg":
         raise ValueError(f"{path.name!r} is no .svg: these pictures are drawn as .svg")
+    shown = short(title, wide - 2 * MARGIN + 1, BOLD)
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {tall:g}" width="{wide:g}" height="{tall:g}" '
             f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(_whole(title))}>',
             named(title), f'<rect width="{wide:g}" height="{tall:g}" fill="{PAPER}"/>',
-            f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{said(short(title, wide - 2 * MARGIN + 1, BOLD))}</text>']
+            f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{said(shown)}</text>']
     atomic.text(path, "\n".join([*head, *parts, "</svg>\n"]))
     return path
 
