@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from decoding.words import byte_tokens, writer
 
 import keepleft as kl
+from decoding.words import byte_tokens, writer
 from keepleft.cli import main
 
 TOKENS = byte_tokens()
@@ -90,9 +91,26 @@ def test_several_texts_are_numbered_with_their_scores(pair, capsys):
 
 
 def test_alternatives_begin_differently(decoder, capsys):
-    code, out, _ = run(capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3")
+    code, out, _ = run(capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3", "--json")
     assert code == 0
-    assert len({line.split(" ||| ")[1] for line in out.splitlines()}) == 4
+    assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
+
+
+@pytest.mark.parametrize("beams", ["1", "3"])
+def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
+    for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
+        path = tmp_path / f"{n}.svg"
+        code, _, told = run(capsys, command, model, "the sea <&", "--picture", str(path), "--num-beams", beams,
+                            "--max-new-tokens", "5")
+        assert (code, str(path) in told) == (0, True)
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_an_alignment_has_a_pair_for_each_token(pair, capsys):
+    code, out, _ = run(capsys, "translate", pair, "the sea", "--alignments", "--json", "--max-new-tokens", "5")
+    found = json.loads(out)
+    assert code == 0
+    assert [int(one.split("-")[1]) for one in found["alignment"].split()] == list(range(len(found["tokens"])))
 
 
 def test_a_stream_is_the_text(decoder, capsys):
@@ -164,7 +182,7 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
 def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
-    assert "num_beams is 0: it must be a whole number, at least 1" in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
+    assert "num_beams is 0: it must be a whole number" in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
     assert "a stream is for one text" in run(capsys, "generate", decoder, "x", "--stream", "--json")[2]
     assert "this model has no labels" in run(capsys, "classify", decoder, "x")[2]
     code, _, told = run(capsys, "generate", decoder, "--max-new-token", "3", "x")

@@ -154,7 +154,8 @@ def _lines(source: str, several: list[Any], number: int, alone: bool, json: bool
         first = several[0]
         record = {"input": source, "text": first.text, "score": round(first.score, 6), "tokens": first.tokens,
                   "ended": first.ended, "logprobs": first.logprobs, "alignment": first.alignment,
-                  "n_best": [{"text": one.text, "score": round(one.score, 6)} for one in several] if len(several) > 1 else None}
+                  "n_best": [{"text": one.text, "score": round(one.score, 6), "tokens": one.tokens} for one in several]
+                  if len(several) > 1 else None}
         return [texts.as_json(record)]
     plain = [texts.as_line(one.text, not alone or len(several) > 1) for one in several]
     if len(several) > 1:

@@ -117,7 +117,7 @@ class Voice:
             out = replace(out, logprobs=[{"token": word(t.token), "logprob": round(t.logprob, 6),
                                           "top": {word(n): round(value, 6) for n, value in t.likely}} for t in thoughts])
         if alignments:
-            from keepleft.runs.aligned import aligned, pairs
+            from keepleft.runs.alignment import aligned, pairs
 
             if not self.pair:
                 raise ValueError("an alignment is of source and target, and this model has no source: leave --alignments out")
@@ -127,8 +127,10 @@ class Voice:
 
     def picture(self, path: Path, text: str, options: Options, *, tag: str | None = None) -> Path:
         """One text drawn while it is written: the tree of beams, the alignment, or the distribution at each step."""
-        from keepleft.runs import drawn
-        from keepleft.runs.aligned import aligned
+        from keepleft.runs.alignment import aligned, alignment
+        from keepleft.runs.choices import distributions, watched
+        from keepleft.runs.spelled import in_turn
+        from keepleft.runs.tree import tree
 
         row, = encoded(self.model, self.reading, [self.prompt(text, tag)], options)
         work = Work.of(self.model, [row], options)
@@ -136,16 +138,12 @@ class Voice:
         seen = list(steps(self.model, work, strategy, options, self.draft))
         best = strategy.results(seen[-1])[0][0]  # type: ignore[arg-type]
         if options.beams > 1:
-            return drawn.tree(path, seen, self.tokenizer, title=text)
+            return tree(path, seen, self.tokenizer, title=text)  # type: ignore[arg-type]
         if self.pair:
             weights = aligned(self.model, row, [*self._begun(options), *best.tokens])
-            return drawn.alignment(path, self._words(self.reading, row), self._words(self.tokenizer, best.tokens), weights,
-                                   title=text)
-        return drawn.distributions(path, drawn.watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
-                                                       transforms=strategy.transforms), title=text)
-
-    def _words(self, tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-        return [tokenizer.decode([token], skip_special_tokens=False) or tokenizer.id_to_token(token) for token in tokens]
+            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, best.tokens), weights, title=text)
+        return distributions(path, watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
+                                           transforms=strategy.transforms), title=text)
 
 
 def voice(place: str, *, dtype: str = "float32", device: str | None = None, draft: str | None = None) -> Voice:
