@@ -16,7 +16,9 @@ import peers
 from peers import DECODERS, PAIRS, V
 
 KINDS = {**{name: DECODERS[name] for name in ("gpt2", "gpt_neo", "llama", "mistral")},
-         **{name: PAIRS[name] for name in ("t5", "bart", "marian")}}
+         **{name: PAIRS[name] for name in ("bart", "marian")},
+         # with more layers on one side transformers' own cache for T5 is one too short
+         "t5": peers._make("T5Config", "T5ForConditionalGeneration", **{**peers._t5, "num_decoder_layers": 2})}
 tokens = st.integers(3, V - 1)
 maybe = lambda what: st.none() | what
 OPTIONS = st.fixed_dictionaries({
@@ -82,6 +84,8 @@ def test_every_configuration_writes_what_transformers_writes(name, options, beam
     said = {**options, **(beams or {})}
     if (said["min_new_tokens"] or 0) > said["max_new_tokens"]:
         said["min_new_tokens"] = None
+    if said["forced_eos_token_id"] is not None:  # not forced and ruled out in one place: then nothing is left to choose from
+        said["begin_suppress_tokens"] = None
     assert ours(model, prompts, **said) == theirs(peer, prompts, **said)
 
 

@@ -65,7 +65,7 @@ ROWS = (
     Row("encoder_no_repeat_ngram_size", lambda v, o, s: transforms.no_repeat_of(s.source, v, s.source_known)
         if v and s.source is not None else None),
     Row("bad_words_ids", _bans),
-    Row("min_length", lambda v, o, s: _ending(v - s.begin, o)),
+    Row("min_length", lambda v, o, s: _ending(v - s.begin, o) if o.min_new_tokens is None else None),
     Row("min_new_tokens", lambda v, o, s: _ending(v, o)),
     Row("forced_bos_token_id", lambda v, o, s: transforms.forced([v], 0) if s.begin == 1 else None),
     Row("forced_eos_token_id", lambda v, o, s: transforms.forced(whole(v), s.limit - 1)),

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from keepleft.decoding.generate import answers, padded
+from keepleft.decoding.options import Options
 from keepleft.evaluate.foreseen import NOTHING, foreseen, reader, room
 from keepleft.evaluate.perplexity import surprise
-from keepleft.evaluate.until import laid, until
 
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # one thing, the first that is there
 
@@ -68,14 +69,17 @@ def harness(model: nn.Module, tokenizer: Any, *, batch: int = 8, window: int | N
             return out
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-            asked = [_asked(self.tok_encode(text) or [start], options, most, limit)
-                     for text, options in (request.args for request in requests)]
-            order = sorted(range(len(asked)), key=lambda n: -len(asked[n][0]))  # like lengths together, the longest first
-            out = [""] * len(asked)
-            for part in (order[n:n + batch] for n in range(0, len(order), batch)):
-                prompts, limits, stops = zip(*(asked[n] for n in part), strict=True)
-                for n, text in zip(part, until(model, tokenizer, prompts, limits=limits, stops=stops, end=end), strict=True):
-                    out[n] = text
+            out = [""] * len(requests)
+            alike: dict[str, list[int]] = {}  # requests of the same options go together
+            for n, request in enumerate(requests):
+                alike.setdefault(repr(request.args[1]), []).append(n)
+            for numbers in alike.values():
+                options, stops = _asked(requests[numbers[0]].args[1], limit)
+                prompts = [_room(self.tok_encode(requests[n].args[0]) or [start], most, options.max_new_tokens or limit)
+                           for n in numbers]
+                found = answers(model, tokenizer, prompts, at_once=batch, options=options, eos_token_id=end or None)
+                for n, (one, *_) in zip(numbers, found, strict=True):
+                    out[n] = cut(one.text, stops)
             return out
 
     return Ours()
@@ -101,7 +105,7 @@ def _continued(model: nn.Module, pairs: list[tuple[list[int], list[int]]], batch
     out = [(0.0, True)] * len(rows)
     order = sorted((n for n in range(len(rows)) if rows[n][1]), key=lambda n: -len(rows[n][0]))
     for part in (order[n:n + batch] for n in range(0, len(order), batch)):
-        tokens, segments = laid([rows[n][0][:-1] for n in part], device)
+        tokens, segments = padded([rows[n][0][:-1] for n in part], device, left=False)
         targets = tokens.new_full(tokens.shape, NOTHING)
         for row, n in enumerate(part):
             whole, count = rows[n]
@@ -113,14 +117,27 @@ def _continued(model: nn.Module, pairs: list[tuple[list[int], list[int]]], batch
     return out
 
 
-def _asked(prompt: list[int], options: dict[str, Any], most: int | None, limit: int) -> tuple[list[int], int, list[str]]:
-    """A prompt cut to leave room, how many tokens to write, and the stop strings, from the options of a request."""
-    if options.get("do_sample", float(options.get("temperature") or 0.0) > 0):
-        raise ValueError(f"a task asks for sampling ({options}), and this model writes greedily: set do_sample=False in "
-                         "gen_kwargs")
-    count = int(next((options[word] for word in LIMITS if options.get(word) is not None), limit))
-    stops = options.get("until") or []
-    if most is not None and count >= most:
+def _asked(said: dict[str, Any], limit: int) -> tuple[Options, list[str]]:
+    """The options of a request in our words, and its stop strings."""
+    count = int(next((said[word] for word in LIMITS if said.get(word) is not None), limit))
+    stops = said.get("until") or []
+    stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
+    drawn = bool(said.get("do_sample", float(said.get("temperature") or 0.0) > 0))
+    more = {name: said[name] for name in ("temperature", "top_p", "top_k", "min_p") if drawn and said.get(name)}
+    seed = int(said.get("seed") or 0)
+    return Options(max_new_tokens=count, stop_strings=stops or None, do_sample=drawn, seed=seed, **more), stops
+
+
+def _room(prompt: list[int], most: int | None, count: int) -> list[int]:
+    """A prompt cut to leave room for what is written."""
+    if most is None:
+        return prompt
+    if count >= most:
         raise ValueError(f"{count} tokens to write leave no room for a prompt among the {most} that the model sees at once: "
                          "give fewer, as gen_kwargs='max_gen_toks=…' or limit=…")
-    return prompt if most is None else prompt[-(most - count):], count, [stops] if isinstance(stops, str) else list(stops)
+    return prompt[-(most - count):]
+
+
+def cut(text: str, stops: list[str]) -> str:
+    """The text before the first stop string in it."""
+    return text[:min([place for stop in stops if stop and (place := text.find(stop)) >= 0], default=len(text))]

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, decoders, models, processors
 
 import keepleft as kl
 import peers
-from keepleft.evaluate.harness import harness
-from keepleft.evaluate.until import cut
+from keepleft.runs.harness import cut, harness
 
 pytest.importorskip("lm_eval")
 
@@ -110,8 +109,7 @@ def test_texts_are_written_as_one_by_one_and_end_where_told(model):
     free = []
     for prompt in prompts:
         ids = words.encode(prompt).ids or [0]
-        written = [int(token) for token in kl.greedy(model, torch.tensor([ids]), limit=20, end=[1])]
-        free.append(words.decode([token for token in written if token != 1]))
+        free.append(kl.generate(model, words, [ids], max_new_tokens=20, eos_token_id=1)[0])
     told = harness(model, words, batch=4)
     options = {"until": [], "max_gen_toks": 20, "do_sample": False, "temperature": 0.0}
     assert told.generate_until(asked("generate_until", *((prompt, options) for prompt in prompts))) == free
@@ -120,8 +118,7 @@ def test_texts_are_written_as_one_by_one_and_end_where_told(model):
         (prompts[n], options | {"until": stop, "max_gen_toks": 5 + n}) for n, stop in enumerate(stops))))
     for n, (text, whole, stop) in enumerate(zip(found, free, stops, strict=True)):
         ids = words.encode(prompts[n]).ids or [0]
-        first = [int(token) for token in kl.greedy(model, torch.tensor([ids]), limit=5 + n, end=[1])]
-        assert text == words.decode([token for token in first if token != 1]).split(stop)[0]
+        assert text == kl.generate(model, words, [ids], max_new_tokens=5 + n, eos_token_id=1)[0].split(stop)[0]
         assert stop not in text
         assert whole.startswith(text)
     assert any(len(text) < 5 + n for n, text in enumerate(found))
@@ -134,8 +131,8 @@ def test_a_stop_string_cuts_before_its_first_place():
 
 def test_what_cannot_be_done_is_told(model):
     words, told = tokenizer(), harness(model, tokenizer())
-    with pytest.raises(ValueError, match="writes greedily"):
-        told.generate_until(asked("generate_until", ("a", {"do_sample": True})))
+    drawn = asked("generate_until", ("a", {"do_sample": True, "temperature": 2.0, "max_gen_toks": 8}))
+    assert told.generate_until(drawn) == told.generate_until(drawn)
     with pytest.raises(ValueError, match="256 tokens to write leave no room"):
         told.generate_until(asked("generate_until", ("a", {})))
     nameless = kl.build(kl.presets.small(kl.presets.gpt2)).eval()
