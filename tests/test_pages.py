@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -34,7 +35,7 @@ def place(tmp_path_factory) -> Path:
         if command.startswith("keepleft "):
             if command == "keepleft compare":
                 command += " --lengths 16 --steps 20"  # the whole takes a minute or two
-            ran = subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, capture_output=True, text=True,
+            ran = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True,
                                  timeout=300, check=False)
             assert ran.returncode == 0, ran.stderr
     return folder
@@ -43,6 +44,12 @@ def place(tmp_path_factory) -> Path:
 def commands() -> list[str]:
     return [line.removeprefix("$ ").partition("  #")[0].strip() for block in blocks(README, "console")
             for line in block.splitlines() if line.startswith("$")]
+
+
+def test_the_python_block_of_the_page_on_generation_runs():
+    code = "\n".join(blocks((ROOT / "docs" / "generation.md").read_text("utf-8"), "python"))
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.slow

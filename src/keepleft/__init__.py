@@ -10,9 +10,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention.attend": "Sight attend see",
     "attention.backends.watching": "maps",
-    "attention.cache": "Growing Memory Ring Static",
+    "attention.cache": "Growing Ring Static",
     "attention.grid": "Grid",
+    "attention.lean": "Offloaded Quantized",
     "attention.masks": "Mask Where block causal full prefix window",
+    "attention.memory": "Memory",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
     "data.batch": "Batch",
@@ -20,10 +22,15 @@ _HOMES = {
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
     "data.store": "Store",
     "decoding.beam": "beam",
-    "decoding.greedy": "greedy",
+    "decoding.generate": "Answer answers generate stream",
+    "decoding.hypotheses": "Hypotheses Written",
+    "decoding.loop": "decode",
+    "decoding.options": "Options",
+    "decoding.single": "greedy sample",
     "evaluate.likelihood": "likelihood",
     "models.build": "build parameters",
     "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
+    "models.pack": "pack",
     "models.stack": "positions_of",
     "models.watch": "watch",
     "models.wholes": "Decoder Encoder EncoderDecoder",
@@ -41,9 +48,11 @@ __all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
 if TYPE_CHECKING:
     from keepleft.attention.attend import Sight, attend, see
     from keepleft.attention.backends.watching import maps
-    from keepleft.attention.cache import Growing, Memory, Ring, Static
+    from keepleft.attention.cache import Growing, Ring, Static
     from keepleft.attention.grid import Grid
+    from keepleft.attention.lean import Offloaded, Quantized
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.memory import Memory
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask
     from keepleft.data.batch import Batch
@@ -51,11 +60,16 @@ if TYPE_CHECKING:
     from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
     from keepleft.data.store import Store
     from keepleft.decoding.beam import beam
-    from keepleft.decoding.greedy import greedy
+    from keepleft.decoding.generate import Answer, answers, generate, stream
+    from keepleft.decoding.hypotheses import Hypotheses, Written
+    from keepleft.decoding.loop import decode
+    from keepleft.decoding.options import Options
+    from keepleft.decoding.single import greedy, sample
     from keepleft.evaluate.likelihood import likelihood
     from keepleft.models import presets
     from keepleft.models.build import build, parameters
     from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
+    from keepleft.models.pack import pack
     from keepleft.models.stack import positions_of
     from keepleft.models.watch import watch
     from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder

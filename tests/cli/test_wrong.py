@@ -9,7 +9,7 @@ from keepleft.cli import main
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["trian"], "there is no command 'trian': did you mean train?"),
-    (["xyzzy"], "there is no command 'xyzzy': there are demo, train, compare, doctor"),
+    (["xyzzy"], "there is no command 'xyzzy': there are demo, train, generate, "),
     (["train", "--sise", "3"], "there is no option --sise: did you mean --size?"),
     (["train", "--recipe.step", "5"], "there is no option --recipe.step: did you mean --recipe.steps?"),
     (["train", "--resum"], "there is no option --resum: did you mean --resume?"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,3 +61,25 @@ def test_translations_are_scored_as_sacrebleu_scores_them():
     assert found["exact"] == 0.5
     with pytest.raises(ValueError, match="1 texts beside 2 references"):
         translation(["a"], references)
+
+
+def test_nobody_imports_the_libraries_that_count_unasked():
+    rooms = "compare perplexity summary translation"
+    code = f"""
+import importlib, sys
+for name in "{rooms}".split():
+    importlib.import_module("keepleft.evaluate." + name)
+assert not {{"lm_eval", "rouge_score", "sacrebleu", "scipy"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_page_on_evaluation_prints_what_it_says(capsys):
+    pytest.importorskip("sacrebleu")
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[:-1])  # the last fetches a model
+    exec(code, {})
+    printed = capsys.readouterr().out
+    told = re.findall(r"^ *print\(.*\) +# (.*?)…?$", code, re.M)
+    assert len(told) == 4
+    assert all(said in printed for said in told)

@@ -6,6 +6,7 @@ back, which position and which segment sits there. The mask does the rest.
     admit(queries, positions, segments) -> grid    once per forward pass, before any layer writes
     put(layer, k, v) -> k, v                       write this layer's new pairs, get all that may be looked at
     keep(rows)                                     reorder, drop or repeat batch rows
+    drop(n)                                        forget the last n tokens, if the cache can
 
 Positions and segments are (B, queries), or None: consecutive after what is there, and one text.
 """
@@ -31,11 +32,14 @@ class Cache(Protocol):
 
 
 class Growing:
-    """Keeps everything, in tensors that grow."""
+    """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are never written to."""
+
+    ROOM = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = self.new = 0
         self.pairs: dict[int, Pair] = {}
+        self.spare: Tensor | None = None
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
         self.segments: Tensor | None = None   # (B, length); None: one text
 
@@ -45,7 +49,7 @@ class Growing:
         return next((k.shape[0] for k, _ in self.pairs.values()), None)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        start, self.length = self.length, self.length + queries
+        start, self.length, self.new = self.length, self.length + queries, queries
         self.positions = _extend(self.positions, positions, start, queries, _counted)
         self.segments = _extend(self.segments, segments, start, queries, _ones)
         tail = lambda t: None if t is None else t[:, start:]
@@ -53,15 +57,34 @@ class Growing:
                     tail(self.segments) if start else self.segments, self.segments)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        if layer in self.pairs:
-            old_k, old_v = self.pairs[layer]
-            k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
-        self.pairs[layer] = (k, v)
-        return k, v
+        start = self.length - self.new
+        if not start:
+            self.pairs[layer] = (k, v)
+            return k, v
+        old_k, old_v = self.pairs[layer]
+        if k.requires_grad or v.requires_grad or old_k.requires_grad or old_v.requires_grad:
+            pair = self.pairs[layer] = torch.cat([old_k[:, :, :start], k], 2), torch.cat([old_v[:, :, :start], v], 2)
+            return pair
+        if old_k.shape[2] < self.length:
+            room = max(self.ROOM, start // 2) + self.new
+            old_k, old_v = self.pairs[layer] = _roomier(old_k[:, :, :start], room), _roomier(old_v[:, :, :start], room)
+        old_k[:, :, start:self.length] = k
+        old_v[:, :, start:self.length] = v
+        return old_k[:, :, :self.length], old_v[:, :, :self.length]
 
     def keep(self, rows: Tensor) -> None:
-        self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+        """Each buffer moves into the one that was emptied before it: fresh memory costs more than the copy."""
+        for layer, pair in self.pairs.items():
+            moved = []
+            for buffer in pair:
+                moved.append(_moved(buffer, rows, self.spare))
+                self.spare = None if buffer.requires_grad else buffer
+            self.pairs[layer] = (moved[0], moved[1])
         self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
+
+    def drop(self, n: int) -> None:
+        self.length -= n
+        self.positions, self.segments = (None if t is None else t[:, :self.length] for t in (self.positions, self.segments))
 
 
 class Static:
@@ -126,13 +149,20 @@ class Static:
         if len(rows) == len(self.positions):
             for tensor in (self.positions, self.segments):
                 tensor.copy_(tensor[rows])
+            spare = None
             for pair in self.pairs.values():
                 for buffer in pair:
                     used = buffer[:, :, :self.length]
-                    used.copy_(used[rows])
+                    spare = _moved(used, rows, spare)
+                    used.copy_(spare)
         else:
             self.positions, self.segments = self.positions[rows], self.segments[rows]
             self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+
+    def drop(self, n: int) -> None:
+        self.length -= n
+        self.cursor -= n
+        self.segments[:, self.length:] = 0
 
 
 class Ring:
@@ -192,23 +222,19 @@ class Ring:
         self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
 
 
-class Memory:
-    """What cross-attention looks at: each layer's keys and values of the source, computed once."""
+def _moved(tensor: Tensor, rows: Tensor, spare: Tensor | None) -> Tensor:
+    """Those rows, written over the spare tensor where it fits."""
+    if spare is None or tensor.requires_grad or spare.shape != (len(rows), *tensor.shape[1:]) or spare.dtype != tensor.dtype:
+        return tensor.index_select(0, rows)
+    return torch.index_select(tensor, 0, rows, out=spare)
 
-    def __init__(self, pairs: list[Pair], segments: Tensor | None = None) -> None:
-        self.pairs, self.segments = pairs, segments
 
-    @property
-    def rows(self) -> int:
-        return self.pairs[0][0].shape[0]
-
-    def grid(self, queries: int, segments: Tensor | None = None) -> Grid:
-        """Queries over the source; each segment of the target sees the source segment of the same number."""
-        return Grid(queries, self.pairs[0][0].shape[2], q_seg=segments, k_seg=self.segments)
-
-    def keep(self, rows: Tensor) -> None:
-        self.pairs = [(k[rows], v[rows]) for k, v in self.pairs]
-        self.segments = _rows(self.segments, rows)
+def _roomier(tensor: Tensor, room: int) -> Tensor:
+    """(B, H, slots, D) with so many more slots, empty."""
+    batch, heads, slots, width = tensor.shape
+    out = tensor.new_empty(batch, heads, slots + room, width)
+    out[:, :, :slots] = tensor
+    return out
 
 
 def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:

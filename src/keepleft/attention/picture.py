@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 import zlib
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import torch
 from torch import Tensor
 
 from keepleft.attention.masks import Mask
+from keepleft.disk import atomic, svg
 
-SEEN, HIDDEN, LINE, INK = "#1f5fa8", "#eef2f6", "#ffffff", "#222222"  # blue on pale grey: told apart without colour too
+SEEN, HIDDEN, LINE = svg.BLUE, "#eef2f6", svg.PAPER  # blue on pale grey: told apart without colour too
 
 
 def table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
@@ -44,38 +44,31 @@ def picture(mask: Mask, n: int, path: str | Path, *, labels: list[str] | None = 
     if labels is not None and len(labels) != n:
         raise ValueError(f"{len(labels)} labels for {n} positions: give one for each")
     if path.suffix == ".svg":
-        data = _svg(seen, repr(mask), labels or [str(i) for i in range(n)]).encode()
-    elif path.suffix == ".png":
-        data = _png(seen)
-    else:
+        return _svg(path, seen, repr(mask), labels or [str(i) for i in range(n)])
+    if path.suffix != ".png":
         raise ValueError(f"{path.name!r} is neither .svg nor .png")
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
+    with atomic.written(path) as part:
+        part.write_bytes(_png(seen))
     return path
 
 
-def _svg(seen: Tensor, title: str, labels: list[str]) -> str:
-    n, cell, size = len(seen), 22, 12
+def _svg(path: Path, seen: Tensor, title: str, labels: list[str]) -> Path:
+    n, cell = len(seen), 22
     if n > 64:
         labels, cell = [""] * n, max(2, 1400 // n)
     left = 14 + max((len(label) for label in labels), default=0) * 8
     top = 40 + left
-    width, height = left + n * cell + 20, top + n * cell + 20
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-           f'font-family="sans-serif" font-size="{size}" fill="{INK}" role="img">',
-           f"<title>{escape(title)}</title>", f'<rect width="{width}" height="{height}" fill="white"/>',
-           f'<text x="10" y="22" font-size="14" font-weight="bold">{escape(title)}</text>']
+    out = []
     for i, label in enumerate(labels):
         if label:
             middle = i * cell + cell / 2
-            out.append(f'<text x="{left - 6}" y="{top + middle + 4:g}" text-anchor="end">{escape(label)}</text>')
-            out.append(f'<text transform="translate({left + middle + 4:g} {top - 6}) rotate(-90)">{escape(label)}</text>')
+            out.append(svg.text(left - 6, top + middle + 4, label, anchor="end"))
+            out.append(svg.text(left + middle + 4, top - 6, label, up=True))
     for q, line in enumerate(seen.tolist()):
         for k, on in enumerate(line):
             out.append(f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
                        f'fill="{SEEN if on else HIDDEN}"/>')
-    return "\n".join([*out, "</svg>\n"])
+    return svg.sheet(path, title, left + n * cell + 20, top + n * cell + 20, out)
 
 
 def _png(seen: Tensor) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from inspect import signature
@@ -19,9 +20,16 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
+    from keepleft.cli.export import give
+    from keepleft.cli.generate import complete, summarize, translate
+    from keepleft.cli.judge import classify, fill, score
+    from keepleft.cli.judged import judged
     from keepleft.cli.train import teach
 
-    commands: dict[str, Callable[..., int]] = {"demo": demo, "train": teach, "compare": compare, "doctor": doctor}
+    commands: dict[str, Callable[..., int]] = {
+        "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
+        "classify": classify, "fill": fill, "score": score, "eval": judged, "compare": compare, "export": give,
+        "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
@@ -41,6 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     if SAID in signature(command).parameters:
         options[SAID] = frozenset(said.keys())
     try:
+        if "options" in signature(command).parameters:
+            from keepleft.cli.wishes import gathered
+
+            options = gathered(options)
         return command(**options)
     except KeyboardInterrupt:
         print("keepleft: stopped", file=sys.stderr)
@@ -53,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def spelt(arguments: list[str]) -> list[str]:
-    """`--train FILE --train.columns …` with the file under its full name, which the second option would otherwise replace."""
+    """Options as the parser knows them: --max-new-tokens is --max_new_tokens, and the file of `--train FILE --train.columns …`
+    has its full name, since the second option would otherwise replace it."""
+    arguments = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), given) for given in arguments]
     for name in ("--train", "--valid"):
         if any(given.startswith(f"{name}.") for given in arguments):
             arguments = [f"{name}.path" if given == name else given.replace(f"{name}=", f"{name}.path=", 1)
@@ -62,8 +76,8 @@ def spelt(arguments: list[str]) -> list[str]:
 
 
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
-    """A command's own parser, from its signature and docstring; what is False unless asked for is a flag, and
-    what is a tuple of whole numbers takes several."""
+    """A command's own parser, from its signature and docstring; what has no default stands by itself, what is False
+    unless asked for is a flag, and what is a tuple of whole numbers takes several."""
     from docstring_parser import parse
     from jsonargparse import SUPPRESS, ArgumentParser
 
@@ -75,11 +89,18 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
-    parser.add_function_arguments(command, as_group=False, skip=flags | several.keys() | {SAID})
+    made_here = {name for name in (SAID, "inputs", "options") if name in signature(command).parameters}
+    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys() | made_here)
+    if "inputs" in made_here:
+        parser.add_argument("inputs", nargs="*", help=help_.get("inputs"))
     for name, numbers in several.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(numbers), help=help_.get(str(name)))
     for flag in sorted(map(str, flags)):
         parser.add_argument(f"--{flag}", action="store_true", help=help_.get(flag))
+    if "options" in made_here:
+        from keepleft.cli.wishes import add
+
+        add(parser)
     for action in parser._actions:
         if action.dest.endswith(".help"):
             action.help = SUPPRESS  # a page of its own for --train.src and its like, which --train describes

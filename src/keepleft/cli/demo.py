@@ -136,7 +136,6 @@ def translator(steps: int, out: str) -> bool:
 
 
 def continuation(prompt: str) -> None:
-    import torch
 
     import keepleft as kl
     from keepleft.cli.found import installed_weights
@@ -152,10 +151,9 @@ def continuation(prompt: str) -> None:
         print(f"SmolLM2-135M-Instruct is installed, but {error}")
         return
     assert tokenizer is not None
-    tokens = torch.tensor([tokenizer.encode(prompt).ids])
-    out = [int(token) for token in kl.greedy(model, tokens, limit=24, end=[model.notes["eos_token_id"]])]  # type: ignore[arg-type]
+    out, = kl.generate(model, tokenizer, prompt, max_new_tokens=24)
     print("SmolLM2-135M-Instruct goes on, token by token from its cache:")
-    print(f"  {prompt}\033[1m{tokenizer.decode(out)}\033[0m" if _terminal() else f"  {prompt} →{tokenizer.decode(out)}")
+    print(f"  {prompt}\033[1m{out}\033[0m" if _terminal() else f"  {prompt} →{out}")
 
 
 def _terminal() -> bool:

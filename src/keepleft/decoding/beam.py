@@ -1,51 +1,175 @@
-"""Beam search: keep the few likeliest texts so far, and of those that end the best by score per length."""
+"""Beam search: several texts side by side; of those that end, the best by log-probability for their length.
+
+The rules are those of Hugging Face's `generate`, so that texts agree token for token: as many candidates are looked at as there
+can be ends and still enough to go on with; only an end among the best `width` counts; `early` says when to stop.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keepleft.decoding.greedy import Stepper
+from keepleft.decoding.chance import mixed, uniform
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written
+from keepleft.decoding.single import Stop
+
+NEVER = -1.0e9  # the score of what is out of the race
 
 
-@torch.no_grad()
-def beam(model: Stepper, prompt: Tensor, width: int, *, limit: int, end: int, penalty: float = 1.0,
-         **given: Any) -> list[list[int]]:
-    """The best continuation of each row of (B, T), without its end. Score: log-probability / length ** penalty.
+@dataclass(frozen=True, kw_only=True)
+class Beams(Hypotheses):
+    """Texts that go on, `width` for each prompt, and the best of those that have ended."""
 
-    A row is done when no text still open can beat the best one that has ended.
-    """
-    if width < 1 or limit < 1:
-        raise ValueError(f"a beam of {width} over {limit} tokens is none: both must be at least 1")
-    rows, device = len(prompt), prompt.device
-    scores, state = model.start(prompt, **given)
-    state.keep(torch.arange(rows, device=device).repeat_interleave(width))
-    scores = scores.float().log_softmax(-1).repeat_interleave(width, 0)
-    vocab = scores.shape[-1]
-    total = torch.full((rows, width), float("-inf"), device=device)
-    total[:, 0] = 0.0  # all beams are the same text yet: only one of them goes on
-    texts = torch.empty(rows, width, 0, dtype=torch.long, device=device)
-    best: list[tuple[float, list[int]]] = [(float("-inf"), [])] * rows
-    for length in range(1, limit + 1):
-        grown, place = (total[..., None] + scores.view(rows, width, vocab)).flatten(1).topk(min(2 * width, width * vocab))
-        beams, tokens = place // vocab, place % vocab
-        ended = tokens == end
-        told = torch.where(ended, grown, float("-inf"))[:, :width]  # an end that is not among the best is none
-        top, which = told.max(1)
-        for row, (value, n) in enumerate(zip(top.tolist(), which.tolist(), strict=True)):
-            value /= length ** penalty
-            if value > best[row][0]:
-                best[row] = value, texts[row, int(beams[row, n])].tolist()
-        total, kept = grown.masked_fill(ended, float("-inf")).topk(width)
-        parents, tokens = beams.gather(1, kept), tokens.gather(1, kept)
-        texts = torch.cat([texts.gather(1, parents[..., None].expand(-1, -1, length - 1)), tokens[..., None]], -1)
-        most = limit if penalty > 0 else length  # the length that favours an open text most
-        open_ = [value < above / most ** penalty for (value, _), above in zip(best, total[:, 0].tolist(), strict=True)]
-        if length == limit or not any(open_):
-            break
-        flat = (parents + torch.arange(rows, device=device)[:, None] * width).flatten()
-        state.keep(flat)
-        scores = model.step(tokens.flatten()[:, None], state).float().log_softmax(-1)
-    return [text if value > float("-inf") else texts[row, 0].tolist() for row, (value, text) in enumerate(best)]
+    ended: Tensor        # (B, width, T) tokens
+    ended_score: Tensor  # (B, width) by which they are ranked
+    ended_size: Tensor   # (B, width) tokens added
+    full: Tensor         # (B, width) is there a text at all
+    hope: Tensor         # (B, groups) a text that goes on may still be better
+    limit: int           # tokens that may be added
+
+
+class _Part(NamedTuple):
+    """What one group did: (B, size) of the texts that go on, and of those that have ended."""
+
+    parents: Tensor
+    tokens: Tensor
+    longer: Tensor       # (B, size, T)
+    score: Tensor
+    ended: Tensor        # (B, size, T)
+    ended_score: Tensor
+    ended_size: Tensor
+    full: Tensor
+    hope: Tensor         # (B, 1)
+    over: Tensor         # (B, 1) nothing more is to be done
+
+
+@dataclass(frozen=True)
+class Beam:
+    """`width` texts for each prompt, in `groups` that avoid one another's tokens; drawn instead of ranked where there is a
+    `seed`. Score: log-probability / length ** penalty."""
+
+    width: int
+    penalty: float = 1.0
+    early: bool | Literal["never"] = False  # stop as soon as `width` texts have ended; by a guess; only when none can be better
+    end: tuple[int, ...] = ()
+    transforms: Sequence[Transform] = ()
+    stop: Stop | None = None
+    groups: int = 1
+    apart: float = 0.0                      # taken off a token's score for each time that an earlier group chose it just now
+    seeds: Tensor | None = None             # (B,)
+    keep: int = 1                           # texts to show for each prompt
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"a beam of {self.width} is none: it must be at least 1 wide")
+        if self.groups < 1 or self.width % self.groups:
+            raise ValueError(f"{self.width} beams cannot be {self.groups} groups of one size: one must divide the other")
+
+    def begin(self, prompt: Tensor, real: Tensor | None, limit: int) -> tuple[Hypotheses, Tensor | None]:
+        n, device = len(prompt), prompt.device
+        rows = torch.arange(n, device=device).repeat_interleave(self.width)
+        first = torch.arange(self.width, device=device) % (self.width // self.groups) == 0
+        score = torch.where(first, 0.0, NEVER).repeat(n)  # all texts of a group are the same yet: one of them goes on
+        return Beams(prompt[rows], score, torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows), prompt.shape[1],
+                     None if real is None else real[rows],
+                     ended=prompt[rows].view(n, self.width, -1), ended_score=score.new_full((n, self.width), NEVER),
+                     ended_size=rows.new_zeros(n, self.width), full=rows.new_zeros(n, self.width, dtype=torch.bool),
+                     hope=rows.new_ones(n, self.groups, dtype=torch.bool), limit=limit), rows
+
+    def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
+        chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
+        for transform in self.transforms:
+            chances = transform(chances, texts)
+        n, size = len(texts.ended), self.width // self.groups
+        chances, before = chances.view(n, self.width, -1), texts.score.view(n, self.width)
+        used = torch.zeros_like(chances[:, 0])
+        parts = []
+        for group in range(self.groups):
+            here = slice(group * size, (group + 1) * size)
+            total = before[:, here, None] + chances[:, here] - self.apart * used[:, None]
+            part = self._advance(total.flatten(1), texts, here, group)
+            parts.append(part)
+            if self.groups > 1:
+                used.scatter_add_(1, part.tokens, torch.ones_like(part.score))
+        return self._joined(texts, parts)
+
+    def _advance(self, total: Tensor, texts: Beams, here: slice, group: int) -> _Part:
+        """The next tokens of one group: (B, size · V) sums of log-probabilities."""
+        n, size = len(total), self.width // self.groups
+        vocab, length = total.shape[1] // size, texts.written + 1
+        count = min(max(2, 1 + len(self.end)) * size, total.shape[1])
+        if self.seeds is None:
+            best, place = total.topk(count)
+        else:  # without putting back: by the largest sums with a Gumbel number added
+            noise = uniform(mixed(self.seeds.to(total.device), texts.written)[:, None],
+                            torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
+            _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
+            best = total.gather(1, place)
+        parents, tokens = place // vocab + here.start, place % vocab
+        longer = torch.cat([_taken(texts.tokens.view(n, self.width, -1), parents), tokens[..., None]], -1)
+        ends = torch.full_like(tokens, length >= texts.limit, dtype=torch.bool)
+        if self.end:
+            ends = ends | torch.isin(tokens, torch.tensor(self.end, device=tokens.device))
+        if self.stop is not None:
+            ends = ends | self.stop(longer.flatten(0, 1), texts.begin).view(n, count)
+        on, kept = (best + ends * NEVER).topk(size)
+        # of the ends only those among the best count; none where no text can be better, or there are enough
+        just = ends & (torch.arange(count, device=ends.device) < size)
+        full, hope = texts.full[:, here], texts.hope[:, group:group + 1]
+        shut = ~hope | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
+        told = best / length ** self.penalty + shut * NEVER + ~just * NEVER
+        old = torch.cat([texts.ended[:, here], texts.ended[:, here, :1]], -1)
+        scores, which = torch.cat([texts.ended_score[:, here], told], 1).topk(size)
+        sizes = torch.cat([texts.ended_size[:, here], torch.full_like(tokens, length)], 1).gather(1, which)
+        full = torch.cat([full, just], 1).gather(1, which)
+        ended = _taken(torch.cat([old, longer], 1), which)
+        farthest = texts.limit if self.early == "never" and self.penalty > 0 else length
+        worst = torch.where(full, scores.amin(1, keepdim=True), NEVER)
+        hope = hope & (on[:, :1] / farthest ** self.penalty > worst).any(1, keepdim=True)
+        over = ~hope | ends.all(1, keepdim=True) | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
+        return _Part(parents.gather(1, kept), tokens.gather(1, kept), _taken(longer, kept), on, ended, scores, sizes, full,
+                     hope, over)
+
+    def _joined(self, texts: Beams, parts: list[_Part]) -> tuple[Hypotheses, Tensor]:
+        all_ = parts[0] if len(parts) == 1 else _Part(*(torch.cat(pieces, 1) for pieces in zip(*parts, strict=True)))
+        n = len(texts.ended)
+        rows = (all_.parents + torch.arange(n, device=all_.parents.device)[:, None] * self.width).flatten()
+        done = all_.over.all(1).repeat_interleave(self.width)
+        out = replace(texts, tokens=all_.longer.flatten(0, 1), score=all_.score.flatten(), done=done, size=texts.size + 1,
+                      real=None if texts.real is None else texts.real[rows], ended=all_.ended, ended_score=all_.ended_score,
+                      ended_size=all_.ended_size, full=all_.full, hope=all_.hope)
+        return out, rows
+
+    def results(self, texts: Beams) -> list[list[Written]]:
+        if not bool(texts.full.any(1).all()):  # stopped before any has ended: those that were going on
+            here = texts.score.view_as(texts.ended_score) / max(1, texts.written) ** self.penalty
+            bare = ~texts.full.any(1, keepdim=True)
+            texts = replace(texts, ended_score=torch.where(bare, here, texts.ended_score),
+                            ended=torch.where(bare[..., None], texts.tokens.view_as(texts.ended), texts.ended),
+                            ended_size=torch.where(bare, texts.written, texts.ended_size))
+        scores, order = texts.ended_score.sort(dim=1, descending=True, stable=True)
+        out = []
+        for row, (values, places) in enumerate(zip(scores.tolist(), order.tolist(), strict=True)):
+            found: dict[tuple[int, ...], float] = {}
+            for value, place in zip(values, places, strict=True):
+                if value > NEVER / 2:
+                    size = int(texts.ended_size[row, place])
+                    found.setdefault(tuple(texts.ended[row, place, texts.begin:texts.begin + size].tolist()), value)
+            texts_found = [Written(list(tokens), value) for tokens, value in found.items()][:self.keep]
+            out.append(texts_found or [Written([], NEVER)])  # where everything was ruled out
+        return out
+
+
+def beam(width: int, *, penalty: float = 1.0, early: bool | Literal["never"] = False, end: Collection[int] = (),
+         transforms: Sequence[Transform] = (), groups: int = 1, apart: float = 0.0, keep: int = 1) -> Beam:
+    """The `width` likeliest texts so far go on; `keep` of those that ended are shown."""
+    return Beam(width, penalty, early, tuple(end), tuple(transforms), None, groups, apart, None, keep)
+
+
+def _taken(texts: Tensor, which: Tensor) -> Tensor:
+    """(B, n, T) and (B, k) numbers of texts → (B, k, T)"""
+    return texts.gather(1, which[..., None].expand(-1, -1, texts.shape[-1]))

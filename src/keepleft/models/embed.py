@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ class Embed(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
+        self.waves: Callable[[Tensor, int], Tensor] = waves
         if isinstance(design.position, Learned):
             self.position = PositionTable(design.position, design.dim)
         if design.kinds:
@@ -30,7 +33,7 @@ class Embed(nn.Module):
         if design.scale_embedding:
             x = x * design.dim ** 0.5
         if isinstance(design.position, Sinusoidal):
-            x = x + waves(positions, design.dim).to(x.dtype)
+            x = x + self.waves(positions, design.dim).to(x.dtype)
         elif isinstance(design.position, Learned):
             x = x + self.position(positions)
         if design.kinds:

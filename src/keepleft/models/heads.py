@@ -70,7 +70,8 @@ class Pool(nn.Module):
         if self.choice.how == "mean":
             x = (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
         else:
-            x = x[torch.arange(len(x), device=x.device), (last if self.choice.how == "last" else first)(real)]
+            chosen = (last if self.choice.how == "last" else first)(real)
+            x = x.gather(1, chosen[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
             if self.choice.how == "tanh":
                 x = self.dense(x).tanh()
         return F.normalize(x, dim=-1) if self.choice.unit else x

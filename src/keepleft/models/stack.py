@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight, see
-from keepleft.attention.cache import Cache, Memory
+from keepleft.attention.cache import Cache
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, full
+from keepleft.attention.memory import Memory
 from keepleft.models import design as plan
 from keepleft.models.design import Design
 from keepleft.nn.block import Block, Source
@@ -41,7 +42,9 @@ class Stack(nn.Module):
         if isinstance(self.design.position, Rotary):
             turn = rotation(self.design.position, positions, self.design.head_width, x.dtype)
         if memory is not None:
-            across = self.sight(full, memory.grid(x.shape[1], segments), x)
+            if memory.share > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
+                memory = memory.apart()  # who watches wants a map for each row
+            across = self.sight(full, memory.grid(x.shape[1], segments), len(x) // memory.share, x)
         for n, layer in enumerate(self.layers):
             lane = n % len(self.masks)
             remember = None if caches is None else partial(caches[lane].put, n)
@@ -51,13 +54,13 @@ class Stack(nn.Module):
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
         """What a layer's self-attention sees, with the bias of nearness where the design has one."""
-        sight = self.sight(mask, grid, x)
+        sight = self.sight(mask, grid, len(x), x)
         if isinstance(self.design.position, RelativeBias):
             return sight.plus(self.nearness(*places(grid, x.device)))
         return sight
 
-    def sight(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
-        return see(mask, grid, batch=x.shape[0], heads=self.design.heads, device=x.device, dtype=x.dtype,
+    def sight(self, mask: Mask, grid: Grid, batch: int, x: Tensor) -> Sight:
+        return see(mask, grid, batch=batch, heads=self.design.heads, device=x.device, dtype=x.dtype,
                    backend=self.backend)
 
     def memorise(self, encoded: Tensor, segments: Tensor | None) -> Memory:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from keepleft.attention.cache import Cache, Growing, Memory, Ring, Static
+from keepleft.attention.cache import Cache, Growing, Ring, Static
+from keepleft.attention.lean import Offloaded, Quantized
 from keepleft.attention.masks import Mask, reach
+from keepleft.attention.memory import Memory
 from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
 from keepleft.nn import sense
 
-KINDS = ("growing", "static", "ring")
+KINDS = ("growing", "static", "ring", "offloaded", "quantized")  # the last one rounds
+_THAT_GROW: dict[str, type[Growing]] = {"growing": Growing, "offloaded": Offloaded, "quantized": Quantized}
 
 
 @dataclass
@@ -33,6 +36,15 @@ class State:
             self.next = self.next[rows]
         if self.segment is not None:
             self.segment = self.segment[rows]
+
+    def drop(self, n: int) -> None:
+        """Forget the last n tokens, as if they had never been given. For one text in each row, with nothing behind it."""
+        for cache in self.caches:
+            if not hasattr(cache, "drop"):
+                raise ValueError(f"a {type(cache).__name__.lower()} cache has written over what came before and cannot go "
+                                 "back: take another kind")
+            cache.drop(n)
+        self.next -= n
 
     def fits(self, tokens: Tensor) -> None:
         """A look at more tokens before anything is written: as many rows as before, and room for them."""
@@ -82,8 +94,8 @@ def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.devi
         size = reach(mask)
         if kind == "ring" and size is not None:
             return Ring(size, batch=batch, device=device)
-        if capacity is not None and kind != "growing":
+        if capacity is not None and kind not in _THAT_GROW:
             return Static(capacity, batch=batch, device=device)
-        return Growing()
+        return _THAT_GROW.get(kind, Growing)()
 
     return [one(mask) for mask in masks]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.cache import Cache, Memory
+from keepleft.attention.cache import Cache
 from keepleft.attention.grid import Grid
+from keepleft.attention.memory import Memory
 from keepleft.models.design import Design
 from keepleft.models.embed import Embed, alike, check
 from keepleft.models.heads import head, last

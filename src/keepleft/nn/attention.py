@@ -52,12 +52,13 @@ class SelfAttention(Attention):
 
     def __init__(self, shape: Heads) -> None:
         super().__init__(shape)
-        self.sizes = [n * shape.width for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
+        self.counts = [shape.heads, shape.kv_heads, shape.kv_heads]
+        self.sizes = [n * shape.width for n in self.counts]
         self.qkv = nn.Linear(shape.dim, sum(self.sizes), bias=shape.bias_qkv)
 
     def forward(self, x: Tensor, sight: Sight, turn: tuple[Tensor, Tensor] | None = None,
                 remember: Remember | None = None) -> Tensor:
-        q, k, v = map(self.apart, self.qkv(x).split(self.sizes, -1))
+        q, k, v = self.apart(self.qkv(x)).split(self.counts, 1)
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if remember is not None:
@@ -75,8 +76,12 @@ class CrossAttention(Attention):
 
     def memorise(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, dim) of the source → its keys and values, once for all that will be asked."""
-        k, v = map(self.apart, self.kv(memory).chunk(2, -1))
+        k, v = self.apart(self.kv(memory)).chunk(2, 1)
         return k, v
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        return self.look(self.apart(self.q(x)), k, v, sight)
+        """Rows that share a source are asked as one row with all their queries: (B · share, T, dim) over (B, H, S, D)."""
+        if x.shape[0] == k.shape[0]:
+            return self.look(self.apart(self.q(x)), k, v, sight)
+        together = x.reshape(k.shape[0], -1, x.shape[-1])
+        return self.look(self.apart(self.q(together)), k, v, sight).view(x.shape)

@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape, quoteattr
 
-from keepleft.disk import atomic
+from keepleft.disk import svg
+from keepleft.disk.svg import BLUE, FAINT, INK, LETTER, PAPER, named, text
 
-INK, FAINT, PAPER = "#222222", "#d8dee4", "#ffffff"
-COLOURS = ("#1f5fa8", "#c2410c", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
+COLOURS = (BLUE, "#c2410c", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "1 2")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 74, 24, 66, 52  # of the plot: its height, and the room around it
-LETTER = 6.4  # the width of a letter of 12 pixels, more or less
 
 Point = tuple[float, float]
 
@@ -29,13 +27,13 @@ def lines(path: str | Path, series: Mapping[str, Sequence[Point]], *, title: str
             for name, points in series.items()}
     across = _axis([a for points in kept.values() for a, _ in points], LEFT, WIDTH - RIGHT, log=False, title=title)
     up = _axis([b for points in kept.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title)
-    out = [*_ticks_up(up, y), _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle"),
-           *(_text(across.at(tick), TOP + HEIGHT + 18, _said(tick), anchor="middle") for tick in across.ticks)]
+    out = [*_ticks_up(up, y), text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle"),
+           *(text(across.at(tick), TOP + HEIGHT + 18, _said(tick), anchor="middle") for tick in across.ticks)]
     for n, (name, points) in enumerate(kept.items()):
         where = [f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in points]
         if len(where) == 1:
             where *= 2  # a single point is a dot: a line to itself with round ends
-        out.append(f'<polyline points="{" ".join(where)}" fill="none" {_stroke(n)}><title>{escape(name)}</title></polyline>')
+        out.append(f'<polyline points="{" ".join(where)}" fill="none" {_stroke(n)}>{named(name)}</polyline>')
     keys = [f'<line x1="{{x:g}}" y1="{{y:g}}" x2="{{to:g}}" y2="{{y:g}}" {_stroke(n)}/>' for n in range(len(kept))]
     return _written(path, title, [*out, *_legend(list(kept), keys)], below)
 
@@ -55,15 +53,15 @@ def bars(path: str | Path, series: Mapping[str, Sequence[float]], groups: Sequen
     up = _axis([*values, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
     room = (WIDTH - LEFT - RIGHT) / len(groups)
     wide = min(64.0, 0.8 * room / len(series))
-    out = [*_ticks_up(up, y), _text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
+    out = [*_ticks_up(up, y), text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x, anchor="middle")]
     for g, group in enumerate(groups):
         middle = LEFT + (g + 0.5) * room
-        out.append(_text(middle, TOP + HEIGHT + 18, group, anchor="middle"))
+        out.append(text(middle, TOP + HEIGHT + 18, group, anchor="middle"))
         for n, (name, some) in enumerate(series.items()):
             begin, top = middle + (n - len(series) / 2) * wide, up.at(some[g])
             out.append(f'<rect x="{begin + 1:.1f}" y="{top:.1f}" width="{wide - 2:.1f}" height="{TOP + HEIGHT - top:.1f}" '
-                       f'{_fill(n)}><title>{escape(f"{name}, {group}: {some[g]:g}")}</title></rect>')
-            out.append(_text(begin + wide / 2, top - 5, f"{some[g]:.3g}", anchor="middle"))
+                       f'{_fill(n)}>{named(f"{name}, {group}: {some[g]:g}")}</rect>')
+            out.append(text(begin + wide / 2, top - 5, f"{some[g]:.3g}", anchor="middle"))
     keys = [f'<rect x="{{x:g}}" y="{{above:g}}" width="26" height="11" {_fill(n)}/>' for n in range(len(series))]
     return _written(path, title, [_hatching(len(series)), *out, *_legend(list(series), keys)], below)
 
@@ -124,8 +122,8 @@ def _ticks_up(up: Axis, y: str) -> list[str]:
         level = up.at(tick)
         out.append(f'<line x1="{LEFT}" y1="{level:.1f}" x2="{WIDTH - RIGHT}" y2="{level:.1f}" '
                    f'stroke="{INK if tick == up.ticks[0] else FAINT}"/>')
-        out.append(_text(LEFT - 8, level + 4, _said(tick), anchor="end"))
-    return [*out, f'<text transform="translate(18 {TOP + HEIGHT / 2:g}) rotate(-90)" text-anchor="middle">{escape(y)}</text>']
+        out.append(text(LEFT - 8, level + 4, _said(tick), anchor="end"))
+    return [*out, text(18, TOP + HEIGHT / 2, y, anchor="middle", up=True)]
 
 
 def _said(number: float) -> str:
@@ -134,11 +132,6 @@ def _said(number: float) -> str:
 
 
 # the picture --------------------------------------------------------------------------------
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:
-    style = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (' font-weight="bold"' if bold else "")
-    return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{escape(text)}</text>'
 
 
 def _stroke(n: int) -> str:
@@ -165,29 +158,16 @@ def _hatching(count: int) -> str:
 def _legend(names: list[str], keys: list[str]) -> list[str]:
     out, x = [], float(LEFT)
     for name, key in zip(names, keys, strict=True):
-        out += [key.format(x=x, to=x + 26, y=48, above=42), _text(x + 33, 52, name)]
+        out += [key.format(x=x, to=x + 26, y=48, above=42), text(x + 33, 52, name)]
         x += 33 + len(name) * LETTER + 26
     return out
 
 
 def _written(path: str | Path, title: str, parts: list[str], below: Sequence[tuple[str, str]]) -> Path:
-    path = Path(path)
-    if path.suffix != ".svg":
-        raise ValueError(f"{path.name!r} is no .svg: charts are drawn as .svg")
     tall = TOP + HEIGHT + BOTTOM
     aside = 16 + max((len(name) for name, _ in below), default=0) * (LETTER + 1.2) + 14  # they are bold
-    longest = int((WIDTH - aside - 10) / LETTER)
-    for name, text in below:
+    for name, words in below:
         tall += 19
-        parts = [*parts, _text(16, tall - 6, name, bold=True), _text(aside, tall - 6, _short(text, longest))] if name else parts
-    tall += 14 if below else 0
-    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}" '
-            f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(title)}>',
-            f"<title>{escape(title)}</title>", f'<rect width="{WIDTH}" height="{tall}" fill="{PAPER}"/>',
-            f'<text x="16" y="25" font-size="14" font-weight="bold">{escape(title)}</text>']
-    atomic.text(path, "\n".join([*head, *parts, "</svg>\n"]))
-    return path
-
-
-def _short(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[:longest - 1].rstrip() + "…"
+        if name:
+            parts = [*parts, text(16, tall - 6, name, bold=True), text(aside, tall - 6, svg.short(words, WIDTH - aside - 10))]
+    return svg.sheet(path, title, WIDTH, tall + (14 if below else 0), parts)

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.attention.cache import Memory
 from keepleft.attention.masks import Mask, causal, full
+from keepleft.attention.memory import Memory
 from keepleft.attention.picture import faults
 from keepleft.data.batches import Batches, Bucketed
 from keepleft.data.encoding import encoder
@@ -225,7 +225,7 @@ class Trial:
         asked = sum(batch.tokens for batch in batches)
         side.loss, side.accuracy = sum(float(s.plain) for s in sums) / asked, sum(int(s.right) for s in sums) / asked
         side.honest = sum(_cut_off(self.model, **batch.inputs).eq(batch.targets).sum().item() for batch in batches) / asked
-        written = write(self.model, self.phrases.tokenizer, [english for english, _ in held], limit=2 * corpus.LONGEST)
+        written = write(self.model, self.phrases.tokenizer, [english for english, _ in held], max_new_tokens=2 * corpus.LONGEST)
         wanted = [french for _, french in held]
         side.exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(held)
         hits = [[a == b for a, b in zip_longest(x.split(), y.split())] for x, y in zip(written, wanted, strict=True)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 import torch
@@ -20,12 +19,11 @@ from keepleft.data.phrases.corpus import LANGUAGES, Pair, split
 from keepleft.data.phrases.patterns import SEEDS
 from keepleft.data.store import Store
 from keepleft.data.tokenizer import END, START, learn, marks
-from keepleft.disk import atomic
 from keepleft.models.build import build
 from keepleft.models.design import Design, Stack
 from keepleft.models.presets import vaswani
-from keepleft.models.watch import watch
 from keepleft.nn.feedforward import FeedForward
+from keepleft.runs import alignment as alignments
 from keepleft.runs.writing import write
 from keepleft.training.loop import Report, train
 from keepleft.training.recipe import Recipe
@@ -86,21 +84,17 @@ def exact(lesson: Lesson, language: str) -> float:
     return sum(written == reference for written, (_, reference) in zip(found, held, strict=True)) / len(held)
 
 
-@torch.no_grad()
 def alignment(lesson: Lesson, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
-    """What each written word looked at: source words, written words, and (written, source) weights of the last layer."""
+    """What each written word looked at: source words, written words, and (written, source) weights of all layers."""
     words = english.split()
     written = translated(lesson, language, [english])[0].split()
     number = lesson.tokenizer.token_to_id
-    end, unknown = number(END), marks(lesson.tokenizer).unknown
+    end, (unknown,) = number(END), marks(lesson.tokenizer).need("unknown")
     known = lambda word: unknown if (n := number(word)) is None else n
-    source = torch.tensor([[number(TAGS[language]), *map(known, words), end]])
-    shown = torch.tensor([[number(START), *map(known, written)]])
-    layers = len(lesson.model.decoder.layers)
-    with watch(lesson.model.eval(), "decoder.*.cross") as maps:
-        lesson.model(source, shown)
-    weights = torch.stack([maps[f"decoder.{n}.cross"][0].mean(0) for n in range(layers)]).mean(0)[:-1, 1:-1]
-    return words, written, weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    source = [number(TAGS[language]), *map(known, words), end]
+    weights = alignments.aligned(lesson.model, source, [number(START), *map(known, written)],
+                                 layers=range(len(lesson.model.decoder.layers)), among=slice(1, -1))
+    return words, written, weights
 
 
 def drawn(source: list[str], written: list[str], weights: torch.Tensor) -> str:
@@ -115,21 +109,6 @@ def drawn(source: list[str], written: list[str], weights: torch.Tensor) -> str:
 
 def picture(source: list[str], written: list[str], weights: torch.Tensor, folder: str) -> Path:
     """The alignment as an .svg file."""
-    cell, left = 34, 20 + 9 * max(map(len, written))
-    top = 30 + 9 * max(map(len, source))
-    width, height = left + cell * len(source) + 20, top + cell * len(written) + 20
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-           'font-family="sans-serif" font-size="14" fill="#222222" role="img">',
-           f"<title>{escape(' '.join(source))} → {escape(' '.join(written))}</title>",
-           f'<rect width="{width}" height="{height}" fill="white"/>']
-    for n, word in enumerate(source):
-        out.append(f'<text transform="translate({left + n * cell + 21} {top - 8}) rotate(-90)">{escape(word)}</text>')
-    for n, (word, row) in enumerate(zip(written, weights.tolist(), strict=True)):
-        out.append(f'<text x="{left - 8}" y="{top + n * cell + 21}" text-anchor="end">{escape(word)}</text>')
-        out += [f'<rect x="{left + m * cell}" y="{top + n * cell}" width="{cell - 2}" height="{cell - 2}" fill="#1f5fa8" '
-                f'fill-opacity="{max(0.04, share):.3f}"><title>{escape(word)} ← {escape(source[m])}: {share:.2f}</title></rect>'
-                for m, share in enumerate(row)]
     path = Path(folder) / "alignment.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.text(path, "\n".join([*out, "</svg>\n"]))
-    return path
+    return alignments.alignment(path, source, written, weights, title=f"{' '.join(source)} → {' '.join(written)}")

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the kinds of token in a GGUF file
 
+HUGGING_FACE = "tokenizer.huggingface.json"  # the whole of a tokenizer.json, for programs that read such
+
 # how a text falls into pieces before merging, by the name in the file
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
@@ -16,6 +18,12 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 
 def tokenizer(facts: dict[str, Any]) -> Tokenizer | None:
     """None where the file has none."""
+    if isinstance(whole := facts.get(HUGGING_FACE), str):
+        from tokenizers import Tokenizer
+        try:
+            return Tokenizer.from_str(whole)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{HUGGING_FACE!r} is not a tokenizer: {error}") from error
     kind = facts.get("tokenizer.ggml.model")
     if kind is None:
         return None

@@ -34,9 +34,11 @@ def named(name: str) -> Backend:
         from keepleft.attention.backends import flex as backend  # type: ignore[no-redef]
     elif name == "varlen":
         from keepleft.attention.backends import varlen as backend  # type: ignore[no-redef]
+    elif name == "traced":
+        from keepleft.attention.backends import traced as backend  # type: ignore[no-redef]
     else:
         raise ValueError(f"no attention backend is called {name!r}: there are {', '.join(NAMES)}")
     return backend
 
 
-NAMES = ("reference", "sdpa", "flex", "varlen")
+NAMES = ("reference", "sdpa", "flex", "varlen", "traced")

@@ -1,0 +1,50 @@
+"""The definition in words that a recorder of graphs understands: tables by broadcasting, no size fixed while recording."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.backends.reference import Form, plus
+from keepleft.attention.grid import Grid
+from keepleft.attention.masks import Mask
+
+__all__ = ["attend", "lower", "plus"]
+
+
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
+    """(B or 1, H or 1, Q, K), none of its sizes asked for: what was recorded at one length holds at any other."""
+    q = _places(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
+    k = _places(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
+    b, h = torch.arange(batch, device=device)[:, None, None, None], torch.arange(heads, device=device)[:, None, None]
+    seen = mask.on(device)(b, h, q, k) & (q + k >= 0)  # which is always so, and spreads it over all queries and keys
+    if grid.k_seg is not None:
+        seen = seen & (grid.k_seg != 0)[:, None, None, :]
+        if grid.q_seg is not None:
+            seen = seen & (grid.q_seg[:, None, :, None] == grid.k_seg[:, None, None, :])
+    elif grid.q_seg is not None:
+        seen = seen & (grid.q_seg != 0)[:, None, :, None]
+    return Form(seen)
+
+
+def _places(count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
+    """(B or 1, count); counted along the segments where there are some, for a plain count may be recorded as it is."""
+    if positions is not None:
+        return positions
+    ones = torch.ones(1, count, dtype=torch.long, device=device) if segments is None else torch.ones_like(segments)
+    return ones.cumsum(1) - 1 + start
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+    """Heads that share keys stand side by side on an axis of their own: (B, H, Q, D) is (B, K heads, sharing, Q, D)."""
+    if dropout:
+        raise ValueError(f"a recorded graph has no dropout ({dropout} was asked for): call model.eval() first")
+    shared = k.shape[1]
+    q = q.unflatten(1, (shared, -1))
+    scores = q @ k.transpose(2, 3)[:, :, None] * scale
+    scores = scores.flatten(1, 2)
+    if form.bias is not None:
+        scores = scores + form.bias
+    seen = form.table
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return (weights.unflatten(1, (shared, -1)) @ v[:, :, None]).flatten(1, 2)

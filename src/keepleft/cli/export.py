@@ -1,0 +1,56 @@
+"""keepleft export"""
+
+from __future__ import annotations
+
+import json as notation
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from keepleft.runs.export import Dtype, Format, Quantization
+
+
+def give(model: str, to: Format | None = None, out: str | None = None, quantization: Quantization | None = None,
+         dtype: Dtype | None = None, text: str | None = None, force: bool = False, unchecked: bool = False,
+         json: bool = False) -> int:
+    """Write a model for another program, and check that it says the same there: ctranslate2, onnx, hf, gguf.
+
+    Args:
+        model: a model directory, a GGUF file, or a name on the Hugging Face hub
+        to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder that
+            transformers reads) or gguf (a file for llama.cpp, for the LLaMA family)
+        out: the folder or file to write
+        quantization: for ctranslate2, how weights are kept: int8, int16 or float16; float32 unless given
+        dtype: for gguf, how weights are kept: f32, f16, bf16 or q8_0; f16 unless given
+        text: a text to compare on, besides random tokens
+        force: replace what is there already
+        unchecked: write only, and compare nothing
+        json: print what was found as JSON
+    """
+    from keepleft.runs.export import export
+
+    if to is None or out is None:
+        raise ValueError("say what to write and where: keepleft export MODEL --to gguf --out model.gguf")
+    found = []
+    if sys.stderr.isatty():
+        print(f"writing {out} …", file=sys.stderr)
+    for check in export(model, to, Path(out), quantization=quantization, dtype=dtype, text=text, force=force,
+                        check=not unchecked):
+        found.append(check)
+        if not json:
+            print(f"{_word(check.ok):12} {check.what}: {check.found}")
+    if json:
+        notation.dump({"out": out, "to": to, "checks": [asdict(check) for check in found]}, sys.stdout, indent=2,
+                      ensure_ascii=False)
+        print()
+    else:
+        print(f"{'written':12} {out} ({_size(Path(out)):,} bytes)")
+    return 1 if any(check.ok is False for check in found) else 0
+
+
+def _word(ok: bool | None) -> str:
+    return "not checked" if ok is None else "fine" if ok else "DIFFERENT"
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")))

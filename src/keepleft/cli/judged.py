@@ -1,0 +1,50 @@
+"""keepleft eval"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+from keepleft.cli import texts
+from keepleft.cli.show import Bar
+from keepleft.decoding.options import Options
+
+
+def judged(inputs: list[str], options: Options, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
+           against: str | None = None, tag: str | None = None, most: int | None = None, least: float | None = None,
+           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
+           json: bool = False) -> int:
+    """Measure a model on texts with known answers, alone or beside another one.
+
+    Args:
+        inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL), two files whose
+            lines belong together, or for a language model a text
+        task: what the model is for, where it cannot be told from the model: summarize is measured by ROUGE
+        against: another model, or a file of what another system wrote: says which is better, and whether that may be chance
+        tag: the token that names the language, for a model that has several
+        most: look at so many texts at most
+        least: end with exit code 1 if the first number is worse than this
+        dtype: how weights are kept; int8 is told beside float32
+        device: cpu or cuda; a GPU is used where there is one
+        json: everything as one object
+    """
+    from keepleft.runs.evaluation import evaluate
+
+    place, data = texts.divided(inputs, need=True)
+    if not data:
+        raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
+    with Bar("texts", None) as bar:
+        found = evaluate(str(place), data, task=task, against=against, options=options, dtype=dtype, device=device, tag=tag,
+                         most=most, watch=lambda done, total: bar.at(done, f"of {total}"))
+    if json:
+        print(texts.as_json(asdict(found)))
+    else:
+        print(f"{found.count:,} {'tokens' if found.task == 'lm' else 'texts'}")
+        for name, value in found.measures.items():
+            signature = found.signatures.get(name)
+            print(f"{name:18} {value:10.4f}" + (f"  {signature}" if signature else ""))
+        for verdict in found.verdicts:
+            print(verdict)
+    name, value = next(iter(found.measures.items()))
+    worse = value > least if name == "perplexity" and least is not None else least is not None and value < least
+    return 1 if worse else 0

@@ -1,0 +1,77 @@
+"""Texts in and out of a command: from the line, a file or stdin; a line each, or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from keepleft.cli.found import installed_weights
+
+
+def divided(words: list[str], *, need: bool) -> tuple[str | None, list[str]]:
+    """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
+    if words and (need or Path(words[0]).exists() or words[0] in installed_weights() or _hub_name(words[0])):
+        return words[0], words[1:]
+    if need:
+        raise ValueError("say which model: a directory, a GGUF file or a name on the Hugging Face hub comes first")
+    return None, words
+
+
+def _hub_name(word: str) -> bool:
+    return word.count("/") == 1 and " " not in word and not word.startswith(("/", "."))
+
+
+def lines(texts: list[str], file: str | None) -> Iterator[str]:
+    """The texts to work on: those of the command line, or the lines of a file or of stdin."""
+    if texts and file:
+        raise ValueError(f"{len(texts)} texts and --input {file} were given: give one of them")
+    if texts:
+        yield from texts
+    elif file and file != "-":
+        with Path(file).open(encoding="utf-8") as opened:
+            yield from _stripped(opened, file)
+    else:
+        if sys.stdin.isatty():
+            print("reading from the terminal, a text a line; Ctrl-D ends", file=sys.stderr)
+        yield from _stripped(sys.stdin, "stdin")
+
+
+def _stripped(opened: TextIO, name: str) -> Iterator[str]:
+    try:
+        for line in opened:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 ({error.reason} at byte {error.start}): convert it first") from error
+
+
+def in_batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    stream = iter(items)
+    while batch := list(islice(stream, size)):
+        yield batch
+
+
+@contextmanager
+def delivered(path: str | None) -> Iterator[TextIO]:
+    """Where results go: stdout, or a file that is there whole or not at all."""
+    if path is None or path == "-":
+        yield sys.stdout
+        return
+    from keepleft.disk import atomic
+
+    with atomic.written(Path(path)) as part, part.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def as_line(text: str, several: bool) -> str:
+    """A text as one line where there are several, so that line n of the output belongs to line n of the input; --json keeps
+    line breaks as they are."""
+    return text.replace("\n", "\\n").replace("\r", "\\r") if several else text
+
+
+def as_json(record: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in record.items() if value is not None}, ensure_ascii=False)

@@ -1,0 +1,37 @@
+"""The options of generation on the command line, each under its own name, told by the comment beside its field."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from keepleft.decoding.options import Options
+
+
+def add(parser: Any) -> None:
+    told, hints = comments(), get_type_hints(Options)
+    group = parser.add_argument_group("how to write", "named as in Hugging Face's GenerationConfig; what the model directory "
+                                      "says holds where nothing is said here")
+    for field in fields(Options):
+        if hints[field.name] == bool | None:
+            group.add_argument(f"--{field.name}", action="store_true", default=None, help=told.get(field.name))
+        else:
+            group.add_argument(f"--{field.name}", type=hints[field.name], default=None, help=told.get(field.name))
+
+
+def gathered(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a command, with those that are options as one value."""
+    names = {field.name for field in fields(Options)}
+    return {**{name: value for name, value in given.items() if name not in names},
+            "options": Options(**{name: value for name, value in given.items() if name in names})}
+
+
+def comments() -> dict[str, str]:
+    """What stands beside each field of Options in its source."""
+    try:
+        source = inspect.getsource(Options)
+    except OSError:  # a program packed without its source
+        return {}
+    return dict(re.findall(r"^    (\w+): [^#\n]*?# (.*)$", source, re.M))

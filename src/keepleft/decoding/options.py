@@ -1,0 +1,195 @@
+"""What can be asked for when text is written: the names of Hugging Face's GenerationConfig, and a few more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal
+
+CACHES = {"dynamic": "growing", "growing": "growing", "static": "static", "ring": "ring", "quantized": "quantized",
+          "offloaded": "offloaded"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """None is "not said". The defaults, where nothing else says otherwise: greedy, as many tokens as `limit` finds sensible."""
+
+    # how long
+    max_new_tokens: int | None = None          # the most tokens to add
+    max_length: int | None = None              # the same with the prompt counted; max_new_tokens goes first
+    min_new_tokens: int | None = None          # no end before so many
+    min_length: int | None = None
+    max_time: float | None = None              # seconds; the token that is being made is finished
+    stop_strings: str | list[str] | None = None  # a text ends with the first of these, wherever tokens begin and end
+    # how tokens are chosen
+    do_sample: bool | None = None              # draw tokens by their probability
+    num_beams: int | None = None               # texts side by side
+    num_beam_groups: int | None = None         # groups of beams that avoid one another's tokens
+    diversity_penalty: float | None = None     # how much they do
+    early_stopping: bool | Literal["never"] | None = None  # beams: stop at enough ends, by a guess (False), or only when sure
+    length_penalty: float | None = None        # beams: scores are divided by length to this power
+    penalty_alpha: float | None = None         # contrastive search, with top_k: how much likeness to the text so far counts
+    seed: int | list[int] | None = None        # of what is drawn; one for all prompts or one for each
+    # what is drawn from
+    temperature: float | None = None           # below 1 bolder, above 1 wilder
+    top_k: int | None = None                   # the k likeliest tokens
+    top_p: float | None = None                 # the likeliest that have this probability together
+    min_p: float | None = None                 # those at least so many times as likely as the likeliest
+    top_h: float | None = None                 # the likeliest that hold this share of the entropy
+    typical_p: float | None = None             # the least surprising by the expected surprise, with this probability together
+    epsilon_cutoff: float | None = None        # those of at least this probability
+    eta_cutoff: float | None = None            # the same, lower where the distribution is flat
+    # scores changed
+    repetition_penalty: float | None = None    # tokens that are there already, in the prompt too
+    presence_penalty: float | None = None      # taken off once for a token that was written
+    frequency_penalty: float | None = None     # taken off for each time
+    no_repeat_ngram_size: int | None = None    # no run of so many tokens comes twice
+    encoder_repetition_penalty: float | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None
+    sequence_bias: Any = None                  # {(tokens): added} or [[[tokens], added]]
+    logit_bias: dict[int, float] | None = None  # {token: added}
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    shortlist: list[int] | None = None         # the only tokens that may come
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | list[int] | None = None
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    remove_invalid_values: bool | None = None
+    renormalize_logits: bool | None = None
+    prefix: str | list[str] | None = None      # encoder-decoders: what the written text begins with
+    # rules for the whole text
+    regex: str | None = None
+    json_schema: Any = None                    # a schema, or {} for any JSON
+    grammar: str | None = None                 # in llguidance's Lark dialect
+    # what is returned
+    num_return_sequences: int | None = None
+    # several tokens at a time, with the same result
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
+    num_assistant_tokens: int | None = None
+    # the cache
+    cache_implementation: str | None = None    # dynamic, static, ring, quantized, offloaded
+    prefill_chunk_size: int | None = None      # read the prompt in pieces
+    deterministic: bool | None = None          # every prompt by itself, so that scores are the same bit for bit in any company
+    # special tokens
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (fits, must) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not fits(value)):
+                raise ValueError(f"{name} is {value!r}: it must be {must}")
+        if self.early_stopping not in (None, True, False, "never"):
+            raise ValueError(f"early_stopping is {self.early_stopping!r}: it must be true, false or 'never'")
+        if self.cache_implementation is not None and self.cache_implementation not in CACHES:
+            raise ValueError(f"no cache is called {self.cache_implementation!r}: there are {', '.join(CACHES)}")
+        if sum(rule is not None for rule in (self.regex, self.json_schema, self.grammar)) > 1:
+            raise ValueError("regex, json_schema and grammar each rule the whole text: give one of them")
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return tuple(whole(self.eos_token_id))
+
+    @property
+    def beams(self) -> int:
+        return self.num_beams or 1
+
+    @property
+    def copies(self) -> int:
+        return self.num_return_sequences or 1
+
+    def but(self, **said: Any) -> Options:
+        """The same, with some options said otherwise; None leaves one as it was."""
+        known = {f.name for f in fields(self)}
+        if odd := sorted(said.keys() - known):
+            close = get_close_matches(odd[0], known, 2)
+            raise ValueError(f"there is no option {odd[0]!r}" + (f": did you mean {' or '.join(close)}?" if close else ""))
+        return replace(self, **{name: value for name, value in said.items() if value is not None})
+
+    def limit(self, prompt: int, sensible: int, reach: int | None) -> int:
+        """How many tokens may be added to a prompt of this length, by a model that reaches so far."""
+        said = self.max_new_tokens
+        if said is None and self.max_length is not None:
+            said = self.max_length - prompt
+        wanted = sensible if said is None else said
+        return wanted if reach is None else min(wanted, reach - prompt)
+
+    def check(self) -> list[str]:
+        """What contradicts itself: errors where nothing sensible can be done, notes where something is passed over."""
+        if self.copies > 1 and not self.do_sample and self.copies > self.beams:
+            raise ValueError(f"num_return_sequences is {self.copies}, but there is one way to be greedy and {self.beams} beams "
+                             "to choose from: set do_sample, or at least as many num_beams")
+        groups = self.num_beam_groups or 1
+        if self.beams % groups:
+            raise ValueError(f"num_beams is {self.beams} and num_beam_groups {groups}: the second must divide the first")
+        if self.penalty_alpha and self.beams > 1:
+            raise ValueError(f"penalty_alpha is contrastive search and num_beams={self.beams} beam search: give one of them")
+        if self.min_new_tokens is not None and self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens is {self.min_new_tokens} and max_new_tokens {self.max_new_tokens}: "
+                             "the first must not be larger")
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        notes = []
+        if not self.do_sample and not self.penalty_alpha:
+            notes += [f"do_sample is not set, so {name}={said[name]} changes nothing: set do_sample, or leave {name} out"
+                      for name in NARROWING if name in said and said[name] != NEUTRAL.get(name)]
+        if self.beams == 1:
+            notes += [f"num_beams is 1, so {name}={said[name]} changes nothing: set num_beams, or leave {name} out"
+                      for name in ("early_stopping", "length_penalty") if name in said and said[name] not in (False, 1.0)]
+        if groups == 1 and said.get("diversity_penalty"):
+            notes.append(f"num_beam_groups is 1, so diversity_penalty={self.diversity_penalty} changes nothing: set "
+                         "num_beam_groups, or leave it out")
+        return notes
+
+
+NARROWING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
+                             "eta_cutoff": 0.0}
+
+_least = lambda low: (lambda x: x >= low and float(x).is_integer(), f"a whole number, at least {low}")
+_share = (lambda x: 0 < x <= 1, "above 0 and at most 1")
+_below = (lambda x: 0 <= x < 1, "at least 0 and below 1")
+_above = (lambda x: x > 0 and math.isfinite(x), "a number above 0")
+_any = (math.isfinite, "a finite number")
+RANGES: dict[str, tuple[Any, str]] = {
+    "max_new_tokens": _least(0), "max_length": _least(0), "min_new_tokens": _least(0), "min_length": _least(0),
+    "max_time": _above, "num_beams": _least(1), "num_beam_groups": _least(1), "diversity_penalty": _any,
+    "length_penalty": _any, "penalty_alpha": (lambda x: 0 <= x <= 1, "between 0 and 1"), "temperature": _above,
+    "top_k": _least(0), "top_p": _share, "min_p": (lambda x: 0 <= x <= 1, "between 0 and 1"), "top_h": _share,
+    "typical_p": _share, "epsilon_cutoff": _below, "eta_cutoff": _below, "repetition_penalty": _above,
+    "presence_penalty": _any, "frequency_penalty": _any, "no_repeat_ngram_size": _least(0),
+    "encoder_repetition_penalty": _above, "encoder_no_repeat_ngram_size": _least(0), "num_return_sequences": _least(1),
+    "prompt_lookup_num_tokens": _least(1), "max_matching_ngram_size": _least(1), "num_assistant_tokens": _least(1),
+    "prefill_chunk_size": _least(1),
+}
+
+
+def whole(value: int | Sequence[int] | None) -> list[int]:
+    """None, one or several as a list."""
+    return [] if value is None else [value] if isinstance(value, int) else list(value)
+
+
+def of_model(notes: Mapping[str, Any]) -> Options:
+    """What a model directory says: its generation_config.json, and the special tokens of its configuration."""
+    known = {f.name for f in fields(Options)}
+    special = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id",
+               "forced_bos_token_id")
+    said = {name: notes[name] for name in special if notes.get(name) is not None}
+    said |= {name: value for name, value in notes.get("generation", {}).items() if name in known and value is not None}
+    if isinstance(said.get("exponential_decay_length_penalty"), list):
+        said["exponential_decay_length_penalty"] = tuple(said["exponential_decay_length_penalty"])
+    return Options().but(**said)
+
+
+def overlooked(notes: Mapping[str, Any]) -> list[str]:
+    """What a generation_config.json asks for that is not done here."""
+    known = {f.name for f in fields(Options)}
+    harmless = {"transformers_version", "use_cache", "return_dict_in_generate", "output_scores", "output_attentions",
+                "output_hidden_states", "output_logits", "max_matching_ngram_size"}
+    return sorted(name for name, value in notes.get("generation", {}).items()
+                  if name not in known | harmless and not name.startswith("_") and value not in (None, False, 0, [], {}))

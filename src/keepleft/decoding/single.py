@@ -1,0 +1,84 @@
+"""One text for each prompt: always the likeliest token, or one drawn by its probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from keepleft.decoding.chance import seeds as seeds_of
+from keepleft.decoding.chance import uniform
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written
+
+Stop = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
+
+
+@dataclass(frozen=True)
+class Single:
+    """Greedy where `seeds` is None; otherwise each row is drawn with its own seed."""
+
+    transforms: Sequence[Transform] = ()
+    end: tuple[int, ...] = ()
+    stop: Stop | None = None
+    seeds: Tensor | None = None  # (N,)
+    copies: int = 1              # texts from each prompt
+
+    def begin(self, prompt: Tensor, real: Tensor | None, limit: int) -> tuple[Hypotheses, Tensor | None]:
+        n, device = len(prompt), prompt.device
+        texts = Hypotheses(prompt, torch.zeros(n, device=device), torch.zeros(n, dtype=torch.bool, device=device),
+                           torch.zeros(n, dtype=torch.long, device=device), prompt.shape[1], real)
+        if self.copies == 1:
+            return texts, None
+        rows = torch.arange(n, device=device).repeat_interleave(self.copies)
+        return texts.rows(rows), rows
+
+    def choose(self, scores: Tensor, texts: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
+        scores = scores.float() if scores.dtype != torch.float64 else scores
+        for transform in self.transforms:
+            scores = transform(scores, texts)
+        if self.seeds is None:
+            tokens = scores.argmax(-1)
+        else:
+            tokens = drawn(scores, uniform(self.seeds.to(scores.device), texts.written))
+        tokens = torch.where(texts.done, texts.tokens[:, -1], tokens)
+        gain = (scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)).masked_fill(texts.done, 0.0)
+        return grown(texts, tokens, texts.score + gain, self.end, self.stop), None
+
+    def results(self, texts: Hypotheses) -> list[list[Written]]:
+        rows = [Written(row[:size], score) for row, size, score in
+                zip(texts.tokens[:, texts.begin:].tolist(), texts.size.tolist(), texts.score.tolist(), strict=True)]
+        return [rows[n:n + self.copies] for n in range(0, len(rows), self.copies)]
+
+
+def greedy(*, end: Collection[int] = (), transforms: Sequence[Transform] = ()) -> Single:
+    """Always the likeliest token."""
+    return Single(tuple(transforms), tuple(end))
+
+
+def sample(seed: int | Sequence[int], *, end: Collection[int] = (), transforms: Sequence[Transform] = (),
+           copies: int = 1) -> Single:
+    """Tokens drawn by their probability, `copies` texts from each prompt. One seed for all prompts, or one for each."""
+    given = [seed] if isinstance(seed, int) else list(seed)
+    each = torch.cat([seeds_of(one, torch.arange(copies)) for one in given])
+    return Single(tuple(transforms), tuple(end), None, each, copies)
+
+
+def drawn(scores: Tensor, chances: Tensor) -> Tensor:
+    """(N, V) scores and (N,) numbers in [0, 1) → (N,) tokens: where the running sum of probabilities passes the number."""
+    sums = scores.double().softmax(-1).cumsum(-1)
+    total = sums[:, -1:]
+    at = torch.searchsorted(sums, (chances[:, None].to(sums) * total).contiguous(), right=True)
+    return torch.minimum(at, (sums < total).sum(-1, keepdim=True))[:, 0]  # the last that can be drawn, should rounding pass it
+
+
+def grown(texts: Hypotheses, tokens: Tensor, score: Tensor, end: tuple[int, ...], stop: Stop | None) -> Hypotheses:
+    """One token longer."""
+    longer = torch.cat([texts.tokens, tokens[:, None]], 1)
+    done = texts.done
+    if end:
+        done = done | torch.isin(tokens, torch.tensor(end, device=tokens.device))
+    if stop is not None:
+        done = done | stop(longer, texts.begin)
+    return replace(texts, tokens=longer, score=score, done=done, size=texts.size + ~texts.done)

@@ -1,0 +1,98 @@
+"""Is one system better than another, or is it luck: a paired bootstrap for any score, McNemar's test for right and wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One system beside another, on the same examples."""
+
+    difference: float   # the first one's mean minus the second one's
+    low: float          # the interval that the difference lies in, at the level asked for
+    high: float
+    p: float            # how often chance alone would differ as much, either way
+    sentence: str
+
+
+def bootstrap(one: Sequence[float], other: Sequence[float], *, names: tuple[str, str] = ("the first", "the second"),
+              level: float = 0.95, samples: int = 10_000, seed: int = 0, lower_is_better: bool = False) -> Verdict:
+    """A paired bootstrap over examples: scores of two systems on the same examples, in the same order.
+
+    Examples are drawn again with replacement, `samples` times. The interval is that of the percentiles, p twice the share of
+    draws on the far side of zero, so the one excludes zero where the other is below 1 - level.
+    """
+    _sensible(one, other, level, samples)
+    gaps = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    if not np.isfinite(gaps).all():
+        raise ValueError("a score is not a finite number: leave such examples out on both sides")
+    drawn = _means(gaps, samples, np.random.default_rng(seed))
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    fewer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+    p = min(1.0, 2 * (fewer + 1) / (samples + 1))  # the + 1: so many draws cannot show a smaller chance
+    difference = float(gaps.mean())
+    return Verdict(difference, low, high, p, sentence(
+        names, difference, p, level=level, lower_is_better=lower_is_better,
+        more=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}, {len(gaps)} examples, paired bootstrap"))
+
+
+def mcnemar(one: Sequence[bool], other: Sequence[bool], *, names: tuple[str, str] = ("the first", "the second"),
+            level: float = 0.95) -> Verdict:
+    """McNemar's exact test of two classifiers: whether each was right, on the same examples, in the same order.
+
+    Only examples that one alone got right tell them apart; were they equal, each would win such an example with chance 1/2.
+    The interval of the difference in accuracy is Agresti and Min's (2005): Wald's, with half an example more in each of the
+    four cells. It is close, not exact, so near the level it may touch zero where p says otherwise; the verdict goes by p.
+    """
+    _sensible(one, other, level)
+    only_one = sum(bool(a) and not b for a, b in zip(one, other, strict=True))
+    only_other = sum(bool(b) and not a for a, b in zip(one, other, strict=True))
+    apart, count = only_one + only_other, len(one)
+    p = min(1.0, 2 * _at_most(min(only_one, only_other), apart))
+    difference, middle = (only_one - only_other) / count, (only_one - only_other) / (count + 2)
+    spread = math.sqrt((apart + 1) / (count + 2) - middle ** 2) / math.sqrt(count + 2)
+    spread *= NormalDist().inv_cdf((1 + level) / 2)
+    low, high = max(-1.0, middle - spread), min(1.0, middle + spread)
+    return Verdict(difference, low, high, p, sentence(
+        names, difference, p, level=level,
+        more=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}; alone right: {only_one} and {only_other} of {count} "
+             "examples, McNemar's exact test"))
+
+
+def sentence(names: tuple[str, str], difference: float, p: float, *, more: str, level: float = 0.95, unit: str = "",
+             lower_is_better: bool = False) -> str:
+    """The verdict in plain words; `unit` follows the difference."""
+    amount = f"{abs(difference):.4g}{unit and ' ' + unit}"
+    if p >= 1 - level or difference == 0:
+        return f"{names[0]} and {names[1]} cannot be told apart: a difference of {amount} ({more})"
+    better, worse = names if (difference > 0) != lower_is_better else names[::-1]
+    return f"{better} is better than {worse} by {amount} ({more})"
+
+
+def _sensible(one: Sequence[object], other: Sequence[object], level: float, samples: int = 1) -> None:
+    if len(one) != len(other) or not len(one):
+        raise ValueError(f"{len(one)} examples beside {len(other)}: two systems are compared on the same ones, at least one")
+    if not 0 < level < 1:
+        raise ValueError(f"a level of {level}: it lies between 0 and 1, such as 0.95")
+    if samples < 1:
+        raise ValueError(f"{samples} samples: at least one is needed, and some thousands are usual")
+
+
+def _means(gaps: np.ndarray, samples: int, chance: np.random.Generator) -> np.ndarray:
+    """(samples,) means of examples drawn with replacement, some draws at a time: all at once would fill the memory."""
+    at_once = max(1, (1 << 22) // len(gaps))
+    return np.concatenate([gaps[chance.integers(len(gaps), size=(min(at_once, samples - done), len(gaps)))].mean(1)
+                           for done in range(0, samples, at_once)])
+
+
+def _at_most(wins: int, count: int) -> float:
+    """The chance of at most so many wins in `count` tosses of a fair coin."""
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])  # of factorials
+    k = np.arange(wins + 1)
+    return float(np.exp(logs[count] - logs[k] - logs[count - k] - count * math.log(2)).sum())

@@ -1,0 +1,98 @@
+"""What models say of texts that are there: a label, a missing word, how likely they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepleft.data.tokenizer import marks
+from keepleft.data.tokenizer import read as read_tokenizer
+from keepleft.decoding.generate import padded
+from keepleft.decoding.options import of_model
+from keepleft.decoding.rescore import Thought, rescored
+from keepleft.models.design import Classes, Masked
+from keepleft.weights.files import load
+
+
+@dataclass(frozen=True)
+class Judge:
+    model: Any
+    tokenizer: Any
+    source_tokenizer: Any = None
+
+    @property
+    def labels(self) -> list[str]:
+        known = self.model.notes.get("id2label", {})
+        return [str(known.get(str(n), n)) for n in range(self.model.design.head.labels)]
+
+    def _laid(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Texts side by side, cut to what the model reaches."""
+        reach = self.model.design.longest
+        rows = [row if reach is None else row[:reach] for row in (self.tokenizer.encode(text).ids for text in texts)]
+        if empty := [n for n, row in enumerate(rows) if not row]:
+            raise ValueError(f"text {empty[0]} is empty: there is nothing to judge")
+        tokens, segments = padded(rows, next(self.model.parameters()).device, left=False)
+        return {"tokens": tokens} if segments is None else {"tokens": tokens, "segments": segments}
+
+    @torch.no_grad()
+    def classify(self, texts: Sequence[str]) -> Tensor:
+        """(texts, labels) probabilities"""
+        if not isinstance(self.model.design.head, Classes):
+            raise ValueError("this model has no labels: train one with --task classify")
+        given = self._laid(texts)
+        return self.model(given.pop("tokens"), **given).float().softmax(-1).cpu()
+
+    @torch.no_grad()
+    def fill(self, text: str, count: int) -> list[list[tuple[str, float]]]:
+        """For each mask in a text the likeliest tokens, with their probabilities."""
+        if not isinstance(self.model.design.head, Masked):
+            raise ValueError("this model does not fill gaps: take a BERT with its masked-language-model head")
+        mask = marks(self.tokenizer).mask
+        if mask is None:
+            raise ValueError("the tokenizer has no mask: there is no way to say where the gap is")
+        word = self.tokenizer.id_to_token(mask)
+        self.tokenizer.encode_special_tokens = False  # here, and only here, the mask in a text is the mask
+        try:
+            row = self.tokenizer.encode(text).ids
+        finally:
+            self.tokenizer.encode_special_tokens = True
+        places = [n for n, token in enumerate(row) if token == mask]
+        if not places:
+            raise ValueError(f"there is no {word} in {text!r}: write it where the gap is")
+        chances = self.model(torch.tensor([row], device=next(self.model.parameters()).device))[0, places].float().softmax(-1)
+        best = chances.topk(min(count, chances.shape[-1]))
+        return [[(self.tokenizer.decode([token]) or self.tokenizer.id_to_token(token), value)
+                 for token, value in zip(tokens, values, strict=True)]
+                for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+    def score(self, text: str, source: str | None = None) -> list[Thought]:
+        """Each token of a text: after its beginning, or after a source."""
+        options, design = of_model(self.model.notes), self.model.design
+        if design.decoder is None:
+            raise ValueError("this model does not write, so no text is more or less likely to it: take a decoder or a pair")
+        if design.encoder is not None:
+            if source is None:
+                raise ValueError("this model scores a text for its source: give both, with a tab between them")
+            start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id or 0
+            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids + list(options.end[:1])
+            return rescored(self.model, [start], tokens, source=(self.source_tokenizer or self.tokenizer).encode(source).ids)
+        tokens = self.tokenizer.encode(text).ids
+        first = options.bos_token_id if options.bos_token_id is not None else next(iter(options.end), None)
+        if first is not None and tokens[:1] != [first]:
+            return rescored(self.model, [first], tokens)
+        return rescored(self.model, tokens[:1], tokens[1:])
+
+
+def judge(place: str, *, dtype: str = "float32", device: str | None = None) -> Judge:
+    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = load(place, dtype=getattr(torch, dtype), device=home)
+    if tokenizer is None:
+        raise ValueError(f"{place} has no tokenizer.json: copy the one that it was trained with into it")
+    own = Path(place) / "source_tokenizer.json"
+    return Judge(model.eval(), tokenizer, read_tokenizer(own) if own.exists() else None)
+

@@ -1,0 +1,173 @@
+"""A model in use: everything that a command needs to write with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keepleft.data.tokenizer import read as read_tokenizer
+from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream
+from keepleft.decoding.options import Options, overlooked
+from keepleft.decoding.rescore import rescored
+from keepleft.weights.files import load
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Said(Answer):
+    """An answer with what was asked for besides."""
+
+    logprobs: list[dict[str, Any]] | None = None
+    alignment: str | None = None
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A model and its tokenizers."""
+
+    model: Any
+    tokenizer: Any
+    source_tokenizer: Any = None
+    draft: Any = None
+
+    @property
+    def reading(self) -> Any:
+        """The tokenizer of what is read."""
+        return self.source_tokenizer or self.tokenizer
+
+    @property
+    def pair(self) -> bool:
+        return self.model.design.encoder is not None
+
+    def settled(self, options: Options) -> Options:
+        return settled(self.model, options, {})
+
+    def prompt(self, text: str, tag: str | None) -> str | list[int]:
+        """A text, or its tokens where a tag goes before it."""
+        if tag is None:
+            return text
+        number = self.reading.token_to_id(tag)
+        if number is None:
+            known = [word for word in self.reading.get_vocab() if word.startswith("<2") and word.endswith(">")]
+            raise ValueError(f"the model has no tag {tag!r}" + (f": there are {', '.join(sorted(known))}" if known else ""))
+        return [number, *self.reading.encode(text).ids]
+
+    def write(self, texts: Sequence[str], options: Options, *, tag: str | None = None, alternatives: int | None = None,
+              logprobs: int | None = None, alignments: bool = False) -> list[list[Said]]:
+        """What is written for each text."""
+        prompts = [self.prompt(text, tag) for text in texts]
+        if alternatives:
+            found = [self._alternatives(prompt, options, alternatives) for prompt in prompts]
+        else:
+            found = answers(self.model, self.tokenizer, prompts, source_tokenizer=self.source_tokenizer, draft=self.draft,
+                            at_once=max(1, len(prompts)), options=options)
+        return [[self._more(one, options, logprobs, alignments) for one in several] for several in found]
+
+    def stream(self, text: str, options: Options, *, tag: str | None = None) -> Iterator[str]:
+        return stream(self.model, self.tokenizer, self.prompt(text, tag), source_tokenizer=self.source_tokenizer,
+                      draft=self.draft, options=options)
+
+    def _begun(self, options: Options) -> list[int]:
+        """What a text of an encoder-decoder begins with."""
+        start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
+        return [] if start is None else [start]
+
+    def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
+        """One text for each of the likeliest next tokens."""
+        row, = encoded(self.model, self.reading, [prompt], options)
+        said = options.prefix if isinstance(options.prefix, str) else ""
+        prefix = self.tokenizer.encode(said, add_special_tokens=False).ids if said else []
+        before = [*self._begun(options), *prefix] if self.pair else row
+        place = rescored(self.model, before, [0], source=row if self.pair else None, likely=count)
+        out = []
+        for token, chance in place[0].likely:
+            one = replace(options, prefix=None, max_new_tokens=None if options.max_new_tokens is None else
+                          options.max_new_tokens - 1)
+            begin = [*prefix, token]
+            if token in options.end:
+                out.append(Answer(self.tokenizer.decode(prefix), begin, chance, True, row))
+                continue
+            rest = self._after(row, begin, one)
+            out.append(Answer(self.tokenizer.decode([*begin, *rest.tokens]) if self.pair else
+                              self.tokenizer.decode([token, *rest.tokens]), [*begin, *rest.tokens], chance + rest.score,
+                              rest.ended, row))
+        return out
+
+    def _after(self, row: list[int], begin: list[int], options: Options) -> Answer:
+        """The rest of a text that begins with these tokens."""
+        from keepleft.decoding.generate import written
+
+        if not self.pair:
+            return answers(self.model, self.tokenizer, [[*row, *begin]], options=options)[0][0]
+        one = written(self.model, self.tokenizer, [row], options, [begin])[0][0]
+        tokens = one.tokens[len(begin):]
+        return Answer("", tokens, one.score, bool(tokens) and tokens[-1] in options.end, row)
+
+    def _more(self, one: Answer, options: Options, logprobs: int | None, alignments: bool) -> Said:
+        out = Said(one.text, one.tokens, one.score, one.ended, one.prompt)
+        before = self._begun(options) if self.pair else one.prompt
+        if logprobs is not None:
+            thoughts = rescored(self.model, before, one.tokens, source=one.prompt if self.pair else None, likely=logprobs)
+            word = self.tokenizer.id_to_token
+            out = replace(out, logprobs=[{"token": word(t.token), "logprob": round(t.logprob, 6),
+                                          "top": {word(n): round(value, 6) for n, value in t.likely}} for t in thoughts])
+        if alignments:
+            from keepleft.runs.alignment import aligned, pairs
+
+            if not self.pair:
+                raise ValueError("an alignment is of source and target, and this model has no source: leave --alignments out")
+            weights = aligned(self.model, one.prompt, [*before, *one.tokens])
+            out = replace(out, alignment=" ".join(f"{i}-{j}" for i, j in pairs(weights)))
+        return out
+
+    def picture(self, path: Path, text: str, options: Options, *, tag: str | None = None) -> Path:
+        """One text drawn while it is written: the tree of beams, the alignment, or the distribution at each step."""
+        from keepleft.runs.alignment import aligned, alignment
+        from keepleft.runs.choices import distributions, watched
+        from keepleft.runs.spelled import in_turn
+        from keepleft.runs.tree import tree
+
+        row, = encoded(self.model, self.reading, [self.prompt(text, tag)], options)
+        work = Work.of(self.model, [row], options)
+        strategy = chosen(self.tokenizer, options, work)
+        seen = list(steps(self.model, work, strategy, options, self.draft))
+        best = strategy.results(seen[-1])[0][0]  # type: ignore[arg-type]
+        if options.beams > 1:
+            return tree(path, seen, self.tokenizer, title=text)  # type: ignore[arg-type]
+        if self.pair:
+            weights = aligned(self.model, row, [*self._begun(options), *best.tokens])
+            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, best.tokens), weights, title=text)
+        return distributions(path, watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
+                                           transforms=strategy.transforms), title=text)
+
+
+def voice(place: str, *, dtype: str = "float32", device: str | None = None, draft: str | None = None) -> Voice:
+    """A model directory, ready to write."""
+    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = _model(place, dtype, home)
+    if model.design.decoder is None:
+        raise ValueError(f"{place} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be meant")
+    if tokenizer is None:
+        raise ValueError(f"{place} has no tokenizer.json: copy the one that it was trained with into it")
+    own = Path(place) / "source_tokenizer.json"
+    for name in overlooked(model.notes):
+        import warnings
+        warnings.warn(f"generation_config.json asks for {name}, which is not done here", stacklevel=2)
+    return Voice(model, tokenizer, read_tokenizer(own) if own.exists() else None,
+                 None if draft is None else _model(draft, dtype, home)[0])
+
+
+def _model(place: str, dtype: str, device: str) -> tuple[Any, Any]:
+    if dtype == "int8":
+        if device != "cpu":
+            raise ValueError(f"int8 is for CPUs, not for {device}: give --device cpu, or --dtype bfloat16")
+        from keepleft.models.pack import pack
+        model, tokenizer = load(place)
+        return pack(model.eval(), "int8"), tokenizer
+    model, tokenizer = load(place, dtype=DTYPES[dtype], device=device)
+    return model.eval(), tokenizer

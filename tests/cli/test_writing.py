@@ -1,0 +1,193 @@
+"""The commands that write and judge: in by argument, file or pipe, out by line or JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import keepleft as kl
+from decoding.words import byte_tokens, writer
+from keepleft.cli import main
+
+TOKENS = byte_tokens()
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    model = writer(TOKENS)
+    kl.save(model, TOKENS, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    design = kl.presets.small(kl.presets.pegasus).but(vocab=TOKENS.get_vocab_size(), initial=kl.Normal(0.4))
+    model = kl.build(design, generator=torch.Generator().manual_seed(0))
+    model.notes = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
+    kl.save(model, TOKENS, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classes")
+    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.Classes(2))
+    model = kl.build(design, generator=torch.Generator().manual_seed(0))
+    model.notes = {"id2label": {"0": "sad", "1": "glad"}}
+    kl.save(model, TOKENS, folder)
+    return str(folder)
+
+
+def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> tuple[int, str, str]:
+    if stdin is not None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    code = main(list(arguments))
+    return code, *capsys.readouterr()
+
+
+def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
+    texts = ["the sea", "a", "calm, and the ship", "12"]
+    code, out, _ = run(capsys, "generate", decoder, "--max-new-tokens", "5", stdin="\n".join(texts), monkeypatch=monkeypatch)
+    model, tokenizer = kl.load(decoder)
+    alone = [kl.generate(model, tokenizer, text, max_new_tokens=5)[0] for text in texts]
+    assert code == 0
+    assert out.split("\n")[:-1] == [text.replace("\n", "\\n").replace("\r", "\\r") for text in alone]
+
+
+def test_a_file_in_and_a_file_out(decoder, capsys, tmp_path):
+    (tmp_path / "in.txt").write_text("the sea\nthe ship\n")
+    code, out, _ = run(capsys, "generate", decoder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"),
+                       "--max-new-tokens", "3")
+    assert (code, out) == (0, "")
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 2
+
+
+def test_json_has_scores_tokens_and_likely_ones(pair, capsys):
+    code, out, _ = run(capsys, "translate", pair, "the sea", "--json", "--logprobs", "2", "--num-beams", "3", "--n-best", "2",
+                       "--max_new_tokens", "6")
+    found = json.loads(out)
+    assert code == 0
+    assert found["input"] == "the sea"
+    assert len(found["n_best"]) == 2
+    assert len(found["logprobs"]) == len(found["tokens"])
+    total = sum(part["logprob"] for part in found["logprobs"])
+    assert found["score"] == pytest.approx(total / len(found["tokens"]), abs=1e-3)
+    assert all(len(part["top"]) == 2 for part in found["logprobs"])
+
+
+def test_several_texts_are_numbered_with_their_scores(pair, capsys):
+    code, out, _ = run(capsys, "translate", pair, "the sea", "calm", "--n-best", "3", "--max-new-tokens", "4")
+    rows = [line.split(" ||| ") for line in out.splitlines()]
+    assert code == 0
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
+    assert [float(row[2]) for row in rows[:3]] == sorted((float(row[2]) for row in rows[:3]), reverse=True)
+
+
+def test_alternatives_begin_differently(decoder, capsys):
+    code, out, _ = run(capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3", "--json")
+    assert code == 0
+    assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
+
+
+@pytest.mark.parametrize("beams", ["1", "3"])
+def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
+    for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
+        path = tmp_path / f"{n}.svg"
+        code, _, told = run(capsys, command, model, "the sea <&", "--picture", str(path), "--num-beams", beams,
+                            "--max-new-tokens", "5")
+        assert (code, str(path) in told) == (0, True)
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_an_alignment_has_a_pair_for_each_token(pair, capsys):
+    code, out, _ = run(capsys, "translate", pair, "the sea", "--alignments", "--json", "--max-new-tokens", "5")
+    found = json.loads(out)
+    assert code == 0
+    assert [int(one.split("-")[1]) for one in found["alignment"].split()] == list(range(len(found["tokens"])))
+
+
+def test_a_stream_is_the_text(decoder, capsys):
+    _, plain, _ = run(capsys, "generate", decoder, "the sea", "--max-new-tokens", "6")
+    code, out, _ = run(capsys, "generate", decoder, "the sea", "--stream", "--max-new-tokens", "6")
+    assert code == 0
+    assert plain.startswith(out.rstrip("\n"))
+
+
+def test_what_changes_nothing_is_told_once(decoder, capsys, monkeypatch):
+    code, _, told = run(capsys, "generate", decoder, "--top-p", "0.5", "--max-new-tokens", "2", "--batch-size", "1",
+                        stdin="a\nb\nc", monkeypatch=monkeypatch)
+    assert code == 0
+    assert told.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
+
+
+def test_labels_with_their_probabilities(classifier, capsys):
+    code, out, _ = run(capsys, "classify", classifier, "the sea", "calm", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert all(sum(row["probabilities"].values()) == pytest.approx(1.0, abs=1e-4) for row in rows)
+    assert {row["label"] for row in rows} <= {"sad", "glad"}
+
+
+def test_how_likely_a_text_is(decoder, pair, capsys):
+    code, out, _ = run(capsys, "score", decoder, "the sea is calm")
+    model, tokenizer = kl.load(decoder)
+    tokens = tokenizer.encode("the sea is calm").ids
+    with torch.no_grad():
+        chances = model(torch.tensor([[1, *tokens[:-1]]]))[0].log_softmax(-1)
+    want = float(chances.gather(1, torch.tensor(tokens)[:, None]).sum())
+    assert code == 0
+    assert float(out.split("\t")[0]) == pytest.approx(want, abs=1e-3)
+    assert run(capsys, "score", pair, "the sea\tcalm")[0] == 0
+    assert "line 1 has no tab" in run(capsys, "score", pair, "the sea")[2]
+
+
+def test_what_fits_in_a_gap(tmp_path, capsys):
+    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.Masked())
+    kl.save(kl.build(design, generator=torch.Generator().manual_seed(0)), TOKENS, tmp_path)
+    code, out, _ = run(capsys, "fill", str(tmp_path), "the <mask> is <mask>", "--count", "3", "--json")
+    gaps = json.loads(out)["gaps"]
+    assert code == 0
+    assert [len(gap) for gap in gaps] == [3, 3]
+    assert "there is no <mask>" in run(capsys, "fill", str(tmp_path), "the sea")[2]
+
+
+def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder, capsys, tmp_path):
+    (tmp_path / "t.tsv").write_text("src\ttgt\n" + "the sea\tcalm\nthe ship\tsails on\n" * 5)
+    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--json")
+    found = json.loads(out)
+    assert (code, found["count"]) == (0, 10)
+    assert {"bleu", "chrf", "ter", "exact"} <= found["measures"].keys()
+    (tmp_path / "other.txt").write_text("calm\nsails on\n" * 5)
+    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--against",
+                       str(tmp_path / "other.txt"), "--least", "99")
+    assert code == 1
+    assert "other.txt" in out
+    (tmp_path / "c.tsv").write_text("text\tlabel\nthe sea\tsad\ncalm\tglad\n")
+    code, out, _ = run(capsys, "eval", classifier, str(tmp_path / "c.tsv"), "--against", classifier)
+    assert code == 0
+    assert "macro_f1" in out
+    (tmp_path / "text.txt").write_text("the sea is calm, and the ship sails on\n" * 4)
+    code, out, _ = run(capsys, "eval", decoder, str(tmp_path / "text.txt"))
+    assert code == 0
+    assert "bits_per_byte" in out
+
+
+def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
+    assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
+    assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
+    assert "num_beams is 0: it must be a whole number" in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
+    assert "a stream is for one text" in run(capsys, "generate", decoder, "x", "--stream", "--json")[2]
+    assert "this model has no labels" in run(capsys, "classify", decoder, "x")[2]
+    code, _, told = run(capsys, "generate", decoder, "--max-new-token", "3", "x")
+    assert code == 2
+    assert "max_new_tokens" in told
+    monkeypatch.setattr("keepleft.cli.generate.installed_weights", dict)
+    monkeypatch.setattr("keepleft.cli.texts.installed_weights", dict)
+    assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]

@@ -1,0 +1,21 @@
+"""A byte-level tokenizer and a tiny model that writes with it."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer
+
+import keepleft as kl
+from keepleft.data.tokenizer import END, START, learn
+
+
+def byte_tokens() -> Tokenizer:
+    texts = ["the sea is calm, and the ship sails on", "आप कैसे हैं", '12 345 {"a": 1}']
+    return learn("bpe", texts * 3, 300, running=True, least=2)
+
+
+def writer(tokenizer: Tokenizer, seed: int = 0):
+    design = kl.presets.small(kl.presets.llama3).but(vocab=tokenizer.get_vocab_size(), initial=kl.Normal(0.3))
+    out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
+    out.notes = {"eos_token_id": tokenizer.token_to_id(END), "bos_token_id": tokenizer.token_to_id(START)}
+    return out

@@ -1,0 +1,131 @@
+"""Perplexity is its definition, however the window slides; bits per byte count the bytes of the text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+import keepleft as kl
+import peers
+from keepleft.evaluate import foreseen as foreseeing
+from keepleft.evaluate.perplexity import Perplexity, perplexity, surprise, windows
+
+LENGTH = 37  # positions of the peers' GPT-2
+
+
+@pytest.fixture(scope="module")
+def ours_and_theirs(tmp_path_factory):
+    peer = peers.DECODERS["gpt2"]()
+    ours, _ = kl.load(peers.keep(peer, tmp_path_factory.mktemp("gpt2")), dtype=torch.float64)
+    return ours, peer.double()
+
+
+def letters() -> Tokenizer:
+    """Each byte that the model knows is a letter; the last token stands before a text."""
+    alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS éह"
+    return Tokenizer(models.BPE({c: n for n, c in enumerate(alphabet)}, [], unk_token="a"))
+
+
+def brute(score, text: list[int], window: int) -> torch.Tensor:
+    """The definition: each token after the first, given the up to `window` tokens before it, one pass each."""
+    out = []
+    for n in range(1, len(text)):
+        before = torch.tensor([text[max(0, n - window):n]])
+        out.append(-score(before)[0, -1].log_softmax(-1)[text[n]])
+    return torch.stack(out).double()
+
+
+@given(st.integers(2, 60), st.integers(1, 20), st.data())
+def test_each_token_is_foretold_once_with_as_much_before_it_as_was_promised(length, window, data):
+    stride = data.draw(st.integers(1, window))
+    told = []
+    for begin, end, first in windows(length, window, stride):
+        assert 0 <= begin < end <= length - 1
+        assert end - begin <= window
+        for token in range(first, end + 1):
+            told.append(token)
+            assert token - begin >= min(token, window - stride)
+    assert told == list(range(1, length))
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 50), st.integers(1, 12), st.integers(1, 5))
+def test_with_stride_1_it_is_the_definition(ours_and_theirs, length, window, batch):
+    ours, peer = ours_and_theirs
+    text = torch.randint(peers.V, (length,)).tolist()
+    found = surprise(ours, text, window=window, stride=1, batch=batch)
+    with torch.no_grad(), peers.Double():
+        for score in (ours, lambda tokens: peer(input_ids=tokens).logits):
+            torch.testing.assert_close(found, brute(score, text, window), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 29, LENGTH])
+def test_with_a_window_as_long_as_the_text_it_is_one_pass(ours_and_theirs, window):
+    ours, peer = ours_and_theirs
+    text = torch.randint(peers.V, (29,))
+    found = surprise(ours, text.tolist(), start=5, window=window)
+    with torch.no_grad(), peers.Double():
+        scores = peer(input_ids=torch.cat([torch.tensor([5]), text[:-1]])[None]).logits[0]
+    want = -scores.log_softmax(-1).gather(-1, text[:, None])[:, 0]
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("stride", [1, 4, 7])
+def test_texts_longer_than_the_positions_are_the_usual_loop_over_transformers(ours_and_theirs, stride):
+    ours, peer = ours_and_theirs
+    text = torch.randint(peers.V, (100,))
+    window, want, before = 11, [], 0
+    with torch.no_grad(), peers.Double():
+        while before < len(text) - 1:
+            end = min(window if before == 0 else before + stride, len(text) - 1)
+            begin = max(0, end - window)
+            logs = peer(input_ids=text[None, begin:end]).logits[0].log_softmax(-1)
+            want += [-logs[n - 1 - begin, text[n]] for n in range(before + 1, end + 1)]
+            before = end
+    found = surprise(ours, text.tolist(), window=window, stride=stride, batch=3)
+    torch.testing.assert_close(found, torch.stack(want), rtol=0, atol=1e-9)
+    assert len(surprise(ours, text.tolist())) == 99  # by default as wide as there are positions
+
+
+def test_bits_per_byte_are_nats_over_ln_2_over_utf_8_bytes(ours_and_theirs):
+    ours, _ = ours_and_theirs
+    texts = ["abc déf", "ह ह g" * 20, "x"]
+    found = perplexity(ours, letters(), texts, start=52, window=9)
+    nats = sum(float(surprise(ours, letters().encode(text).ids, start=52, window=9).sum()) for text in texts)
+    tokens, size = sum(map(len, texts)), sum(len(text.encode("utf-8")) for text in texts)
+    assert found == Perplexity(pytest.approx(nats), tokens, size)
+    assert size > tokens
+    assert found.perplexity == pytest.approx(math.exp(nats / tokens))
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size)
+    alone = perplexity(ours, letters(), texts[1])
+    assert alone.tokens == len(texts[1]) - 1  # without a start the first token follows nothing
+
+
+def test_scores_worked_out_some_at_a_time_are_the_same(ours_and_theirs, monkeypatch):
+    ours, _ = ours_and_theirs
+    text = torch.randint(peers.V, (50,)).tolist()
+    whole = surprise(ours, text, window=20)
+    monkeypatch.setattr(foreseeing, "ROWS", 3 * peers.V)
+    torch.testing.assert_close(surprise(ours, text, window=20), whole)
+
+
+def test_wrong_use_is_told(ours_and_theirs):
+    ours, _ = ours_and_theirs
+    with pytest.raises(ValueError, match="a window of 50 is more than the 37 positions"):
+        surprise(ours, [1] * 60, window=50)
+    for stride in (0, 9):
+        with pytest.raises(ValueError, match=f"a stride of {stride} in a window of 8"):
+            surprise(ours, [1] * 60, window=8, stride=stride)
+    with pytest.raises(ValueError, match="token 53 is not in the vocabulary"):
+        surprise(ours, [1, 53])
+    with pytest.raises(ValueError, match="nothing to foresee"):
+        perplexity(ours, letters(), ["", "a"])
+    with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
+        surprise(kl.build(kl.presets.small(kl.presets.gpt2)), [1, 2])
+    with pytest.raises(ValueError, match="for an encoder-decoder there is likelihood"):
+        surprise(kl.build(kl.presets.small(kl.presets.t5)).eval(), [1, 2])

@@ -1,0 +1,79 @@
+"""ROUGE is rouge-score's on plain English, and means something in every other script; exact match folds what it is told to."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepleft.evaluate.exact import exact, matches
+from keepleft.evaluate.summary import KINDS, rouge, signature, summary
+from keepleft.evaluate.words import words
+
+pytest.importorskip("rouge_score")
+from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.tokenizers import DefaultTokenizer
+
+
+@given(st.text(string.printable, max_size=60))
+def test_on_ascii_words_are_rouge_scores_own(text):
+    assert words(text) == DefaultTokenizer().tokenize(text)
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_words_never_straddle_a_space(one, other):
+    assert words(f"{one} {other}") == words(one) + words(other)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("हिन्दी में, लिखा है।", ["हिन्दी", "में", "लिखा", "है"]),
+    ("Die STRASSE; straße", ["die", "strasse", "strasse"]),
+    ("l’été cafe\u0301", ["l", "été", "café"]),
+    ("我爱GPT2模型。", ["我", "爱", "gpt2", "模", "型"]),
+    ("ที่นี่", ["ที่", "นี่"]),
+    ("می\u200cخواهم", ["میخواهم"]),
+    ("Ёлка_дом", ["ёлка", "дом"]),
+])
+def test_words_of_other_scripts(text, said):
+    assert words(text) == said
+
+
+@pytest.mark.parametrize("stem", [False, True])
+def test_scores_on_english_are_rouge_scores_own(stem):
+    references = ["The cats were sitting.\nThey watched running dogs.", "Rain fell on the plains all day."]
+    written = ["A cat sat.\nIt watched the dogs run.", "All day the rain was falling on a plain."]
+    theirs = RougeScorer(list(KINDS), use_stemmer=stem)
+    found = rouge(written, references, stem=stem)
+    for n, (reference, text) in enumerate(zip(references, written, strict=True)):
+        for kind, score in theirs.score(reference, text).items():
+            assert found[kind][n] == pytest.approx(score.fmeasure)
+    assert summary(written, references, stem=stem) == {kind: pytest.approx(sum(each) / 2) for kind, each in found.items()}
+
+
+def test_other_scripts_count():
+    assert summary(["बिल्ली बैठी है"], ["बिल्ली बैठी थी"])["rouge1"] == pytest.approx(2 / 3)
+    assert summary(["猫坐着"], ["猫坐着"]) == dict.fromkeys(KINDS, 1.0)
+    assert RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"].fmeasure == 0.0  # what the default says
+
+
+def test_the_signature_says_what_was_done():
+    assert signature(stem=True).startswith("f1|mean|words:unicode|stem:porter|lsum:lines|rouge-score:")
+
+
+def test_exact_match_folds_what_it_is_told_to():
+    written, references = [" Paris\n", "paris", "“Paris!”", "London"], ["Paris"] * 4
+    assert matches(written, references) == [True, False, False, False]
+    assert matches(written, references, fold_case=True) == [True, True, False, False]
+    assert exact(written, references, fold_case=True, fold_punctuation=True) == 0.75
+    assert exact(["a ,  b"], ["a b"], fold_punctuation=True) == 1.0
+    assert exact(["STRASSE।"], ["straße"], fold_case=True, fold_punctuation=True) == 1.0
+
+
+def test_as_many_texts_as_references():
+    for count in (exact, summary):
+        with pytest.raises(ValueError, match="1 texts beside 2 references"):
+            count(["a"], ["a", "b"])
+        with pytest.raises(ValueError, match="at least one"):
+            count([], [])

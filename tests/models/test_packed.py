@@ -1,0 +1,179 @@
+"""A packed model is the same model: the same scores behind the same doors, for every family, cache and beam."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import keepleft as kl
+from keepleft.models.state import KINDS
+from keepleft.nn import packed as layers
+
+NAMES = ["vaswani", "gpt", "gpt2", "gpt3_small", "gpt_neo", "llama2", "llama3_1", "mistral", "qwen2_0_5b", "t5", "t5_v1_1",
+         "bart", "marian", "pegasus"]
+READERS = ["bert", "bert_masked"]
+T = 11
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def made(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
+    model = kl.build(kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # fresh norms and biases are ones and zeros: give every number something to say
+        for weight in [*model.parameters(), *model.buffers()]:
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(autouse=True)
+def small_matrices_too(monkeypatch):
+    """Tiny layers would stay plain in float32, and no tiny vocabulary is wide: let all kinds of layer take part."""
+    monkeypatch.setattr(layers, "LARGE", 64 * 100)
+    monkeypatch.setattr(layers, "WIDE", 500)
+
+
+def texts(rows: int, length: int = T) -> torch.Tensor:
+    return torch.randint(512, (rows, length), generator=torch.Generator().manual_seed(rows + length))
+
+
+def whole(model, rows: int = 3) -> torch.Tensor:
+    return model(texts(rows, 7), texts(rows)) if isinstance(model, kl.EncoderDecoder) else model(texts(rows))
+
+
+def given(model, rows: int) -> dict:
+    return {"memory": model.read(texts(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
+
+
+def walked(model, cache: str, *, beams: bool = False) -> torch.Tensor:
+    """The scores of a prompt and of five steps; with beams, rows are repeated and change places on the way."""
+    rows = 3
+    prompt, more = texts(rows, 4), texts(rows, T)
+    segments = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]])
+    scores, state = model.start(prompt, segments=segments, cache=cache, capacity=16, **given(model, rows))
+    out = [scores]
+    if beams:
+        state.keep(torch.arange(rows).repeat_interleave(2))
+        more = more.repeat_interleave(2, 0) + torch.arange(6)[:, None]
+    for n in range(4, 9):
+        if beams:
+            state.keep(torch.tensor([1, 0, 2, 2, 5, 4]) if n != 7 else torch.tensor([3, 3, 4, 5, 0, 1]))
+        out.append(model.step(more[:, n:n + 1].clamp(max=511), state))
+    return torch.cat(out)
+
+
+def close(packed: torch.Tensor, plain: torch.Tensor) -> None:
+    torch.testing.assert_close(packed, plain, atol=2e-4 * float(plain.abs().max()), rtol=1e-4)
+
+
+def near(packed: torch.Tensor, plain: torch.Tensor) -> None:
+    """Rounded to 8 bits: they point the same way, and no token is chosen that the model itself finds much worse."""
+    alike = F.cosine_similarity(packed - packed.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True), dim=-1)
+    assert float(alike.min()) > 0.96
+    assert float(alike.mean()) > 0.99
+    loss = plain.amax(-1) - plain.gather(-1, packed.argmax(-1, keepdim=True))[..., 0]
+    assert float((loss / plain.std(-1)).max()) < 0.5
+
+
+@pytest.mark.parametrize("name", NAMES + READERS)
+def test_a_pass_scores_alike(name):
+    model = made(name)
+    close(whole(kl.pack(model)), whole(model))
+    if name != "bert":  # a pooled vector has no tokens to choose from
+        near(whole(kl.pack(model, "int8")), whole(model))
+
+
+@pytest.mark.parametrize("cache", KINDS)
+@pytest.mark.parametrize("name", ["vaswani", "gpt2", "gpt3_small", "llama3_1", "mistral", "t5", "bart"])
+def test_steps_score_alike_with_every_cache_and_with_beams(name, cache):
+    model = made(name)
+    exact, rounded = kl.pack(model), kl.pack(model, "int8")
+    for beams in (False, True):
+        want = walked(model, cache, beams=beams)
+        close(walked(exact, cache, beams=beams), want)
+        near(walked(rounded, cache, beams=beams), want)
+
+
+def test_beams_of_one_text_share_its_memory():
+    model = made("marian")
+    plain = model.read(texts(2, 7))
+    _, state = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
+    before = [tensor.data_ptr() for pair in state.memory.pairs for tensor in pair]
+    state.keep(torch.tensor([0, 0, 0, 1, 1, 1]))
+    state.keep(torch.tensor([2, 0, 0, 5, 4, 3]))
+    assert (state.memory.share, state.memory.rows) == (3, 6)
+    assert [tensor.data_ptr() for pair in state.memory.pairs for tensor in pair] == before
+    state.keep(torch.tensor([4, 0, 1]))  # no longer as many for each
+    assert (state.memory.share, state.memory.rows) == (1, 3)
+    for (k, v), (all_k, all_v) in zip(state.memory.pairs, plain.pairs, strict=True):
+        assert torch.equal(k, all_k[[1, 0, 0]])
+        assert torch.equal(v, all_v[[1, 0, 0]])
+
+
+def test_who_watches_beams_gets_a_map_for_each_row():
+    model = made("marian")
+    _, state = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
+    _, alone = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
+    state.keep(torch.tensor([0, 0, 0, 1, 1, 1]))
+    with kl.watch(model, "decoder.*.cross") as maps:
+        model.step(texts(2, 1).repeat_interleave(3, 0), state)
+    with kl.watch(model, "decoder.*.cross") as single:
+        model.step(texts(2, 1), alone)
+    for name, seen in single.items():
+        torch.testing.assert_close(maps[name], seen.repeat_interleave(3, 0))
+
+
+def test_waves_beyond_the_table_are_made():
+    model = made("vaswani")
+    far = torch.arange(4000, 4000 + T).expand(3, -1)
+    want = model(texts(3, 7), texts(3), positions=far)
+    close(kl.pack(model)(texts(3, 7), texts(3), positions=far), want)
+
+
+def test_the_model_itself_stays_as_it_was():
+    model = made("gpt2").requires_grad_(True).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    packed = kl.pack(model, "int8")
+    assert model.training
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert not packed.training
+    assert not any(weight.requires_grad for weight in packed.parameters())
+    assert packed.token.weight.data_ptr() == model.token.weight.data_ptr()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(whole(packed), whole(packed))  # no dropout is left
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_it_neither_learns_nor_is_saved(dtype, tmp_path):
+    packed = kl.pack(made("gpt2"), dtype)
+    with pytest.raises(RuntimeError, match="cannot learn: train the model that it was packed from"):
+        packed.train()
+    assert packed.eval() is packed
+    with pytest.raises(RuntimeError, match="no weights to save: save the model that it was packed from"):
+        kl.save(packed, None, tmp_path)
+    with pytest.raises(ValueError, match="packed already"):
+        kl.pack(packed)
+
+
+def test_what_cannot_be_packed_is_refused_in_words():
+    with pytest.raises(ValueError, match="no dtype is called 'int4': there are float32, int8"):
+        kl.pack(made("gpt2"), "int4")
+    with pytest.raises(ValueError, match=r"token.weight is torch.bfloat16 on cpu: only float32"):
+        kl.pack(made("gpt2").bfloat16())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_without_the_kernels_the_layers_stay_plain_and_it_says_so(dtype, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(layers, "ENGINES", frozenset())
+    model = made("gpt2")
+    with pytest.warns(UserWarning, match=f"has no .* to pack {dtype} with: the layers stay as they are"):
+        packed = kl.pack(model, dtype)
+    assert torch.equal(whole(packed), whole(model))
+
+
+def test_the_engine_of_others_is_left_alone():
+    before = torch.backends.quantized.engine
+    kl.pack(made("gpt2"), "int8")
+    assert torch.backends.quantized.engine == before

@@ -1,0 +1,128 @@
+"""The tree of a beam search has the parents that the search had, its best text, and a box for each text that fits."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import keepleft as kl
+from keepleft.data.tokenizer import learn, span
+from keepleft.decoding.beam import NEVER, Beam
+from keepleft.runs.tree import KEY, nodes, tree
+
+SVG = "{http://www.w3.org/2000/svg}"
+TOKENIZER = learn("char", ["abcdefgh <&>\nकिé"], 40, least=1)
+MODEL = kl.build(kl.presets.small(kl.presets.llama).but(vocab=span(TOKENIZER)), dtype=torch.float64,
+                 generator=torch.Generator().manual_seed(4)).eval()
+PROMPT, SEGMENTS = torch.tensor([[0, 7, 8], [9, 6, 11]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+
+
+class Recorded:
+    """A beam that keeps what it did: which row each text grew out of."""
+
+    def __init__(self, strategy):
+        self.strategy, self.begin, self.parents = strategy, strategy.begin, []
+
+    def choose(self, scores, texts):
+        out, rows = self.strategy.choose(scores, texts)
+        self.parents.append(rows.tolist())
+        return out, rows
+
+
+def searched(limit=7, **choices):
+    strategy = Recorded(Beam(**{"width": 4, "end": (8,), "keep": choices.get("width", 4), **choices}))
+    return list(kl.decode(MODEL, PROMPT, strategy, limit=limit, segments=SEGMENTS)), strategy
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("choices", [{}, {"width": 1}, {"width": 6, "early": True}, {"width": 6, "groups": 3, "apart": 0.4},
+                                     {"width": 5, "early": "never", "penalty": 0.3, "end": (8, 9, 10, 11)},
+                                     {"seeds": torch.tensor([3, 4])}, {"end": ()}, {"width": 13, "limit": 2}])
+def test_parents_are_those_of_the_search(choices, row):
+    steps, strategy = searched(**choices)
+    width, groups = strategy.strategy.width, strategy.strategy.groups
+    size = width // groups
+    was, real = [()] * width, {}  # by following rows, without looking at the texts
+    for texts, rows in zip(steps, strategy.parents, strict=True):
+        now = []
+        for n in range(width):
+            at = row * width + n
+            parent = was[rows[at] - row * width]
+            now.append((*parent, int(texts.tokens[at, -1])))
+            if texts.score[at] > NEVER / 2:
+                assert (rows[at] - row * width) // size == n // size
+                real[n // size, now[-1]] = (n // size, parent)
+        was = now
+    found = nodes(steps, row)
+    going = {node.name: node.parent for node in found if not node.ended}
+    assert going == real
+    assert all(node.parent in real or len(node.tokens) == 1 for node in found)
+    results = strategy.strategy.results(steps[-1])[row]
+    best = [node for node in found if node.best]
+    assert [node.tokens for node in best] == [tuple(results[0].tokens[:n + 1]) for n in range(len(results[0].tokens))]
+    if any(node.ended for node in found):
+        ended = {node.tokens: node.score for node in sorted(found, key=lambda node: node.score) if node.ended and node.kept}
+        assert ended == {tuple(one.tokens): one.score for one in results}
+
+
+def test_a_search_that_goes_on_has_a_best_text_too():
+    steps, _ = searched(end=())
+    found = nodes(steps[:3])
+    assert not any(node.ended for node in found)
+    assert [node.tokens for node in found if node.best][-1] == tuple(steps[2].tokens[steps[2].score[:4].argmax(), 3:].tolist())
+
+
+def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
+    steps, _ = searched(width=5, early="never")
+    found = nodes(steps)
+    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8"))
+    assert len(root.findall(f"{SVG}rect")) == 1 + len(found) + sum(node.ended for node in found)
+    assert len(root.findall(f"{SVG}path")) == sum(len(node.tokens) > 1 for node in found)
+    assert sum(line.get("stroke-width") == "2.6" for line in root.findall(f"{SVG}path")) == sum(node.best for node in found) - 1
+    words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
+    for node in found:
+        assert (f"= {node.score:.2f}" if node.ended else f"{node.score:.2f}") in words
+    assert {"a < b", KEY} <= set(words)
+    corners = [(box.get("x"), box.get("y")) for box in root.findall(f"{SVG}rect")[1:]]
+    assert len(set(corners)) == len(corners)
+    width, height = float(root.get("width")), float(root.get("height"))
+    for box in root.findall(f"{SVG}rect")[1:]:
+        assert float(box.get("x")) + float(box.get("width")) <= width
+        assert float(box.get("y")) + float(box.get("height")) <= height
+
+
+def test_lines_do_not_cross(tmp_path):
+    steps, _ = searched(width=6, end=(8, 9), early="never")
+    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8"))
+    columns = {}
+    for line in root.findall(f"{SVG}path"):
+        _, x, y, *_, level = line.get("d").split()
+        columns.setdefault(x, []).append((float(y), float(level)))
+    assert len(columns) > 3
+    for lines in columns.values():
+        lines.sort()
+        assert [level for _, level in lines] == sorted(level for _, level in lines)
+
+
+def test_a_large_tree_stays_small_and_says_what_is_missing(tmp_path):
+    steps, _ = searched(width=12, end=(), limit=40)
+    found = nodes(steps)
+    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", columns=9, rows=5).read_text("utf-8"))
+    words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
+    shown = len(root.findall(f"{SVG}rect")) - 1
+    assert shown <= 45
+    missing = sum(len(node.tokens) <= 9 for node in found) - shown
+    assert f"… 31 later steps and {missing} texts are not shown" in words
+    assert float(root.get("width")) < 1600
+
+
+def test_what_has_no_tree_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="no steps"):
+        nodes([])
+    steps, _ = searched()
+    with pytest.raises(ValueError, match="prompt 2 was asked for"):
+        tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", row=2)
+    with pytest.raises(TypeError, match="only beam search"):
+        nodes(list(kl.decode(MODEL, PROMPT, kl.greedy(), limit=2)))

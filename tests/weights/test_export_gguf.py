@@ -1,0 +1,198 @@
+"""GGUF files that we write read back as the same model, here and in transformers and llama.cpp, with their tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import keepleft as kl
+import peers
+from keepleft.data.tokenizer import learn
+from keepleft.runs import parity
+from keepleft.weights import to_gguf
+from keepleft.weights.gguf import File
+from keepleft.weights.gguf_tokenizer import HUGGING_FACE, LLAMA3
+from keepleft.weights.gguf_tokenizer import tokenizer as rebuilt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+V = 400
+TEXTS = [*parity.SAMPLES, "hello hello world 12345", "<|begin|>hello<think> world<|end|>"]
+POSITIONS = {"plain": kl.Rotary(), "linear": kl.Rotary(10_000.0, 128, kl.Stretched(3.0)),
+             "llama 3.1": kl.Rotary(500_000.0, 128, kl.Llama3()), "llama 3.2": kl.Rotary(500_000.0, 128, kl.Llama3(32.0))}
+
+
+def design(**changes) -> kl.Design:
+    return kl.presets.small(kl.presets.llama3).but(**{"vocab": V, "dim": 64, "heads": 4, **changes})
+
+
+def model(**changes) -> kl.Decoder:
+    made = kl.build(design(**changes), generator=torch.Generator().manual_seed(1)).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return made
+
+
+def trained(pre: str) -> Tokenizer:
+    level = pre_tokenizers.ByteLevel
+    made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    made.pre_tokenizer = {
+        "gpt-2": level(add_prefix_space=False),
+        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level(add_prefix_space=False)]),
+        "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+                                              level(add_prefix_space=False, use_regex=False)]),
+    }[pre]
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=["<|begin|>", "<|end|>"], show_progress=False,
+                                  initial_alphabet=sorted(level.alphabet()))
+    made.train_from_iterator([text * 3 for text in TEXTS], trainer)
+    made.add_tokens([AddedToken("<think>", normalized=False)])
+    return made
+
+
+def sentence_pieces() -> Tokenizer:
+    """As LLaMA 2's: pieces with bytes to fall back on, a merge for each way to halve a piece, best piece first."""
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("w", "o")]
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *"▁helowrd", *(a + b for a, b in merges)]
+    made = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, merges, unk_token="<unk>", fuse_unk=True,
+                                byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                      decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<unk>", "<s>", "</s>")])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+# weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", to_gguf.DTYPES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_type_reads_back_as_near_as_it_can(tmp_path, dtype, tied):
+    ours = model(head=kl.Vocabulary(tied=tied))
+    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype=dtype)
+    weights, scores, words = parity.gguf(ours, None, tmp_path / "x.gguf", dtype, [3, 5, 7], None)
+    assert weights.ok, weights
+    assert scores.ok, scores
+    assert words.ok is None
+    again, _ = kl.load(tmp_path / "x.gguf")
+    assert again.design.head == ours.design.head
+    if dtype == "f32":
+        assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [*({"position": position} for position in POSITIONS.values()), {"head_dim": 10},
+                                     {"kv_heads": None}, {"kv_heads": 1}, {"norm": kl.RMSNorm(1e-6)}, {"dim": 40, "heads": 4}])
+def test_every_number_of_the_design_reads_back(tmp_path, changes):
+    ours = model(**changes)
+    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="q8_0")  # rows of 40 numbers cannot be cut into 32s
+    assert kl.load(tmp_path / "x.gguf")[0].design == ours.design
+    assert all(check.ok is not False for check in parity.gguf(ours, None, tmp_path / "x.gguf", "q8_0", None, None))
+
+
+@pytest.mark.parametrize("other", [
+    kl.presets.gpt2, kl.presets.qwen2_0_5b, kl.presets.mistral, kl.presets.t5, kl.presets.bert,
+    kl.presets.llama.but(bias=True), kl.presets.llama.but(head=kl.Classes(3, "last")),
+    kl.presets.llama.but(position=kl.Rotary(scaling=kl.Llama3(original=4096)))])
+def test_other_families_are_refused_by_name(tmp_path, other):
+    with pytest.raises(ValueError, match=r"LLaMA family alone.*it(s| is)"):
+        to_gguf.write(kl.build(kl.presets.small(other)), None, tmp_path / "x.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_are_found(tmp_path):
+    ours = model()
+    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="q8_0")
+    with torch.no_grad():
+        ours.decoder.layers[0].self.qkv.weight[3, 5] += 0.1
+    assert not next(iter(parity.gguf(ours, None, tmp_path / "x.gguf", "q8_0", None, None))).ok
+
+
+def test_transformers_reads_it(tmp_path):
+    ours = model()
+    ours.notes = {"bos_token_id": 0, "eos_token_id": 1}
+    to_gguf.write(ours, trained("gpt-2"), tmp_path / "x.gguf", dtype="f32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        peer = transformers.LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf").eval()
+    tokens = torch.randint(V, (2, 11))
+    with torch.no_grad():
+        want = ours(tokens)
+        assert (peer(tokens).logits - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize("position", ["plain", "linear", "llama 3.1"])
+def test_llama_cpp_reads_it(tmp_path, position):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    ours, words = model(position=POSITIONS[position]), trained("llama-bpe")
+    ours.notes = {"bos_token_id": 0, "eos_token_id": 1, "chat_template": "{{ messages }}"}
+    to_gguf.write(ours, words, tmp_path / "x.gguf", dtype="f32")
+    there = llama_cpp.Llama(os.fspath(tmp_path / "x.gguf"), logits_all=True, n_ctx=64, n_threads=1, verbose=False)
+    tokens = torch.randint(V, (17,)).tolist()
+    there.eval(tokens)
+    with torch.no_grad():
+        want = ours(torch.tensor([tokens]))[0].numpy()
+    assert np.abs(np.array(there.scores[:17]) - want).max() <= 1e-2 * np.abs(want).max()  # it keeps keys and values in float16
+    for text in TEXTS:
+        assert there.tokenize(text.encode(), add_bos=False, special=True) == words.encode(text).ids, text
+    assert there.metadata["tokenizer.chat_template"] == "{{ messages }}"
+    there.close()
+
+
+# the tokenizer --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "smollm", "llama-bpe", "pieces"])
+def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
+    ours, tokenizer = model(), sentence_pieces() if kind == "pieces" else trained(kind)
+    ours.notes = {"bos_token_id": 1, "eos_token_id": 2, "chat_template": "{{ messages }}"}
+    to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f16")
+    again, same = kl.load(tmp_path / "x.gguf")
+    assert same.to_str() == tokenizer.to_str()
+    assert again.notes == {**ours.notes, "model_type": "llama", **({"unk_token_id": 0} if kind == "pieces" else {})}
+    facts = File(tmp_path / "x.gguf").facts
+    plain = rebuilt({name: value for name, value in facts.items() if name != HUGGING_FACE})
+    for text in TEXTS:
+        assert plain.encode(text).ids == tokenizer.encode(text).ids, text
+        assert plain.decode(plain.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
+
+
+def test_a_split_without_a_name_is_told_of(tmp_path):
+    ours, tokenizer = model(), learn("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running=True)
+    to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f32")
+    *_, words = parity.gguf(ours, tokenizer, tmp_path / "x.gguf", "f32", None, None)
+    assert words.ok is False
+    assert "texts fall into the same tokens; not" in words.found
+    assert kl.load(tmp_path / "x.gguf")[1].to_str() == tokenizer.to_str()  # here it is whole
+
+
+@pytest.mark.parametrize(("words", "why"), [(learn("word", ["a b c"] * 3, 60), "WordLevel"),
+                                            (learn("bpe", ["a b c"] * 3, 300), None)])
+def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
+    ours = model() if why else model(vocab=50)
+    with pytest.raises(ValueError, match=why or "do not belong together"):
+        to_gguf.write(ours, words, tmp_path / "x.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_tokenizer_in_the_file_is_refused():
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        rebuilt({HUGGING_FACE: json.dumps({"version": "1.0"})})
+
+
+def test_a_saved_directory_of_transformers_goes_through_unchanged(tmp_path):
+    ours, _ = kl.load(peers.keep(peers.DECODERS["llama"](), tmp_path / "hf"))
+    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="f32")
+    again, _ = kl.load(tmp_path / "x.gguf")
+    tokens = torch.randint(53, (2, 11))
+    with torch.no_grad():
+        assert torch.equal(again(tokens), ours(tokens))
