@@ -25,6 +25,18 @@ def smollm():
     return kl.load(weights("SmolLM2-135M-Instruct"))
 
 
+@pytest.fixture(scope="module")
+def peer():
+    """transformers with the same weights, by its own GGUF reader, and its own tokenizer."""
+    path = weights("SmolLM2-135M-Instruct")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        return (AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval(),
+                AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
+
+
 def test_smollm2_has_the_published_size_and_the_design_of_its_preset(smollm):
     model, _ = smollm
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
@@ -37,19 +49,15 @@ def test_smollm2_knows_the_capital_of_france(smollm):
     assert answer.startswith(" Paris")
 
 
-def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weights(smollm, tmp_path):
-    """transformers gets the weights by its own GGUF reader, tokens by its own tokenizer."""
+def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weights(smollm, peer, tmp_path):
     model, tokenizer = smollm
-    path = weights("SmolLM2-135M-Instruct")
     text = "Masked self-attention keeps to the left: 12 tokens, no peeking. मैं ठीक हूँ"
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
-        peer = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-        theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        ids = theirs(text)["input_ids"]
-        want = peer(torch.tensor([ids])).logits
+        ids = peer[1](text)["input_ids"]
+        want = peer[0](torch.tensor([ids])).logits
     assert tokenizer.encode(text).ids == ids
     assert tokenizer.decode(ids) == text
     with torch.no_grad():
@@ -60,6 +68,21 @@ def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weight
         warnings.simplefilter("ignore")
         again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(torch.tensor([ids])).logits
     assert torch.equal(again, want)
+
+
+@pytest.mark.parametrize("said", [
+    {}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}, {"num_beams": 4, "length_penalty": 0.8},
+    {"num_beams": 3, "early_stopping": True, "num_return_sequences": 3, "bad_words_ids": [[260]], "min_new_tokens": 6},
+], ids=str)
+def test_smollm2_writes_what_transformers_writes(smollm, peer, said):
+    model, tokenizer = smollm
+    text = "Once upon a time there was a small ship that"
+    ids = tokenizer.encode(text).ids
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        theirs = peer[0].generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12, **said)[:, len(ids):].tolist()
+    found, = kl.answers(model, tokenizer, text, max_new_tokens=12, **said)
+    assert [answer.tokens for answer in found] == [row[:len(answer.tokens)] for row, answer in zip(theirs, found, strict=True)]
 
 
 def test_minilm_gives_the_similarities_of_transformers():
