@@ -84,9 +84,9 @@ def expected(options: Options, text: list[int]) -> np.ndarray:
 def test_draws_follow_the_exact_distribution(said):
     options = Options(do_sample=True, **said)
     text = [1, 1, 5]
-    strategy = kl.sample(3, transforms=transforms_of(options, Scene(limit=9, begin=1)))
-    texts, _ = strategy.begin(torch.tensor([[0]]), None, 9)
-    texts = texts.__class__(torch.tensor([[0, *text]]), texts.score, texts.done, texts.size, 1)
+    strategy = kl.sample(3, transforms=transforms_of(options, Scene(begin=1)))
+    texts, _ = strategy.begin(torch.tensor([[0]]), None, torch.tensor([9]))
+    texts = texts.__class__(torch.tensor([[0, *text]]), texts.score, texts.done, texts.size, texts.most, 1)
     scores = SCORES[None]
     for transform in strategy.transforms:
         scores = transform(scores, texts)
@@ -124,6 +124,14 @@ def test_a_request_is_drawn_the_same_whatever_is_beside_it(seed):
     alone = [kl.answers(model, None, [prompt], **said)[0][0].tokens for prompt in prompts]
     assert together == alone
     assert together[0] == together[3]
+
+
+def test_one_seed_serves_all_prompts():
+    model, prompts = decoder(2), torch.tensor([[3, 4], [5, 6], [3, 4]])
+    for copies in (1, 3):
+        *_, texts = kl.decode(model, prompts, kl.sample(5, copies=copies), limit=6)
+        first, _, third = kl.sample(5, copies=copies).results(texts)
+        assert [text.tokens for text in first] == [text.tokens for text in third]
 
 
 def test_several_texts_from_one_prompt_differ_and_the_first_is_the_single_one():

@@ -37,6 +37,16 @@ def test_sources_of_unequal_length_alone_or_among_others(given, seed, beams, cac
     assert tokens(model, given, num_beams=beams, cache_implementation=cache) == alone
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_long_prompt_does_not_shorten_the_texts_beside_it(beams):
+    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=11, position=kl.Learned(14), initial=kl.Normal(0.4))).eval()
+    given = [[3, 4], [5] * 12, [6, 7, 8], [9] * 13]
+    said = dict(num_beams=beams, max_new_tokens=8, forced_eos_token_id=END, eos_token_id=END)
+    together = [several[0].tokens for several in kl.answers(model, None, given, **said)]
+    assert together == [kl.answers(model, None, [prompt], **said)[0][0].tokens for prompt in given]
+    assert all(len(text) <= 14 - len(prompt) for text, prompt in zip(together, given, strict=True))
+
+
 def test_in_a_batch_of_sixty_four():
     model = decoder(4)
     chance = torch.Generator().manual_seed(0)

@@ -29,7 +29,6 @@ class Beams(Hypotheses):
     ended_size: Tensor   # (B, width) tokens added
     full: Tensor         # (B, width) is there a text at all
     hope: Tensor         # (B, groups) a text that goes on may still be better
-    limit: int           # tokens that may be added
 
 
 class _Part(NamedTuple):
@@ -69,16 +68,16 @@ class Beam:
         if self.groups < 1 or self.width % self.groups:
             raise ValueError(f"{self.width} beams cannot be {self.groups} groups of one size: one must divide the other")
 
-    def begin(self, prompt: Tensor, real: Tensor | None, limit: int) -> tuple[Hypotheses, Tensor | None]:
+    def begin(self, prompt: Tensor, real: Tensor | None, most: Tensor) -> tuple[Hypotheses, Tensor | None]:
         n, device = len(prompt), prompt.device
         rows = torch.arange(n, device=device).repeat_interleave(self.width)
         first = torch.arange(self.width, device=device) % (self.width // self.groups) == 0
         score = torch.where(first, 0.0, NEVER).repeat(n)  # all texts of a group are the same yet: one of them goes on
-        return Beams(prompt[rows], score, torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows), prompt.shape[1],
-                     None if real is None else real[rows],
+        return Beams(prompt[rows], score, torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows), most[rows],
+                     prompt.shape[1], None if real is None else real[rows],
                      ended=prompt[rows].view(n, self.width, -1), ended_score=score.new_full((n, self.width), NEVER),
                      ended_size=rows.new_zeros(n, self.width), full=rows.new_zeros(n, self.width, dtype=torch.bool),
-                     hope=rows.new_ones(n, self.groups, dtype=torch.bool), limit=limit), rows
+                     hope=rows.new_ones(n, self.groups, dtype=torch.bool)), rows
 
     def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
         chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
@@ -111,7 +110,8 @@ class Beam:
             best = total.gather(1, place)
         parents, tokens = place // vocab + here.start, place % vocab
         longer = torch.cat([_taken(texts.tokens.view(n, self.width, -1), parents), tokens[..., None]], -1)
-        ends = torch.full_like(tokens, length >= texts.limit, dtype=torch.bool)
+        most = texts.most.view(n, self.width)[:, :1]
+        ends = (length >= most).expand_as(tokens)
         if self.end:
             ends = ends | torch.isin(tokens, torch.tensor(self.end, device=tokens.device))
         if self.stop is not None:
@@ -127,9 +127,9 @@ class Beam:
         sizes = torch.cat([texts.ended_size[:, here], torch.full_like(tokens, length)], 1).gather(1, which)
         full = torch.cat([full, just], 1).gather(1, which)
         ended = _taken(torch.cat([old, longer], 1), which)
-        farthest = texts.limit if self.early == "never" and self.penalty > 0 else length
+        farthest = most.double() if self.early == "never" and self.penalty > 0 else torch.full_like(most, length).double()
         worst = torch.where(full, scores.amin(1, keepdim=True), NEVER)
-        hope = hope & (on[:, :1] / farthest ** self.penalty > worst).any(1, keepdim=True)
+        hope = hope & (on[:, :1] / (farthest ** self.penalty).to(on.dtype) > worst).any(1, keepdim=True)
         over = ~hope | ends.all(1, keepdim=True) | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
         return _Part(parents.gather(1, kept), tokens.gather(1, kept), _taken(longer, kept), on, ended, scores, sizes, full,
                      hope, over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,16 @@ from keepleft.decoding.loop import aligned
 from keepleft.decoding.single import Single, grown
 
 
-def contrast(model: Any, prompt: Tensor, strategy: Single, *, alpha: float, k: int, limit: int, segments: Tensor | None = None,
-             **given: Any) -> Iterator[Hypotheses]:
+def contrast(model: Any, prompt: Tensor, strategy: Single, *, alpha: float, k: int, limit: int | Sequence[int],
+             segments: Tensor | None = None, **given: Any) -> Iterator[Hypotheses]:
     """Yield the texts after each new token: argmax of (1 - alpha) · probability - alpha · likeness, over the k likeliest.
 
     Likeness is the largest cosine between the hidden state that a token would have and those of all tokens before it.
     """
     tokens, real = aligned(prompt, segments)
     rows = len(tokens)
-    texts, _ = strategy.begin(tokens, real, limit)
+    limits = [limit] * rows if isinstance(limit, int) else list(limit)
+    texts, _ = strategy.begin(tokens, real, torch.tensor(limits, device=tokens.device))
     marks = {} if real is None else {"segments": real.long()}
     with torch.no_grad():
         scores, state = model.start(tokens, **marks, **given)
@@ -30,7 +31,7 @@ def contrast(model: Any, prompt: Tensor, strategy: Single, *, alpha: float, k: i
         context = F.normalize(model.hidden(tokens, **marks, **memory).float(), dim=-1)  # (B, T, dim)
     known = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
     each = torch.arange(rows, device=tokens.device)
-    for _ in range(limit):
+    for _ in range(max(limits)):
         with torch.no_grad():
             for transform in strategy.transforms:
                 scores = transform(scores, texts)

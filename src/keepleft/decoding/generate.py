@@ -92,12 +92,13 @@ def written(model: Any, tokenizer: Any, rows: list[list[int]], options: Options,
             draft: Any = None) -> list[list[Written]]:
     """What is written for prompts (or sources) that are tokens already, all in one batch."""
     work = Work.of(model, rows, options, prefixes)
-    if work.limit < 1:
-        return [[Written([], 0.0)] * options.copies for _ in rows]
-    if (draft is not None or options.prompt_lookup_num_tokens is not None) and len(rows) > 1:  # each at its own pace
-        seeds = [options.seed] * len(rows) if not isinstance(options.seed, list) else options.seed
+    guessed = draft is not None or options.prompt_lookup_num_tokens is not None
+    if len(rows) > 1 and (guessed or min(work.limits) < 1):  # each at its own pace, or some without room for a token
+        seeds = options.seed if isinstance(options.seed, list) else [options.seed] * len(rows)
         return [written(model, tokenizer, [row], options.but(seed=seed), prefixes and [prefixes[n]], draft)[0]
                 for n, (row, seed) in enumerate(zip(rows, seeds, strict=True))]
+    if work.limits[0] < 1:
+        return [[Written(prefixes[0] if prefixes else [], 0.0)] * options.copies]
     strategy = chosen(tokenizer, options, work)
     found = strategy.results(deque(steps(model, work, strategy, options, draft), maxlen=1)[0])  # type: ignore[arg-type]
     return found if prefixes is None else [[Written([*prefix, *one.tokens], one.score) for one in several]
@@ -113,13 +114,13 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
                              "num_return_sequences and penalty_alpha out")
         theirs = {} if draft is None else work.given(draft, options)
         yield from speculate(model, work.prompt, strategy, guessing(draft, options, strategy, work.source, **theirs),
-                             limit=work.limit, **given)
+                             limit=work.limits[0], **given)
     elif options.penalty_alpha:
         assert isinstance(strategy, Single)
-        yield from contrast(model, work.prompt, strategy, alpha=options.penalty_alpha, k=options.top_k or 4, limit=work.limit,
+        yield from contrast(model, work.prompt, strategy, alpha=options.penalty_alpha, k=options.top_k or 4, limit=work.limits,
                             segments=work.segments, **given)
     else:
-        yield from decode(model, work.prompt, strategy, limit=work.limit, segments=work.segments,
+        yield from decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments,
                           chunk=options.prefill_chunk_size or 0, **given)
 
 
@@ -129,7 +130,7 @@ class Work:
 
     prompt: Tensor               # (B, T)
     segments: Tensor | None      # (B, T) where prompts are of unequal length
-    limit: int                   # tokens to add
+    limits: list[int]            # tokens to add to each
     source: Tensor | None = None
     source_segments: Tensor | None = None
 
@@ -139,20 +140,21 @@ class Work:
         reach = model.design.longest
         if model.design.encoder is None:
             prompt, segments = padded(rows, device)
-            return cls(prompt, segments, options.limit(prompt.shape[1], USUAL, reach))
+            return cls(prompt, segments, [options.limit(len(row), USUAL, reach) for row in rows])
         source, source_segments = padded(rows, device, left=False)
         start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
         if start is None:
             raise ValueError("the model directory does not say which token a text begins with: give decoder_start_token_id")
-        prompt, segments = padded([[start, *(prefixes[n] if prefixes else [])] for n in range(len(rows))], device)
-        return cls(prompt, segments, options.limit(prompt.shape[1], 2 * source.shape[1] + 10, reach), source, source_segments)
+        begun = [[start, *(prefixes[n] if prefixes else [])] for n in range(len(rows))]
+        limits = [options.limit(len(begin), 2 * len(row) + 10, reach) for begin, row in zip(begun, rows, strict=True)]
+        return cls(*padded(begun, device), limits, source, source_segments)
 
     def given(self, model: Any, options: Options) -> dict[str, Any]:
         """What model.start() wants besides the prompt."""
         kind = CACHES[options.cache_implementation or "dynamic"]
         out: dict[str, Any] = {"cache": kind}
         if kind == "static":
-            out["capacity"] = self.prompt.shape[1] + self.limit
+            out["capacity"] = self.prompt.shape[1] + max(self.limits)
         if self.source is not None:
             with torch.no_grad():
                 out["memory"] = model.read(self.source, segments=self.source_segments)
@@ -160,7 +162,7 @@ class Work:
 
     def scene(self) -> Scene:
         known = None if self.source_segments is None else self.source_segments != 0
-        return Scene(self.limit, self.prompt.shape[1], self.source, known)
+        return Scene(self.prompt.shape[1], self.source, known)
 
 
 def chosen(tokenizer: Any, options: Options, work: Work) -> Single | Beam:
@@ -208,7 +210,7 @@ def stream(model: Any, tokenizer: Any, prompt: Prompt, *, source_tokenizer: Any 
     rows = encoded(model, source_tokenizer or tokenizer, [prompt], options)
     prefixes = _prefixes(tokenizer, options, [0], 1)
     work = Work.of(model, rows, options, prefixes)
-    if work.limit < 1:
+    if work.limits[0] < 1:
         return
     model.eval()
     pieces = DecodeStream(skip_special_tokens=True)

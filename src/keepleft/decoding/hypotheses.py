@@ -25,6 +25,7 @@ class Hypotheses:
     score: Tensor               # (N,)   log-probability of what was added
     done: Tensor                # (N,)   nothing more comes here
     size: Tensor                # (N,)   tokens added; what is in the row after them is no text
+    most: Tensor                # (N,)   tokens that may be added
     begin: int                  # the column where writing began
     real: Tensor | None = None  # (N, begin) false where a shorter prompt was filled up; None: all are as long
 
@@ -42,7 +43,8 @@ class Hypotheses:
     def rows(self, which: Tensor) -> Self:
         """Some of the texts, in another order."""
         return replace(self, tokens=self.tokens[which], score=self.score[which], done=self.done[which],
-                       size=self.size[which], real=None if self.real is None else self.real[which])
+                       size=self.size[which],
+                       most=self.most[which], real=None if self.real is None else self.real[which])
 
 
 Transform = Callable[[Tensor, Hypotheses], Tensor]  # (N, V) scores of what comes next → the same, changed
@@ -59,8 +61,8 @@ class Written:
 class Strategy(Protocol):
     """How to go on. Rows of prompts may become several rows of texts, always the same number, side by side."""
 
-    def begin(self, prompt: Tensor, real: Tensor | None, limit: int) -> tuple[Hypotheses, Tensor | None]:
-        """The texts to begin with, and which prompt each continues (None: one each)."""
+    def begin(self, prompt: Tensor, real: Tensor | None, most: Tensor) -> tuple[Hypotheses, Tensor | None]:
+        """The texts to begin with, each of at most so many tokens, (B,), and which prompt each continues (None: one each)."""
         ...
 
     def choose(self, scores: Tensor, texts: Any) -> tuple[Hypotheses, Tensor | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,23 +11,24 @@ from torch import Tensor
 from keepleft.decoding.hypotheses import Hypotheses, Stepper, Strategy
 
 
-def decode(model: Stepper, prompt: Tensor, strategy: Strategy, *, limit: int, segments: Tensor | None = None, chunk: int = 0,
-           **given: Any) -> Iterator[Hypotheses]:
-    """Yield the texts after each new token, at most `limit` times.
+def decode(model: Stepper, prompt: Tensor, strategy: Strategy, *, limit: int | Sequence[int], segments: Tensor | None = None,
+           chunk: int = 0, **given: Any) -> Iterator[Hypotheses]:
+    """Yield the texts after each new token; none gets more than `limit`, which may be a number for each prompt.
 
     `prompt`: (B, T), padded on either side where `segments` say so. `chunk`: read the prompt in pieces of so many tokens.
     `given` goes to model.start(): the memory of a source, the kind of cache.
     """
-    if limit < 1:
-        raise ValueError(f"limit is {limit}: at least one token must be asked for")
+    limits = [limit] * len(prompt) if isinstance(limit, int) else list(limit)
+    if len(limits) != len(prompt) or min(limits) < 1:
+        raise ValueError(f"limit is {limit}: at least one token must be asked for, of {len(prompt)} prompts")
     tokens, real = aligned(prompt, segments)
-    texts, rows = strategy.begin(tokens, real, limit)
+    texts, rows = strategy.begin(tokens, real, torch.tensor(limits, device=prompt.device))
     live: Tensor | None = None  # the rows that the model still goes on with; None: all
     with torch.no_grad():
         scores, state = _read(model, tokens if real is not None else prompt, real, chunk, given)
     if rows is not None:
         scores = scores[rows]
-    for n in range(limit):
+    for n in range(max(limits)):
         with torch.no_grad():
             if n:
                 if rows is not None and live is not None:

@@ -17,7 +17,6 @@ from keepleft.decoding.options import Options, whole
 class Scene:
     """What transforms may want to know of the prompts."""
 
-    limit: int                         # tokens that may be added
     begin: int                         # tokens before them
     source: Tensor | None = None       # (B, S) of an encoder-decoder
     source_known: Tensor | None = None
@@ -68,7 +67,7 @@ ROWS = (
     Row("min_length", lambda v, o, s: _ending(v - s.begin, o) if o.min_new_tokens is None else None),
     Row("min_new_tokens", lambda v, o, s: _ending(v, o)),
     Row("forced_bos_token_id", lambda v, o, s: transforms.forced([v], 0) if s.begin == 1 else None),
-    Row("forced_eos_token_id", lambda v, o, s: transforms.forced(whole(v), s.limit - 1)),
+    Row("forced_eos_token_id", lambda v, o, s: transforms.forced_last(whole(v))),
     Row("remove_invalid_values", lambda v, o, s: transforms.finite if v else None),
     Row("exponential_decay_length_penalty", lambda v, o, s: transforms.ending_sooner(int(v[0]), float(v[1]), o.end)
         if o.end else None),

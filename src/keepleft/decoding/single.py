@@ -22,13 +22,13 @@ class Single:
     transforms: Sequence[Transform] = ()
     end: tuple[int, ...] = ()
     stop: Stop | None = None
-    seeds: Tensor | None = None  # (N,)
+    seeds: Tensor | None = None  # (N,), or those of one prompt for all
     copies: int = 1              # texts from each prompt
 
-    def begin(self, prompt: Tensor, real: Tensor | None, limit: int) -> tuple[Hypotheses, Tensor | None]:
+    def begin(self, prompt: Tensor, real: Tensor | None, most: Tensor) -> tuple[Hypotheses, Tensor | None]:
         n, device = len(prompt), prompt.device
         texts = Hypotheses(prompt, torch.zeros(n, device=device), torch.zeros(n, dtype=torch.bool, device=device),
-                           torch.zeros(n, dtype=torch.long, device=device), prompt.shape[1], real)
+                           torch.zeros(n, dtype=torch.long, device=device), most, prompt.shape[1], real)
         if self.copies == 1:
             return texts, None
         rows = torch.arange(n, device=device).repeat_interleave(self.copies)
@@ -41,7 +41,8 @@ class Single:
         if self.seeds is None:
             tokens = scores.argmax(-1)
         else:
-            tokens = drawn(scores, uniform(self.seeds.to(scores.device), texts.written))
+            seeds = self.seeds.to(scores.device).repeat(len(scores) // len(self.seeds))  # one seed may serve all prompts
+            tokens = drawn(scores, uniform(seeds, texts.written))
         tokens = torch.where(texts.done, texts.tokens[:, -1], tokens)
         gain = (scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)).masked_fill(texts.done, 0.0)
         return grown(texts, tokens, texts.score + gain, self.end, self.stop), None
@@ -76,9 +77,10 @@ def drawn(scores: Tensor, chances: Tensor) -> Tensor:
 def grown(texts: Hypotheses, tokens: Tensor, score: Tensor, end: tuple[int, ...], stop: Stop | None) -> Hypotheses:
     """One token longer."""
     longer = torch.cat([texts.tokens, tokens[:, None]], 1)
-    done = texts.done
+    size = texts.size + ~texts.done
+    done = texts.done | (size >= texts.most)
     if end:
         done = done | torch.isin(tokens, torch.tensor(end, device=tokens.device))
     if stop is not None:
         done = done | stop(longer, texts.begin)
-    return replace(texts, tokens=longer, score=score, done=done, size=texts.size + ~texts.done)
+    return replace(texts, tokens=longer, score=score, done=done, size=size)

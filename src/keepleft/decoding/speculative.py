@@ -23,7 +23,7 @@ def speculate(model: Any, prompt: Tensor, strategy: Single, guess: Guess, *, lim
     """One prompt, (1, T): yield the text after each new token."""
     if len(prompt) != 1 or strategy.copies != 1:
         raise ValueError(f"{len(prompt)} prompts with {strategy.copies} texts each: guessing ahead takes one at a time")
-    texts, _ = strategy.begin(prompt, None, limit)
+    texts, _ = strategy.begin(prompt, None, torch.tensor([limit], device=prompt.device))
     with torch.no_grad():
         scores, state = model.start(prompt, **given)
         texts, _ = strategy.choose(scores, texts)

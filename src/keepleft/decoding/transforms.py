@@ -142,6 +142,15 @@ def forced(tokens: Sequence[int], at: int) -> Transform:
     return apply
 
 
+def forced_last(tokens: Sequence[int]) -> Transform:
+    """One of these, and no other, as the last token that a text may have."""
+    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
+        within(scores, tokens)
+        only = torch.full_like(scores, OUT).index_fill_(1, torch.tensor(list(tokens), device=scores.device), 0.0)
+        return torch.where((texts.most == texts.written + 1)[:, None], only, scores)
+    return apply
+
+
 def prefixed(prefixes: Sequence[Sequence[int]]) -> Transform:
     """Each prompt's text begins with the given tokens, and goes on freely after them."""
     longest = max(map(len, prefixes), default=0)

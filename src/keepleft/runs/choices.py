@@ -54,7 +54,7 @@ def watched(model: Any, tokenizer: Any, tokens: Sequence[int], begin: int, *, tr
         here = scores[n:n + 1]
         changed = here
         texts = Hypotheses(whole[:, :begin + n], here.new_zeros(1), torch.zeros_like(whole[:, 0], dtype=torch.bool),
-                           torch.full_like(whole[:, 0], n), begin)
+                           torch.full_like(whole[:, 0], n), torch.full_like(whole[:, 0], len(tokens) - begin), begin)
         for transform in transforms:
             changed = transform(changed, texts)
         out.append(_choice(tokenizer, tokens[:begin + n], int(token), here[0].softmax(-1), changed[0].softmax(-1), few))
