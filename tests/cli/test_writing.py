@@ -191,3 +191,25 @@ def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     monkeypatch.setattr("keepleft.cli.generate.installed_weights", dict)
     monkeypatch.setattr("keepleft.cli.texts.installed_weights", dict)
     assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]
+
+
+def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, _, told = run(capsys, "generate", "word " * 60, "--max-new-tokens", "2", "--do-sample=false")
+    assert code == 0, told
+    assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
+    drawn = []
+    monkeypatch.setattr("keepleft.runs.using.Voice.picture", lambda self, path, text, options, tag: drawn.append(text) or path)
+    run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--picture",
+        str(tmp_path / "p.svg"))
+    assert drawn == ["first"]
+
+
+def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):
+    said = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
+    together = run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said)[1]
+    alone = [run(capsys, "generate", decoder, text, "--seed", seed, "--json", *said)[1]
+             for text, seed in (("a", "1"), ("b", "2"), ("c", "3"))]
+    tokens = lambda out: [json.loads(line)["tokens"] for line in out.splitlines()]
+    assert tokens(together) == [row for out in alone for row in tokens(out)]
+    assert "seed has 2 values" in run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2]", *said)[2]

@@ -46,3 +46,10 @@ def test_without_a_penalty_it_is_greedy():
     model, prompts = decoder(2), [[3, 4, 5], [6]]
     tokens = lambda **said: [several[0].tokens for several in kl.answers(model, None, prompts, max_new_tokens=6, **said)]
     assert tokens(penalty_alpha=1e-9, top_k=4) == tokens()
+
+
+def test_what_is_banned_is_not_chosen_for_being_unlike():
+    for seed in range(6):
+        found = kl.answers(decoder(seed), None, [[9, 10]], penalty_alpha=0.6, top_k=4, max_new_tokens=6,
+                           suppress_tokens=list(range(9)))
+        assert set(found[0][0].tokens) <= {9, 10}

@@ -143,3 +143,46 @@ def test_a_model_with_an_end_of_its_positions_stops_there():
     assert len(answer.tokens) == 9
     with pytest.raises(ValueError, match="prompt 0 has 13 tokens, and the model reaches 12"):
         kl.generate(model, TOKENS, [[5] * 13], max_new_tokens=2)
+
+
+def test_a_decoder_goes_on_from_its_prefix():
+    begun, = kl.answers(MODEL, TOKENS, "the sea", prefix=" is", max_new_tokens=5)[0]
+    plain, = kl.answers(MODEL, TOKENS, [TOKENS.encode("the sea").ids + TOKENS.encode(" is").ids], max_new_tokens=5)[0]
+    assert begun.tokens == [*TOKENS.encode(" is").ids, *plain.tokens]
+    assert kl.generate(MODEL, TOKENS, "the sea", prefix=" is", max_new_tokens=0) == [" is"]
+
+
+def test_contradictions_are_told_and_not_written_through():
+    wish = lambda **said: kl.generate(MODEL, TOKENS, "the", max_new_tokens=6, **said)
+    for said in ({"shortlist": [7], "suppress_tokens": [7]}, {"shortlist": [7], "suppress_tokens": [7], "num_beams": 2}):
+        with pytest.raises(ValueError, match="no token is left to choose from"):
+            wish(**said)
+    with pytest.raises(ValueError, match="write the beginning into the rule"):
+        wish(prefix="y", regex="yes|no")
+    with pytest.raises(ValueError, match="draws none"):
+        wish(penalty_alpha=0.5, do_sample=True)
+    with pytest.raises(ValueError, match="2 seeds were given for 1 prompts"):
+        wish(do_sample=True, seed=[1, 2])
+    with pytest.raises(ValueError, match="the draft knows"):
+        wish(draft=pair(0))
+    with pytest.raises(ValueError, match="num_return_sequences is 4"):
+        wish(do_sample=True, num_beams=2, num_return_sequences=4)
+    assert wish(begin_suppress_tokens=[]) == wish()
+    assert wish(num_beams=2.0) == wish(num_beams=2)
+
+
+def test_without_a_seed_equal_prompts_are_drawn_apart():
+    assert len(set(kl.generate(MODEL, TOKENS, ["the"] * 4, do_sample=True, temperature=2.0, max_new_tokens=12))) > 1
+
+
+def test_a_text_that_has_ended_does_not_trouble_the_rule_of_the_others():
+    texts = kl.generate(MODEL, TOKENS, "the", regex="(ax|by)z{5}", stop_strings="x", do_sample=True, seed=1,
+                        num_return_sequences=8, max_new_tokens=12)
+    assert {text[:2] for text in texts} <= {"ax", "by"}
+
+
+def test_least_lengths_belong_to_each_prompt():
+    said = dict(min_length=9, max_new_tokens=12)
+    together = kl.answers(MODEL, TOKENS, [[5] * 9, [6, 7]], **said)
+    assert [several[0].tokens for several in together] == [kl.answers(MODEL, TOKENS, [prompt], **said)[0][0].tokens
+                                                           for prompt in ([5] * 9, [6, 7])]

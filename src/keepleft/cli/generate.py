@@ -99,27 +99,33 @@ def _write(inputs: list[str], options: Options, input: str | None, output: str |
     place, given = texts.divided(inputs, need=need)
     if place is None:
         place = best_installed()
-    if n_best > 1:
-        options = replace(options, num_return_sequences=n_best, num_beams=options.num_beams if options.do_sample else
-                          max(n_best, options.num_beams or 1))
-    if stream and (json or n_best > 1 or output):
-        raise ValueError("a stream is for one text on stdout: leave --json, --n_best and --output out")
+    if batch_size < 1 or n_best < 1:
+        raise ValueError(f"batch_size is {batch_size} and n_best {n_best}: both must be at least 1")
+    if stream and (json or n_best > 1 or output or alternatives or alignments):
+        raise ValueError("a stream is for one text on stdout: leave --json, --n_best, --alternatives, --alignments "
+                         "and --output out")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", UserWarning)
         voice = using.voice(place, dtype=dtype, device=device, draft=draft)
         options = voice.settled(options)
+        if n_best > 1:
+            options = replace(options, num_return_sequences=n_best, num_beams=options.num_beams if options.do_sample else
+                              max(n_best, options.beams))
         alone = len(given) == 1
         count = len(given) or None
         told: set[str] = set()
         with texts.delivered(output) as out, Bar("texts", count) as bar:
-            done = 0
-            for batch in texts.in_batches(texts.lines(given, input), 1 if stream or sys.stdin.isatty() else batch_size):
+            done, first = 0, None
+            typed = not given and not input and sys.stdin.isatty()
+            for batch in texts.in_batches(texts.lines(given, input), 1 if stream or typed else batch_size):
+                first = batch[0] if first is None else first
+                here = using.part(options, done, len(batch))
                 if stream:
-                    for piece in voice.stream(batch[0], options, tag=tag):
+                    for piece in voice.stream(batch[0], here, tag=tag):
                         print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
                 else:
-                    found = voice.write(batch, options, tag=tag, alternatives=alternatives, logprobs=logprobs if json else None,
+                    found = voice.write(batch, here, tag=tag, alternatives=alternatives, logprobs=logprobs if json else None,
                                         alignments=alignments)
                     for source, several in zip(batch, found, strict=True):
                         for line in _lines(source, several, done, alone, json):
@@ -131,10 +137,9 @@ def _write(inputs: list[str], options: Options, input: str | None, output: str |
                     bar.say(f"note: {note}")
                 bar.at(done, "")
         if picture is not None:
-            first = batch[0] if (given or input) else None
             if first is None:
-                raise ValueError("a picture needs a text on the command line or in --input")
-            print(f"picture: {voice.picture(Path(picture), first, options, tag=tag)}", file=sys.stderr)
+                raise ValueError("there was no text to draw a picture of")
+            print(f"picture: {voice.picture(Path(picture), first, using.part(options, 0, 1), tag=tag)}", file=sys.stderr)
     return 0
 
 

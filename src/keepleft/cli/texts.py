@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from keepleft.cli.found import installed_weights
 
 def divided(words: list[str], *, need: bool) -> tuple[str | None, list[str]]:
     """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
-    if words and (need or Path(words[0]).exists() or words[0] in installed_weights() or _hub_name(words[0])):
+    if words and (need or os.path.exists(words[0]) or words[0] in installed_weights() or _hub_name(words[0])):
         return words[0], words[1:]
     if need:
         raise ValueError("say which model: a directory, a GGUF file or a name on the Hugging Face hub comes first")

@@ -16,7 +16,7 @@ def add(parser: Any) -> None:
                                       "says holds where nothing is said here")
     for field in fields(Options):
         if hints[field.name] == bool | None:
-            group.add_argument(f"--{field.name}", action="store_true", default=None, help=told.get(field.name))
+            group.add_argument(f"--{field.name}", nargs="?", const=True, type=bool, default=None, help=told.get(field.name))
         else:
             group.add_argument(f"--{field.name}", type=hints[field.name], default=None, help=told.get(field.name))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.chance import mixed, uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed
 from keepleft.decoding.single import Stop
 
 NEVER = -1.0e9  # the score of what is out of the race
@@ -49,7 +49,7 @@ class _Part(NamedTuple):
 @dataclass(frozen=True)
 class Beam:
     """`width` texts for each prompt, in `groups` that avoid one another's tokens; drawn instead of ranked where there is a
-    `seed`. Score: log-probability / length ** penalty."""
+    are `seeds`. Score: log-probability / length ** penalty."""
 
     width: int
     penalty: float = 1.0
@@ -81,8 +81,7 @@ class Beam:
 
     def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
         chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
-        for transform in self.transforms:
-            chances = transform(chances, texts)
+        chances = changed(chances, texts, self.transforms, self.width)
         n, size = len(texts.ended), self.width // self.groups
         chances, before = chances.view(n, self.width, -1), texts.score.view(n, self.width)
         used = torch.zeros_like(chances[:, 0])

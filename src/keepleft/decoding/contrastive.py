@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses
+from keepleft.decoding.hypotheses import Hypotheses, changed
 from keepleft.decoding.loop import aligned
 from keepleft.decoding.single import Single, grown
 
@@ -33,15 +33,14 @@ def contrast(model: Any, prompt: Tensor, strategy: Single, *, alpha: float, k: i
     each = torch.arange(rows, device=tokens.device)
     for _ in range(max(limits)):
         with torch.no_grad():
-            for transform in strategy.transforms:
-                scores = transform(scores, texts)
+            scores = changed(scores, texts, strategy.transforms)
             chances, likely = scores.float().softmax(-1).topk(min(k, scores.shape[-1]))
             wide = likely.shape[1]
             state.keep(each.repeat_interleave(wide))
             hidden = model.extend(likely.reshape(-1, 1), state)
             new = F.normalize(hidden[:, 0].float(), dim=-1).view(rows, wide, -1)
             like = (new @ context.mT).masked_fill(~known[:, None], -1.0).amax(-1)
-            best = ((1 - alpha) * chances - alpha * like).argmax(-1)
+            best = ((1 - alpha) * chances - alpha * like).masked_fill(chances == 0, float("-inf")).argmax(-1)
             picked = each * wide + best
             state.keep(picked)
             chosen = torch.where(texts.done, texts.tokens[:, -1], likely[each, best])

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from secrets import randbits
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from keepleft.decoding.chance import seeds as seeds_of
 from keepleft.decoding.contrastive import contrast
 from keepleft.decoding.hypotheses import Hypotheses, Written
 from keepleft.decoding.loop import decode
-from keepleft.decoding.options import CACHES, Options, of_model, whole
+from keepleft.decoding.options import CACHES, Options, of_model, start_of, whole
 from keepleft.decoding.rows import Scene, transforms_of
 from keepleft.decoding.single import Single, Stop
 from keepleft.decoding.speculative import guessing, speculate
@@ -60,6 +61,10 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
     for note in options.check():
         warnings.warn(note, stacklevel=2)
     rows = encoded(model, tokenizer if source_tokenizer is None else source_tokenizer, _several(prompts), options)
+    if isinstance(options.seed, list) and len(options.seed) != len(rows):
+        raise ValueError(f"{len(options.seed)} seeds were given for {len(rows)} prompts: give one number, or one for each")
+    if draft is not None:
+        _alike(model, draft)
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     at_once = 1 if options.deterministic else at_once
     out: list[list[Answer]] = [[] for _ in rows]
@@ -70,8 +75,10 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
             some = order[first:first + at_once]
             here = options if not isinstance(options.seed, list) else options.but(seed=[options.seed[n] for n in some])
             prefixes = _prefixes(tokenizer, options, some, len(rows))
-            for n, found in zip(some, written(model, tokenizer, [rows[n] for n in some], here, prefixes, draft), strict=True):
-                out[n] = [_answer(tokenizer, rows[n], one, here) for one in found]
+            batch = written(model, tokenizer, [rows[n] for n in some], here, prefixes, draft)
+            for place, (n, found) in enumerate(zip(some, batch, strict=True)):
+                begun = len(prefixes[place]) if prefixes else 0
+                out[n] = [_answer(tokenizer, rows[n], one, here, begun) for one in found]
             watch(min(len(order), first + at_once))
     finally:
         model.train(was)
@@ -113,7 +120,8 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
             raise ValueError("guessing ahead is for greedy and drawn texts, one for each prompt: leave num_beams, "
                              "num_return_sequences and penalty_alpha out")
         theirs = {} if draft is None else work.given(draft, options)
-        yield from speculate(model, work.prompt, strategy, guessing(draft, options, strategy, work.source, **theirs),
+        known = work.source if model.design.source_vocab is None else None  # a source in other tokens suggests nothing
+        yield from speculate(model, work.prompt, strategy, guessing(draft, options, strategy, known, **theirs),
                              limit=work.limits[0], **given)
     elif options.penalty_alpha:
         assert isinstance(strategy, Single)
@@ -139,12 +147,10 @@ class Work:
         device = next(model.parameters()).device
         reach = model.design.longest
         if model.design.encoder is None:
-            prompt, segments = padded(rows, device)
-            return cls(prompt, segments, [options.limit(len(row), USUAL, reach) for row in rows])
+            whole_rows = [[*row, *(prefixes[n] if prefixes else [])] for n, row in enumerate(rows)]
+            return cls(*padded(whole_rows, device), [options.limit(len(row), USUAL, reach) for row in whole_rows])
         source, source_segments = padded(rows, device, left=False)
-        start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
-        if start is None:
-            raise ValueError("the model directory does not say which token a text begins with: give decoder_start_token_id")
+        start = start_of(options)
         begun = [[start, *(prefixes[n] if prefixes else [])] for n in range(len(rows))]
         limits = [options.limit(len(begin), 2 * len(row) + 10, reach) for begin, row in zip(begun, rows, strict=True)]
         return cls(*padded(begun, device), limits, source, source_segments)
@@ -174,9 +180,7 @@ def chosen(tokenizer: Any, options: Options, work: Work) -> Single | Beam:
     stop = stops(tokenizer, options)
     seeds = None
     if options.do_sample:
-        each = whole(options.seed) if options.seed is not None else [int(torch.randint(1 << 62, ()))]
-        if len(each) not in (1, rows):
-            raise ValueError(f"{len(each)} seeds were given for {rows} prompts: give one, or one for each")
+        each = whole(options.seed) if options.seed is not None else [randbits(62) for _ in range(rows)]
         copies = 1 if options.beams > 1 else options.copies
         each = each * rows if len(each) == 1 else each
         seeds = torch.cat([seeds_of(seed, torch.arange(copies)) for seed in each]).to(device)
@@ -190,6 +194,8 @@ def chosen(tokenizer: Any, options: Options, work: Work) -> Single | Beam:
 def stops(tokenizer: Any, options: Options) -> Stop | None:
     found: list[Stop] = []
     if options.stop_strings:
+        if tokenizer is None:
+            raise ValueError("stop_strings are looked for in text, and there is no tokenizer: give one")
         strings = [options.stop_strings] if isinstance(options.stop_strings, str) else options.stop_strings
         found.append(stop_strings(tokenizer, strings))
     if options.max_time is not None:
@@ -212,14 +218,24 @@ def stream(model: Any, tokenizer: Any, prompt: Prompt, *, source_tokenizer: Any 
     work = Work.of(model, rows, options, prefixes)
     if work.limits[0] < 1:
         return
+    tokens = list(prefixes[0]) if prefixes else []
+    pieces, shown, was = DecodeStream(skip_special_tokens=True), "", model.training
     model.eval()
-    pieces = DecodeStream(skip_special_tokens=True)
-    for token in prefixes[0] if prefixes else []:
-        if piece := pieces.step(tokenizer, token):
-            yield piece
-    for texts in steps(model, work, chosen(tokenizer, options, work), options, draft):
-        if piece := pieces.step(tokenizer, int(texts.tokens[0, -1])):
-            yield piece
+    try:
+        for token in tokens:
+            shown += (piece := pieces.step(tokenizer, token) or "")
+            if piece:
+                yield piece
+        for texts in steps(model, work, chosen(tokenizer, options, work), options, draft):
+            tokens.append(int(texts.tokens[0, -1]))
+            shown += (piece := pieces.step(tokenizer, tokens[-1]) or "")
+            if piece:
+                yield piece
+    finally:
+        model.train(was)
+    whole_text = tokenizer.decode(tokens, skip_special_tokens=True)
+    if whole_text.startswith(shown) and len(whole_text) > len(shown):
+        yield whole_text[len(shown):]  # what waited for more bytes
 
 
 def encoded(model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: Options) -> list[list[int]]:
@@ -257,8 +273,17 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    listed: list[Any] = list(prompts)
+    listed: list[Any] = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
     return [listed] if listed and all(isinstance(token, int) for token in listed) else listed
+
+
+def _alike(model: Any, draft: Any) -> None:
+    """A draft must read and write the same tokens."""
+    ours, theirs = model.design, draft.design
+    kind = lambda design: (design.vocab, design.source_vocab, design.encoder is None)
+    if kind(ours) != kind(theirs):
+        raise ValueError(f"the draft knows {theirs.vocab} tokens and the model {ours.vocab}, or one of them reads a source and "
+                         "the other does not: take a smaller model of the same kind with the same tokenizer")
 
 
 def _prefixes(tokenizer: Any, options: Options, which: list[int], total: int) -> list[list[int]] | None:
@@ -271,8 +296,10 @@ def _prefixes(tokenizer: Any, options: Options, which: list[int], total: int) ->
     return [list(tokenizer.encode(given[n], add_special_tokens=False).ids) for n in which]
 
 
-def _answer(tokenizer: Any, row: list[int], one: Written, options: Options) -> Answer:
-    text = "" if tokenizer is None else tokenizer.decode(one.tokens, skip_special_tokens=True)
+def _answer(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
+    """`prefix`: how many of the tokens were there before anything was written."""
+    decoded = lambda tokens: "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)
     strings = [options.stop_strings] if isinstance(options.stop_strings, str) else options.stop_strings or []
-    ended = bool(one.tokens) and (one.tokens[-1] in options.end or any(string in text for string in strings))
-    return Answer(text, one.tokens, one.score, ended, row)
+    new = one.tokens[prefix:]
+    ended = bool(new) and (new[-1] in options.end or (bool(strings) and any(string in decoded(new) for string in strings)))
+    return Answer(decoded(one.tokens), one.tokens, one.score, ended, row)

@@ -52,9 +52,12 @@ def obeyed(rule: str, tokenizer: Any, end: tuple[int, ...]) -> Transform:
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
         nonlocal held
         rows = [tuple(row) for row in texts.tokens[:, texts.begin:].tolist()]
-        now = {text: matcher(text) for text in rows}
+        over = texts.done.tolist()
+        now = {text: matcher(text) for text, done in zip(rows, over, strict=True) if not done}
         out = torch.full_like(scores, OUT)
         for n, text in enumerate(rows):
+            if over[n]:
+                continue
             may = _allowed(now[text], scores.shape[-1], end)
             out[n, may] = scores[n, may]
         held = now

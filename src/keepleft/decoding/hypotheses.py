@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -48,6 +48,16 @@ class Hypotheses:
 
 
 Transform = Callable[[Tensor, Hypotheses], Tensor]  # (N, V) scores of what comes next → the same, changed
+
+
+def changed(scores: Tensor, texts: Hypotheses, transforms: Sequence[Transform], together: int = 1) -> Tensor:
+    """Scores after all transforms. Of so many neighbouring texts at least one must be able to go on."""
+    for transform in transforms:
+        scores = transform(scores, texts)
+    if transforms and not scores.is_cuda and not bool((  # a GPU would have to be waited for
+            scores.isfinite().any(-1) | texts.done).view(-1, together).any(1).all()):
+        raise ValueError("no token is left to choose from: what is forced, banned or ruled contradicts itself here")
+    return scores
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def decode(model: Stepper, prompt: Tensor, strategy: Strategy, *, limit: int | S
     texts, rows = strategy.begin(tokens, real, torch.tensor(limits, device=prompt.device))
     live: Tensor | None = None  # the rows that the model still goes on with; None: all
     with torch.no_grad():
-        scores, state = _read(model, tokens if real is not None else prompt, real, chunk, given)
+        scores, state = _read(model, tokens, real, chunk, given)
     if rows is not None:
         scores = scores[rows]
     for n in range(max(limits)):

@@ -83,6 +83,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, (fits, must) in RANGES.items():
             value = getattr(self, name)
+            if must.startswith("a whole") and isinstance(value, float) and value.is_integer():
+                object.__setattr__(self, name, value := int(value))
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not fits(value)):
                 raise ValueError(f"{name} is {value!r}: it must be {must}")
         if self.early_stopping not in (None, True, False, "never"):
@@ -122,9 +124,16 @@ class Options:
 
     def check(self) -> list[str]:
         """What contradicts itself: errors where nothing sensible can be done, notes where something is passed over."""
-        if self.copies > 1 and not self.do_sample and self.copies > self.beams:
+        if self.copies > self.beams and (self.beams > 1 or not self.do_sample):
             raise ValueError(f"num_return_sequences is {self.copies}, but there is one way to be greedy and {self.beams} beams "
-                             "to choose from: set do_sample, or at least as many num_beams")
+                             "to choose from: set do_sample without beams, or at least as many num_beams")
+        if self.penalty_alpha and (self.do_sample or self.copies > 1):
+            raise ValueError("penalty_alpha is contrastive search, which finds one text and draws none: leave do_sample and "
+                             "num_return_sequences out")
+        if self.prefix is not None and (self.regex or self.grammar or self.json_schema is not None):
+            raise ValueError("a rule is for the whole text and prefix for its beginning: write the beginning into the rule")
+        if self.shortlist is not None and not self.shortlist:
+            raise ValueError("shortlist is empty: no token could come; name some, or leave it out")
         groups = self.num_beam_groups or 1
         if self.beams % groups:
             raise ValueError(f"num_beams is {self.beams} and num_beam_groups {groups}: the second must divide the first")
@@ -135,9 +144,10 @@ class Options:
                              "the first must not be larger")
         said = {name: value for name, value in asdict(self).items() if value is not None}
         notes = []
-        if not self.do_sample and not self.penalty_alpha:
+        if not self.do_sample:
             notes += [f"do_sample is not set, so {name}={said[name]} changes nothing: set do_sample, or leave {name} out"
-                      for name in NARROWING if name in said and said[name] != NEUTRAL.get(name)]
+                      for name in NARROWING if name in said and said[name] != NEUTRAL.get(name)
+                      and not (name == "top_k" and self.penalty_alpha)]
         if self.beams == 1:
             notes += [f"num_beams is 1, so {name}={said[name]} changes nothing: set num_beams, or leave {name} out"
                       for name in ("early_stopping", "length_penalty") if name in said and said[name] not in (False, 1.0)]
@@ -181,9 +191,19 @@ def of_model(notes: Mapping[str, Any]) -> Options:
                "forced_bos_token_id")
     said = {name: notes[name] for name in special if notes.get(name) is not None}
     said |= {name: value for name, value in notes.get("generation", {}).items() if name in known and value is not None}
+    if said.get("cache_implementation") not in CACHES:
+        said.pop("cache_implementation", None)  # another program's; ours serves as well
     if isinstance(said.get("exponential_decay_length_penalty"), list):
         said["exponential_decay_length_penalty"] = tuple(said["exponential_decay_length_penalty"])
     return Options().but(**said)
+
+
+def start_of(options: Options) -> int:
+    """The token that a text of an encoder-decoder begins with."""
+    start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
+    if start is None:
+        raise ValueError("the model directory does not say which token a text begins with: give decoder_start_token_id")
+    return start
 
 
 def overlooked(notes: Mapping[str, Any]) -> list[str]:

@@ -48,7 +48,9 @@ def _ending(before: int, options: Options) -> Transform | None:
     return transforms.never(options.end, until=before) if options.end and before > 0 else None
 
 
-def _not_first(value: list[int], options: Options, scene: Scene) -> Transform:
+def _not_first(value: list[int], options: Options, scene: Scene) -> Transform | None:
+    if not value:
+        return None
     return transforms.never(value, only_at=1 if scene.begin == 1 and options.forced_bos_token_id is not None else 0)
 
 
@@ -64,10 +66,10 @@ ROWS = (
     Row("encoder_no_repeat_ngram_size", lambda v, o, s: transforms.no_repeat_of(s.source, v, s.source_known)
         if v and s.source is not None else None),
     Row("bad_words_ids", _bans),
-    Row("min_length", lambda v, o, s: _ending(v - s.begin, o) if o.min_new_tokens is None else None),
+    Row("min_length", lambda v, o, s: transforms.never_before(o.end, v) if o.end and o.min_new_tokens is None else None),
     Row("min_new_tokens", lambda v, o, s: _ending(v, o)),
     Row("forced_bos_token_id", lambda v, o, s: transforms.forced([v], 0) if s.begin == 1 else None),
-    Row("forced_eos_token_id", lambda v, o, s: transforms.forced_last(whole(v))),
+    Row("forced_eos_token_id", lambda v, o, s: transforms.forced_last(whole(v)) if whole(v) else None),
     Row("remove_invalid_values", lambda v, o, s: transforms.finite if v else None),
     Row("exponential_decay_length_penalty", lambda v, o, s: transforms.ending_sooner(int(v[0]), float(v[1]), o.end)
         if o.end else None),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keepleft.decoding.chance import seeds as seeds_of
 from keepleft.decoding.chance import uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed
 
 Stop = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
 
@@ -36,8 +36,7 @@ class Single:
 
     def choose(self, scores: Tensor, texts: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
         scores = scores.float() if scores.dtype != torch.float64 else scores
-        for transform in self.transforms:
-            scores = transform(scores, texts)
+        scores = changed(scores, texts, self.transforms)
         if self.seeds is None:
             tokens = scores.argmax(-1)
         else:

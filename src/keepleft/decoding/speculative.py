@@ -77,8 +77,10 @@ class Draft:
 
     def __call__(self, texts: Hypotheses, most: int) -> list[int]:
         out: list[int] = []
+        reach = getattr(getattr(self.model, "design", None), "longest", None)
+        room = most if reach is None else min(most, reach - texts.tokens.shape[1])
         with torch.no_grad():
-            for _ in range(min(self.count, most)):
+            for _ in range(min(self.count, room)):
                 texts, _ = self.strategy.choose(self._scores(texts.tokens), texts)
                 out.append(int(texts.tokens[0, -1]))
                 if bool(texts.done):

@@ -7,7 +7,6 @@ shorter prompt for text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,6 +122,16 @@ def never(tokens: Sequence[int], *, until: int | None = None, only_at: int | Non
     return apply
 
 
+def never_before(tokens: Sequence[int], length: int) -> Transform:
+    """Tokens that do not come before the text, prompt included, has so many."""
+    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
+        within(scores, tokens)
+        known = texts.known()
+        short = (scores.new_full((len(scores),), texts.tokens.shape[1]) if known is None else known.sum(1)) < length
+        return torch.where(short[:, None], scores.index_fill(1, torch.tensor(list(tokens), device=scores.device), OUT), scores)
+    return apply
+
+
 def only(tokens: Sequence[int]) -> Transform:
     """A shortlist: no other token comes."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
@@ -151,25 +160,6 @@ def forced_last(tokens: Sequence[int]) -> Transform:
     return apply
 
 
-def prefixed(prefixes: Sequence[Sequence[int]]) -> Transform:
-    """Each prompt's text begins with the given tokens, and goes on freely after them."""
-    longest = max(map(len, prefixes), default=0)
-
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        if texts.written >= longest:
-            return scores
-        each = len(scores) // len(prefixes)
-        out = scores.clone()
-        for n, prefix in enumerate(prefixes):
-            if texts.written < len(prefix):
-                within(scores, prefix)
-                rows = slice(n * each, (n + 1) * each)
-                out[rows] = OUT
-                out[rows, prefix[texts.written]] = scores[rows, prefix[texts.written]]
-        return out
-    return apply
-
-
 def ending_sooner(start: int, factor: float, end: Sequence[int]) -> Transform:
     """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's exponential_decay_length_penalty."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
@@ -190,19 +180,3 @@ def finite(scores: Tensor, texts: Hypotheses) -> Tensor:
 def normal(scores: Tensor, texts: Hypotheses) -> Tensor:
     """Log-probabilities again, after other transforms."""
     return scores.log_softmax(-1)
-
-
-def allowed(rule: Any) -> Transform:
-    """rule(prompt number, text so far) → the tokens that may come: Hugging Face's prefix_allowed_tokens_fn."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        out, each = torch.full_like(scores, OUT), len(scores) // rule.prompts if hasattr(rule, "prompts") else 1
-        known = texts.known()
-        for n, row in enumerate(texts.tokens):
-            text = row if known is None else row[known[n]]
-            may = list(rule(n // each, text))
-            if not may:
-                raise ValueError(f"the rule allows no token after {text.tolist()[-8:]}: let it allow at least one")
-            within(scores, may)
-            out[n, may] = scores[n, may]
-        return out
-    return apply

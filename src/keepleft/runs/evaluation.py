@@ -49,7 +49,8 @@ def evaluate(place: str, data: Sequence[str], *, task: Task | None = None, again
     if against is None and dtype == "int8":
         against, other = "float32", write(place, "float32")
     elif against is not None:
-        other = Path(against).read_text("utf-8").splitlines() if Path(against).is_file() else write(against, dtype)
+        read = lambda: Path(str(against)).read_text("utf-8").removesuffix("\n").split("\n")
+        other = read() if Path(against).is_file() else write(against, dtype)
         if len(other) != len(texts):
             raise ValueError(f"{against} has {len(other)} lines, and there are {len(texts)} texts: they must be as many")
     else:
@@ -84,11 +85,13 @@ def _labelled(place: str, data: Sequence[str], against: str | None, dtype: str, 
     from keepleft.evaluate.calibration import calibration
     from keepleft.evaluate.labels import labels
 
+    if dtype == "int8":
+        raise ValueError("int8 is for models that write: leave --dtype out for a classifier")
     rows = list(sources.open_source(data[0], ("text", "label"), None))[:most]
     texts, true = [str(text) for text, _ in rows], [str(label) for _, label in rows]
 
     def judged(where: str) -> tuple[list[str], torch.Tensor, list[str]]:
-        one = judge(where, dtype="float32" if dtype == "int8" else dtype, device=device)
+        one = judge(where, dtype=dtype, device=device)
         chances = torch.cat([one.classify(texts[n:n + 32]) for n in range(0, len(texts), 32)])
         return [one.labels[n] for n in chances.argmax(-1).tolist()], chances, one.labels
 

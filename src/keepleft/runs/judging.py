@@ -13,7 +13,7 @@ from torch import Tensor
 from keepleft.data.tokenizer import marks
 from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.decoding.generate import padded
-from keepleft.decoding.options import of_model
+from keepleft.decoding.options import of_model, start_of
 from keepleft.decoding.rescore import Thought, rescored
 from keepleft.models.design import Classes, Masked
 from keepleft.weights.files import load
@@ -78,9 +78,9 @@ class Judge:
         if design.encoder is not None:
             if source is None:
                 raise ValueError("this model scores a text for its source: give both, with a tab between them")
-            start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id or 0
             tokens = self.tokenizer.encode(text, add_special_tokens=False).ids + list(options.end[:1])
-            return rescored(self.model, [start], tokens, source=(self.source_tokenizer or self.tokenizer).encode(source).ids)
+            read = (self.source_tokenizer or self.tokenizer).encode(source).ids
+            return rescored(self.model, [start_of(options)], tokens, source=read)
         tokens = self.tokenizer.encode(text).ids
         first = options.bos_token_id if options.bos_token_id is not None else next(iter(options.end), None)
         if first is not None and tokens[:1] != [first]:

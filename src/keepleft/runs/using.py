@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from keepleft.data.tokenizer import read as read_tokenizer
-from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream
-from keepleft.decoding.options import Options, overlooked
+from keepleft.decoding import grammar
+from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream, written
+from keepleft.decoding.hypotheses import Written
+from keepleft.decoding.options import Options, overlooked, start_of
 from keepleft.decoding.rescore import rescored
 from keepleft.weights.files import load
 
@@ -24,6 +26,16 @@ class Said(Answer):
 
     logprobs: list[dict[str, Any]] | None = None
     alignment: str | None = None
+
+
+class Seen:
+    """A transform that changes nothing and keeps what it saw."""
+
+    scores: Any = None
+
+    def __call__(self, scores: Any, texts: Any) -> Any:
+        self.scores = scores if self.scores is None else self.scores
+        return scores
 
 
 @dataclass(frozen=True)
@@ -74,39 +86,33 @@ class Voice:
 
     def _begun(self, options: Options) -> list[int]:
         """What a text of an encoder-decoder begins with."""
-        start = options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
-        return [] if start is None else [start]
+        return [start_of(options)] if self.pair else []
 
     def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
-        """One text for each of the likeliest next tokens."""
+        """One text for each of the likeliest next tokens, with its log-probability."""
+        if grammar.of(options) is not None or options.copies > 1:
+            raise ValueError("alternatives are texts that begin differently: leave rules and num_return_sequences out")
         row, = encoded(self.model, self.reading, [prompt], options)
-        said = options.prefix if isinstance(options.prefix, str) else ""
+        said = options.prefix[0] if isinstance(options.prefix, list) else options.prefix or ""
         prefix = self.tokenizer.encode(said, add_special_tokens=False).ids if said else []
-        before = [*self._begun(options), *prefix] if self.pair else row
-        place = rescored(self.model, before, [0], source=row if self.pair else None, likely=count)
+        work = Work.of(self.model, [row], options, [prefix])
+        strategy = chosen(self.tokenizer, replace(options, num_beams=1), work)
+        texts = next(iter(steps(self.model, work, replace(strategy, transforms=(*strategy.transforms, seen := Seen())),
+                                replace(options, num_beams=1))), None)
+        if texts is None:
+            return []
+        firsts = seen.scores[0].topk(count).indices.tolist()
+        rest = replace(options, prefix=None, max_new_tokens=max(0, work.limits[0] - 1), max_length=None)
         out = []
-        for token, chance in place[0].likely:
-            one = replace(options, prefix=None, max_new_tokens=None if options.max_new_tokens is None else
-                          options.max_new_tokens - 1)
+        for token in firsts:
             begin = [*prefix, token]
-            if token in options.end:
-                out.append(Answer(self.tokenizer.decode(prefix), begin, chance, True, row))
-                continue
-            rest = self._after(row, begin, one)
-            out.append(Answer(self.tokenizer.decode([*begin, *rest.tokens]) if self.pair else
-                              self.tokenizer.decode([token, *rest.tokens]), [*begin, *rest.tokens], chance + rest.score,
-                              rest.ended, row))
+            whole = token in options.end
+            one = Written(begin, 0.0) if whole else written(self.model, self.tokenizer, [row], rest, [begin])[0][0]
+            shown = one.tokens if self.pair else one.tokens[len(prefix):]
+            before = self._begun(options) if self.pair else [*row, *prefix]
+            score = sum(t.logprob for t in rescored(self.model, before, shown, source=row if self.pair else None))
+            out.append(Answer(self.tokenizer.decode(shown), shown, score, shown[-1] in options.end, row))
         return out
-
-    def _after(self, row: list[int], begin: list[int], options: Options) -> Answer:
-        """The rest of a text that begins with these tokens."""
-        from keepleft.decoding.generate import written
-
-        if not self.pair:
-            return answers(self.model, self.tokenizer, [[*row, *begin]], options=options)[0][0]
-        one = written(self.model, self.tokenizer, [row], options, [begin])[0][0]
-        tokens = one.tokens[len(begin):]
-        return Answer("", tokens, one.score, bool(tokens) and tokens[-1] in options.end, row)
 
     def _more(self, one: Answer, options: Options, logprobs: int | None, alignments: bool) -> Said:
         out = Said(one.text, one.tokens, one.score, one.ended, one.prompt)
@@ -144,6 +150,16 @@ class Voice:
             return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, best.tokens), weights, title=text)
         return distributions(path, watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
                                            transforms=strategy.transforms), title=text)
+
+
+def part(options: Options, first: int, count: int) -> Options:
+    """The options of some of the texts, where there is a seed or a prefix for each."""
+    some: dict[str, Any] = {name: getattr(options, name)[first:first + count] for name in ("seed", "prefix")
+                            if isinstance(getattr(options, name), list)}
+    if short := [name for name, value in some.items() if len(value) != count]:
+        raise ValueError(f"{short[0]} has {len(getattr(options, short[0]))} values, and there are more texts: give one, or one "
+                         "for each")
+    return replace(options, **some)
 
 
 def voice(place: str, *, dtype: str = "float32", device: str | None = None, draft: str | None = None) -> Voice:
