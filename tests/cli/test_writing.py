@@ -169,6 +169,11 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
                        str(tmp_path / "other.txt"), "--least", "99")
     assert code == 1
     assert "other.txt" in out
+    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--dtype", "int8", "--against",
+                       str(tmp_path / "other.txt"))
+    assert code == 0
+    assert "float32" in out
+    assert "other.txt" in out
     (tmp_path / "c.tsv").write_text("text\tlabel\nthe sea\tsad\ncalm\tglad\n")
     code, out, _ = run(capsys, "eval", classifier, str(tmp_path / "c.tsv"), "--against", classifier)
     assert code == 0

@@ -167,6 +167,8 @@ def test_contradictions_are_told_and_not_written_through():
         wish(draft=pair(0))
     with pytest.raises(ValueError, match="num_return_sequences is 4"):
         wish(do_sample=True, num_beams=2, num_return_sequences=4)
+    with pytest.raises(ValueError, match="a static cache for 1,000,000,000,001 tokens is too large"):
+        kl.generate(MODEL, TOKENS, "the", max_new_tokens=10 ** 12, cache_implementation="static")
     assert wish(begin_suppress_tokens=[]) == wish()
     assert wish(num_beams=2.0) == wish(num_beams=2)
 

@@ -26,6 +26,7 @@ from keepleft.decoding.speculative import guessing, speculate
 from keepleft.decoding.stops import any_of, over_time, stop_strings
 
 AT_ONCE = 32   # prompts that are written together
+MOST = 1 << 22  # tokens that a cache is made for beforehand
 USUAL = 128    # tokens that a decoder adds where nothing says how many
 Prompt = str | Sequence[int]
 
@@ -160,7 +161,10 @@ class Work:
         kind = CACHES[options.cache_implementation or "dynamic"]
         out: dict[str, Any] = {"cache": kind}
         if kind == "static":
-            out["capacity"] = self.prompt.shape[1] + max(self.limits)
+            capacity = out["capacity"] = self.prompt.shape[1] + max(self.limits)
+            if capacity > MOST:
+                raise ValueError(f"a static cache for {capacity:,} tokens is too large: give fewer max_new_tokens, or another "
+                                 "cache_implementation")
         if self.source is not None:
             with torch.no_grad():
                 out["memory"] = model.read(self.source, segments=self.source_segments)

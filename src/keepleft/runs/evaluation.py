@@ -37,6 +37,8 @@ def evaluate(place: str, data: Sequence[str], *, task: Task | None = None, again
     file of what another system wrote, a line each. int8 is told beside float32."""
     kind = task or _task(place)
     if kind == "lm":
+        if most is not None:
+            raise ValueError("most counts texts, and a language model is measured on running text: cut the file instead")
         return _foreseen(place, data, against, dtype, device)
     if kind == "classify":
         return _labelled(place, data, against, dtype, device, most)
@@ -46,38 +48,33 @@ def evaluate(place: str, data: Sequence[str], *, task: Task | None = None, again
     texts, references = ([row[n] for row in rows] for n in (0, 1))
     write = lambda where, how: _written(where, texts, options or Options(), how, device, tag, watch)
     written = write(place, dtype)
-    if against is None and dtype == "int8":
-        against, other = "float32", write(place, "float32")
-    elif against is not None:
-        read = lambda: Path(str(against)).read_text("utf-8").removesuffix("\n").split("\n")
-        other = read() if Path(against).is_file() else write(against, dtype)
-        if len(other) != len(texts):
-            raise ValueError(f"{against} has {len(other)} lines, and there are {len(texts)} texts: they must be as many")
-    else:
-        other = None
-    return (_summaries if kind == "summarize" else _translations)(kind, written, references, other, place, against)
+    others = {"float32": write(place, "float32")} if dtype == "int8" else {}
+    if against is not None:
+        read = lambda: Path(against).read_text("utf-8").removesuffix("\n").split("\n")
+        others[against] = read() if Path(against).is_file() else write(against, dtype)
+        if len(others[against]) != len(texts):
+            raise ValueError(f"{against} has {len(others[against])} lines, and there are {len(texts)} texts: they must be as "
+                             "many")
+    return (_summaries if kind == "summarize" else _translations)(kind, written, references, others, place)
 
 
-def _translations(kind: Task, written: list[str], references: list[str], other: list[str] | None, place: str,
-                  against: str | None) -> Judged:
+def _translations(kind: Task, written: list[str], references: list[str], others: dict[str, list[str]], place: str) -> Judged:
     from keepleft.evaluate.exact import exact
     from keepleft.evaluate.translation import measured, paired
 
     found = measured(written, references)
     measures = {name: one.score for name, one in found.items()} | {"exact": exact(written, references)}
-    verdicts = [] if other is None else [f"{name}: {one.sentence}" for name, one in paired(written, other, references).items()]
-    verdicts = [line.replace("the first", place).replace("the second", str(against)) for line in verdicts]
+    verdicts = [f"{name}: {one.sentence}".replace("the first", place).replace("the second", against)
+                for against, other in others.items() for name, one in paired(written, other, references).items()]
     return Judged(kind, len(written), measures, {name: one.signature for name, one in found.items()}, verdicts)
 
 
-def _summaries(kind: Task, written: list[str], references: list[str], other: list[str] | None, place: str,
-               against: str | None) -> Judged:
+def _summaries(kind: Task, written: list[str], references: list[str], others: dict[str, list[str]], place: str) -> Judged:
     from keepleft.evaluate import summary
 
-    verdicts = []
-    if other is not None:
-        one, two = (summary.rouge(texts, references)["rougeL"] for texts in (written, other))
-        verdicts = [f"rougeL: {bootstrap(one, two, names=(place, str(against))).sentence}"]
+    own = summary.rouge(written, references)["rougeL"]
+    verdicts = [f"rougeL: {bootstrap(own, summary.rouge(other, references)['rougeL'], names=(place, against)).sentence}"
+                for against, other in others.items()]
     return Judged(kind, len(written), summary.summary(written, references), {"rouge": summary.signature()}, verdicts)
 
 
