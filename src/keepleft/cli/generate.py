@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,27 @@ from keepleft.cli.show import Bar
 from keepleft.decoding.options import Options
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+SHARED = """
+        input: a file of texts, a line each
+        output: a file for the results, written whole or not at all
+        n_best: so many texts for each, with their scores
+        logprobs: with --json, the log-probability of each token and of so many likely ones beside it
+        draft: a smaller model with the same tokens that guesses ahead; the text stays the same
+        batch_size: texts that are written together
+        dtype: how weights are kept; int8 is for CPUs
+        device: cpu or cuda; a GPU is used where there is one
+        stream: show each text as it is written
+        json: an object a line, with scores and tokens
+    """  # what all three take
 
 
+def shared(command: Callable[..., int]) -> Callable[..., int]:
+    """A command that is told in its own words and in those that all three share."""
+    command.__doc__ = (command.__doc__ or "").rstrip() + SHARED
+    return command
+
+
+@shared
 def complete(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
              logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None, draft: str | None = None,
              batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
@@ -25,22 +45,13 @@ def complete(inputs: list[str], options: Options, input: str | None = None, outp
     Args:
         inputs: a model (a directory, a GGUF file, a name on the Hugging Face hub), then texts; without a model the best one
             that is installed; without texts the lines of --input or of stdin
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
-        n_best: so many texts for each, with their scores
-        logprobs: with --json, the log-probability of each token and of so many likely ones beside it
         alternatives: instead of one text, one for each of so many likeliest first tokens
         picture: an .svg file: the distribution at each step, or the tree of beams
-        draft: a smaller model with the same tokens that guesses ahead; the text stays the same
-        batch_size: texts that are written together
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-        stream: show each text as it is written
-        json: an object a line, with scores and tokens
     """
     return _write(**{**locals(), "need": False, "tag": None, "alignments": False})
 
 
+@shared
 def translate(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, tag: str | None = None,
               n_best: int = 1, logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
               draft: str | None = None, batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None,
@@ -49,24 +60,15 @@ def translate(inputs: list[str], options: Options, input: str | None = None, out
 
     Args:
         inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
         tag: the token that names the language, for a model that has several
-        n_best: so many texts for each, with their scores
-        logprobs: with --json, the log-probability of each token and of so many likely ones beside it
         alternatives: instead of one text, one for each of so many likeliest tokens after --prefix
         picture: an .svg file: the alignment, or with beams their tree
-        draft: a smaller model with the same tokens that guesses ahead; the text stays the same
-        batch_size: texts that are written together
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-        stream: show each text as it is written
-        json: an object a line, with scores and tokens
         alignments: which source token each token looked at most, as i-j pairs
     """
     return _write(**{**locals(), "need": True})
 
 
+@shared
 def summarize(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
               logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
               draft: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None,
@@ -75,18 +77,8 @@ def summarize(inputs: list[str], options: Options, input: str | None = None, out
 
     Args:
         inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
-        n_best: so many texts for each, with their scores
-        logprobs: with --json, the log-probability of each token and of so many likely ones beside it
         alternatives: instead of one text, one for each of so many likeliest first tokens
         picture: an .svg file: the alignment, or with beams their tree
-        draft: a smaller model with the same tokens that guesses ahead; the text stays the same
-        batch_size: texts that are written together
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-        stream: show each text as it is written
-        json: an object a line, with scores and tokens
     """
     return _write(**{**locals(), "need": True, "tag": None, "alignments": False})
 

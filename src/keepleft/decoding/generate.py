@@ -200,8 +200,7 @@ def stops(tokenizer: Any, options: Options) -> Stop | None:
     if options.stop_strings:
         if tokenizer is None:
             raise ValueError("stop_strings are looked for in text, and there is no tokenizer: give one")
-        strings = [options.stop_strings] if isinstance(options.stop_strings, str) else options.stop_strings
-        found.append(stop_strings(tokenizer, strings))
+        found.append(stop_strings(tokenizer, options.strings))
     if options.max_time is not None:
         found.append(over_time(time.monotonic() + options.max_time))
     return any_of(found)
@@ -303,7 +302,6 @@ def _prefixes(tokenizer: Any, options: Options, which: list[int], total: int) ->
 def _answer(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
     """`prefix`: how many of the tokens were there before anything was written."""
     decoded = lambda tokens: "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)
-    strings = [options.stop_strings] if isinstance(options.stop_strings, str) else options.stop_strings or []
     new = one.tokens[prefix:]
-    ended = bool(new) and (new[-1] in options.end or (bool(strings) and any(string in decoded(new) for string in strings)))
+    ended = bool(new) and (new[-1] in options.end or any(string in decoded(new) for string in options.strings))
     return Answer(decoded(one.tokens), one.tokens, one.score, ended, row)

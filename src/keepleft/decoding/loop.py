@@ -63,17 +63,15 @@ def aligned(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor | N
 
 def _read(model: Stepper, prompt: Tensor, real: Tensor | None, chunk: int, given: dict[str, Any]) -> tuple[Tensor, Any]:
     """Scores of what follows the prompt."""
-    segments = None if real is None else real.long()
-    if not chunk or chunk >= prompt.shape[1]:
-        return model.start(prompt, **given) if segments is None else model.start(prompt, segments=segments, **given)
-    pieces: Any = model
-    first = prompt[:, :chunk]
-    scores, state = (model.start(first, **given) if segments is None
-                     else model.start(first, segments=segments[:, :chunk], **given))
-    for begin in range(chunk, prompt.shape[1], chunk):
-        part = prompt[:, begin:begin + chunk]
-        more = None if segments is None else segments[:, begin:begin + chunk]
-        scores = pieces.head(pieces.extend(part, state, segments=more)[:, -1], pieces.token)
+    parts: Any = model
+    length = max(1, prompt.shape[1])  # the model itself says what is wrong with an empty prompt
+    size = chunk or length
+    pieces = [({} if real is None else {"segments": real[:, begin:begin + size].long()}, prompt[:, begin:begin + size])
+              for begin in range(0, length, size)]
+    (marks, first), *rest = pieces
+    scores, state = model.start(first, **marks, **given)
+    for marks, part in rest:
+        scores = parts.head(parts.extend(part, state, **marks)[:, -1], parts.token)
     return scores, state
 
 

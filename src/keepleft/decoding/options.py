@@ -99,6 +99,16 @@ class Options:
         return tuple(whole(self.eos_token_id))
 
     @property
+    def first(self) -> int | None:
+        """What a text may be said to follow: its beginning, or the end of another."""
+        return self.bos_token_id if self.bos_token_id is not None else next(iter(self.end), None)
+
+    @property
+    def strings(self) -> list[str]:
+        """Those that end a text."""
+        return [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings or []
+
+    @property
     def beams(self) -> int:
         return self.num_beams or 1
 

@@ -114,16 +114,13 @@ def _foreseen(place: str, data: Sequence[str], against: str | None, dtype: str, 
 
     def measured(where: str, how: str) -> Any:
         one = voice(where, dtype=how, device=device)
-        options = of_model(one.model.notes)
-        start = options.bos_token_id if options.bos_token_id is not None else next(iter(options.end), None)
-        return perplexity(one.model, one.tokenizer, texts, start=start)
+        return perplexity(one.model, one.tokenizer, texts, start=of_model(one.model.notes).first)
 
     found = measured(place, dtype)
-    verdicts = []
-    for name, other in ((against, dtype), ("float32", "float32")):
-        if (name == against and against is not None) or (name == "float32" and dtype == "int8"):
-            there = measured(place if name == "float32" else str(against), other)
-            verdicts.append(f"perplexity {found.perplexity:.4f} beside {there.perplexity:.4f} of {name}")
+    others = {} if against is None else {against: measured(against, dtype)}
+    if dtype == "int8":
+        others["float32"] = measured(place, "float32")
+    verdicts = [f"perplexity {found.perplexity:.4f} beside {there.perplexity:.4f} of {name}" for name, there in others.items()]
     return Judged("lm", found.tokens, {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}, {}, verdicts)
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keepleft.data.tokenizer import marks
-from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.decoding.generate import padded
 from keepleft.decoding.options import of_model, start_of
 from keepleft.decoding.rescore import Thought, rescored
 from keepleft.models.design import Classes, Masked
-from keepleft.weights.files import load
+from keepleft.runs.opened import opened
 
 
 @dataclass(frozen=True)
@@ -82,17 +80,12 @@ class Judge:
             read = (self.source_tokenizer or self.tokenizer).encode(source).ids
             return rescored(self.model, [start_of(options)], tokens, source=read)
         tokens = self.tokenizer.encode(text).ids
-        first = options.bos_token_id if options.bos_token_id is not None else next(iter(options.end), None)
+        first = options.first
         if first is not None and tokens[:1] != [first]:
             return rescored(self.model, [first], tokens)
         return rescored(self.model, tokens[:1], tokens[1:])
 
 
 def judge(place: str, *, dtype: str = "float32", device: str | None = None) -> Judge:
-    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load(place, dtype=getattr(torch, dtype), device=home)
-    if tokenizer is None:
-        raise ValueError(f"{place} has no tokenizer.json: copy the one that it was trained with into it")
-    own = Path(place) / "source_tokenizer.json"
-    return Judge(model.eval(), tokenizer, read_tokenizer(own) if own.exists() else None)
-
+    """A model directory, ready to judge."""
+    return Judge(*opened(place, dtype=dtype, device=device))

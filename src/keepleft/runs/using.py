@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.decoding import grammar
 from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream, written
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, overlooked, start_of
 from keepleft.decoding.rescore import rescored
-from keepleft.weights.files import load
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from keepleft.runs.opened import opened
 
 
 @dataclass(frozen=True)
@@ -164,26 +160,9 @@ def part(options: Options, first: int, count: int) -> Options:
 
 def voice(place: str, *, dtype: str = "float32", device: str | None = None, draft: str | None = None) -> Voice:
     """A model directory, ready to write."""
-    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = _model(place, dtype, home)
-    if model.design.decoder is None:
+    found = opened(place, dtype=dtype, device=device)
+    if found.model.design.decoder is None:
         raise ValueError(f"{place} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be meant")
-    if tokenizer is None:
-        raise ValueError(f"{place} has no tokenizer.json: copy the one that it was trained with into it")
-    own = Path(place) / "source_tokenizer.json"
-    for name in overlooked(model.notes):
-        import warnings
+    for name in overlooked(found.model.notes):
         warnings.warn(f"generation_config.json asks for {name}, which is not done here", stacklevel=2)
-    return Voice(model, tokenizer, read_tokenizer(own) if own.exists() else None,
-                 None if draft is None else _model(draft, dtype, home)[0])
-
-
-def _model(place: str, dtype: str, device: str) -> tuple[Any, Any]:
-    if dtype == "int8":
-        if device != "cpu":
-            raise ValueError(f"int8 is for CPUs, not for {device}: give --device cpu, or --dtype bfloat16")
-        from keepleft.models.pack import pack
-        model, tokenizer = load(place)
-        return pack(model.eval(), "int8"), tokenizer
-    model, tokenizer = load(place, dtype=DTYPES[dtype], device=device)
-    return model.eval(), tokenizer
+    return Voice(*found, None if draft is None else opened(draft, dtype=dtype, device=device).model)
