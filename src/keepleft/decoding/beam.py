@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.decoding.chance import mixed, uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed, held
 from keepleft.decoding.single import Stop
 
 NEVER = -1.0e9  # the score of what is out of the race
@@ -29,6 +30,9 @@ class Beams(Hypotheses):
     ended_size: Tensor   # (B, width) tokens added
     full: Tensor         # (B, width) is there a text at all
     hope: Tensor         # (B, groups) a text that goes on may still be better
+
+    def fixed(self, width: int) -> Self:
+        return replace(super().fixed(width), ended=F.pad(self.ended, (width - self.ended.shape[-1], 0)))
 
 
 class _Part(NamedTuple):
@@ -98,21 +102,21 @@ class Beam:
     def _advance(self, total: Tensor, texts: Beams, here: slice, group: int) -> _Part:
         """The next tokens of one group: (B, size · V) sums of log-probabilities."""
         n, size = len(total), self.width // self.groups
-        vocab, length = total.shape[1] // size, texts.written + 1
+        vocab, length = total.shape[1] // size, texts.added + 1
         count = min(max(2, 1 + len(self.end)) * size, total.shape[1])
         if self.seeds is None:
             best, place = total.topk(count)
         else:  # without putting back: by the largest sums with a Gumbel number added
-            noise = uniform(mixed(self.seeds.to(total.device), texts.written)[:, None],
+            noise = uniform(mixed(self.seeds.to(total.device), texts.added)[:, None],
                             torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
             _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
             best = total.gather(1, place)
         parents, tokens = place // vocab + here.start, place % vocab
-        longer = torch.cat([_taken(texts.tokens.view(n, self.width, -1), parents), tokens[..., None]], -1)
+        longer = texts.appended(_taken(texts.tokens.view(n, self.width, -1), parents), tokens[..., None])
         most = texts.most.view(n, self.width)[:, :1]
         ends = (length >= most).expand_as(tokens)
         if self.end:
-            ends = ends | torch.isin(tokens, torch.tensor(self.end, device=tokens.device))
+            ends = ends | torch.isin(tokens, held(self.end, tokens.device))
         if self.stop is not None:
             ends = ends | self.stop(longer.flatten(0, 1), texts.begin).view(n, count)
         on, kept = (best + ends * NEVER).topk(size)
@@ -120,13 +124,13 @@ class Beam:
         just = ends & (torch.arange(count, device=ends.device) < size)
         full, hope = texts.full[:, here], texts.hope[:, group:group + 1]
         shut = ~hope | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
-        told = best / length ** self.penalty + shut * NEVER + ~just * NEVER
-        old = torch.cat([texts.ended[:, here], texts.ended[:, here, :1]], -1)
+        told = best / _power(length, self.penalty, best) + shut * NEVER + ~just * NEVER
+        old = texts.appended(texts.ended[:, here], texts.ended[:, here, :1])
         scores, which = torch.cat([texts.ended_score[:, here], told], 1).topk(size)
-        sizes = torch.cat([texts.ended_size[:, here], torch.full_like(tokens, length)], 1).gather(1, which)
+        sizes = torch.cat([texts.ended_size[:, here], torch.zeros_like(tokens) + length], 1).gather(1, which)
         full = torch.cat([full, just], 1).gather(1, which)
         ended = _taken(torch.cat([old, longer], 1), which)
-        farthest = most.double() if self.early == "never" and self.penalty > 0 else torch.full_like(most, length).double()
+        farthest = (most if self.early == "never" and self.penalty > 0 else torch.zeros_like(most) + length).double()
         worst = torch.where(full, scores.amin(1, keepdim=True), NEVER)
         hope = hope & (on[:, :1] / (farthest ** self.penalty).to(on.dtype) > worst).any(1, keepdim=True)
         over = ~hope | ends.all(1, keepdim=True) | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
@@ -139,11 +143,12 @@ class Beam:
         rows = (all_.parents + torch.arange(n, device=all_.parents.device)[:, None] * self.width).flatten()
         done = all_.over.all(1).repeat_interleave(self.width)
         out = replace(texts, tokens=all_.longer.flatten(0, 1), score=all_.score.flatten(), done=done, size=texts.size + 1,
-                      real=None if texts.real is None else texts.real[rows], ended=all_.ended, ended_score=all_.ended_score,
-                      ended_size=all_.ended_size, full=all_.full, hope=all_.hope)
+                      ended=all_.ended, ended_score=all_.ended_score, ended_size=all_.ended_size, full=all_.full,
+                      hope=all_.hope, **texts.marks(rows))
         return out, rows
 
     def results(self, texts: Beams) -> list[list[Written]]:
+        texts = texts.free()
         if not bool(texts.full.any(1).all()):  # stopped before any has ended: those that were going on
             here = texts.score.view_as(texts.ended_score) / max(1, texts.written) ** self.penalty
             bare = ~texts.full.any(1, keepdim=True)
@@ -167,6 +172,10 @@ def beam(width: int, *, penalty: float = 1.0, early: bool | Literal["never"] = F
          transforms: Sequence[Transform] = (), groups: int = 1, apart: float = 0.0, keep: int = 1) -> Beam:
     """The `width` likeliest texts so far go on; `keep` of those that ended are shown."""
     return Beam(width, penalty, early, tuple(end), tuple(transforms), None, groups, apart, None, keep)
+
+
+def _power(length: int | Tensor, penalty: float, like: Tensor) -> float | Tensor:
+    return length ** penalty if isinstance(length, int) else (length.double() ** penalty).to(like.dtype)  # type: ignore[no-any-return]
 
 
 def _taken(texts: Tensor, which: Tensor) -> Tensor:

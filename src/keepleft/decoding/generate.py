@@ -18,8 +18,9 @@ from keepleft.decoding.beam import Beam
 from keepleft.decoding.chance import seeds as seeds_of
 from keepleft.decoding.contrastive import contrast
 from keepleft.decoding.hypotheses import Hypotheses, Written
-from keepleft.decoding.loop import decode
+from keepleft.decoding.loop import aligned, decode
 from keepleft.decoding.options import CACHES, Options, of_model, start_of, whole
+from keepleft.decoding.recorded import fits, recorded
 from keepleft.decoding.rows import Scene, transforms_of
 from keepleft.decoding.single import Single, Stop
 from keepleft.decoding.speculative import guessing, speculate
@@ -108,13 +109,17 @@ def written(model: Any, tokenizer: Any, rows: list[list[int]], options: Options,
     if work.limits[0] < 1:
         return [[Written(prefixes[0] if prefixes else [], 0.0)] * options.copies]
     strategy = chosen(tokenizer, options, work)
-    found = strategy.results(deque(steps(model, work, strategy, options, draft), maxlen=1)[0])  # type: ignore[arg-type]
+    found = strategy.results(deque(steps(model, work, strategy, options, draft, live=True), maxlen=1)[0])  # type: ignore[arg-type]
     return found if prefixes is None else [[Written([*prefix, *one.tokens], one.score) for one in several]
                                            for prefix, several in zip(prefixes, found, strict=True)]
 
 
-def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, draft: Any = None) -> Iterator[Hypotheses]:
-    """The texts of a batch after each new token, by whichever loop the options ask for."""
+def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, draft: Any = None, *,
+          live: bool = False) -> Iterator[Hypotheses]:
+    """The texts of a batch after each new token, by whichever loop the options ask for.
+
+    `live`: what is yielded may be written over by the next step, and more may come after all texts have ended.
+    """
     given = work.given(model, options)
     if draft is not None or options.prompt_lookup_num_tokens is not None:
         if not isinstance(strategy, Single) or options.copies > 1 or options.penalty_alpha:
@@ -128,9 +133,18 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
         assert isinstance(strategy, Single)
         yield from contrast(model, work.prompt, strategy, alpha=options.penalty_alpha, k=options.top_k or 4, limit=work.limits,
                             segments=work.segments, **given)
+    elif live and _recordable(model, work, strategy, options):
+        prompt, real = aligned(work.prompt, work.segments)
+        given.pop("cache")
+        yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **given)
     else:
         yield from decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments,
                           chunk=options.prefill_chunk_size or 0, **given)
+
+
+def _recordable(model: Any, work: Work, strategy: Single | Beam, options: Options) -> bool:
+    return (work.prompt.is_cuda and options.cache_implementation in (None, "dynamic", "static") and not options.deterministic
+            and not options.prefill_chunk_size and fits(model, strategy))
 
 
 @dataclass(frozen=True)
@@ -229,11 +243,13 @@ def stream(model: Any, tokenizer: Any, prompt: Prompt, *, source_tokenizer: Any 
             shown += (piece := pieces.step(tokenizer, token) or "")
             if piece:
                 yield piece
-        for texts in steps(model, work, chosen(tokenizer, options, work), options, draft):
+        for texts in steps(model, work, chosen(tokenizer, options, work), options, draft, live=True):
             tokens.append(int(texts.tokens[0, -1]))
             shown += (piece := pieces.step(tokenizer, tokens[-1]) or "")
             if piece:
                 yield piece
+            if bool(texts.done):
+                break
     finally:
         model.train(was)
     whole_text = tokenizer.decode(tokens, skip_special_tokens=True)

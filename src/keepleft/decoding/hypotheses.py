@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,23 +30,73 @@ class Hypotheses:
     most: Tensor                # (N,)   tokens that may be added
     begin: int                  # the column where writing began
     real: Tensor | None = None  # (N, begin) false where a shorter prompt was filled up; None: all are as long
+    count: Tensor | None = None  # tokens added, where texts keep their width; see `fixed`
 
     @property
     def written(self) -> int:
         """How many tokens were added."""
         return self.tokens.shape[1] - self.begin
 
+    @property
+    def added(self) -> int | Tensor:
+        """The same; a number on the device where texts keep their width."""
+        return self.written if self.count is None else self.count
+
     def known(self) -> Tensor | None:
         """(N, T) which of the tokens are text; None: all."""
-        if self.real is None:
-            return None
+        if self.real is None or self.count is not None:
+            return self.real
         return torch.cat([self.real, self.real.new_ones(len(self.real), self.written)], 1)
+
+    def own(self) -> tuple[Tensor, Tensor | None]:
+        """(N, t) tokens among which are all that were added, and which they are; None: all."""
+        if self.count is None:
+            return self.tokens[:, self.begin:], None
+        width = self.tokens.shape[1]
+        return self.tokens, (torch.arange(width, device=self.count.device) >= width - self.count).expand_as(self.tokens)
+
+    def appended(self, texts: Tensor, column: Tensor) -> Tensor:
+        """(…, T) and (…, 1) → one column longer, or moved by one to the left."""
+        return torch.cat([texts if self.count is None else texts[..., 1:], column], -1)
+
+    def marks(self, rows: Tensor | None = None) -> dict[str, Any]:
+        """What says which tokens are text, after one more."""
+        real = self.real if rows is None or self.real is None else self.real[rows]
+        if self.count is None:
+            return {"real": real}
+        assert real is not None
+        return {"real": self.appended(real, real.new_ones(len(real), 1)), "count": self.count + 1}
+
+    def fixed(self, width: int) -> Self:
+        """The same in so many columns, now and later: new tokens come in at the right, all else moves to the left.
+
+        Shapes then stay as they are, so that a step can be recorded. What lies before the prompt is no text.
+        """
+        more = width - self.tokens.shape[1]
+        known = torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.known()
+        assert known is not None
+        return replace(self, tokens=F.pad(self.tokens, (more, 0)), real=F.pad(known, (more, 0)), begin=self.begin + more,
+                       count=torch.full((), self.written, device=self.tokens.device))
+
+    def free(self) -> Self:
+        """The same without `fixed`: what is left of the width lies before the prompts."""
+        if self.count is None:
+            return self
+        assert self.real is not None
+        begin = self.tokens.shape[1] - int(self.count)
+        return replace(self, begin=begin, real=self.real[:, :begin], count=None)
 
     def rows(self, which: Tensor) -> Self:
         """Some of the texts, in another order."""
         return replace(self, tokens=self.tokens[which], score=self.score[which], done=self.done[which],
                        size=self.size[which],
                        most=self.most[which], real=None if self.real is None else self.real[which])
+
+
+@lru_cache(maxsize=256)
+def held(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
+    """A few numbers on a device, put there once."""
+    return torch.tensor(numbers, device=device)
 
 
 Transform = Callable[[Tensor, Hypotheses], Tensor]  # (N, V) scores of what comes next → the same, changed

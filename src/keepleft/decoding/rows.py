@@ -88,8 +88,23 @@ ROWS = (
 )
 
 
+KEPT = 64
+_made: dict[Any, tuple[Transform, ...]] = {}  # the same wish gets the same transforms: what was recorded with them is found again
+
+
 def transforms_of(options: Options, scene: Scene) -> list[Transform]:
     """All that the options ask for."""
-    made = [row.make(value, options, scene) for row in ROWS
-            if (value := getattr(options, row.name)) is not None and (options.do_sample or not row.drawing)]
-    return [transform for transform in made if transform is not None]
+    wanted = [(row, value) for row in ROWS if (value := getattr(options, row.name)) is not None
+              and (options.do_sample or not row.drawing)]
+    of_source = scene.source is not None and any(row.name.startswith("encoder_") for row, _ in wanted)
+    key = (tuple((row.name, repr(value)) for row, value in wanted), options.end, options.beams, scene.begin == 1)
+    if not of_source and key in _made:
+        return list(_made[key])
+    made = [made for row, value in wanted if (made := row.make(value, options, scene)) is not None]
+    for transform in made:
+        transform.steady = True  # type: ignore[attr-defined]
+    if not of_source:
+        if len(_made) >= KEPT:
+            del _made[next(iter(_made))]
+        _made[key] = tuple(made)
+    return made

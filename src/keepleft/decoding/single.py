@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keepleft.decoding.chance import seeds as seeds_of
 from keepleft.decoding.chance import uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed, held
 
 Stop = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
 
@@ -41,12 +41,13 @@ class Single:
             tokens = scores.argmax(-1)
         else:
             seeds = self.seeds.to(scores.device).repeat(len(scores) // len(self.seeds))  # one seed may serve all prompts
-            tokens = drawn(scores, uniform(seeds, texts.written))
+            tokens = drawn(scores, uniform(seeds, texts.added))
         tokens = torch.where(texts.done, texts.tokens[:, -1], tokens)
         gain = (scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)).masked_fill(texts.done, 0.0)
         return grown(texts, tokens, texts.score + gain, self.end, self.stop), None
 
     def results(self, texts: Hypotheses) -> list[list[Written]]:
+        texts = texts.free()
         rows = [Written(row[:size], score) for row, size, score in
                 zip(texts.tokens[:, texts.begin:].tolist(), texts.size.tolist(), texts.score.tolist(), strict=True)]
         return [rows[n:n + self.copies] for n in range(0, len(rows), self.copies)]
@@ -75,11 +76,11 @@ def drawn(scores: Tensor, chances: Tensor) -> Tensor:
 
 def grown(texts: Hypotheses, tokens: Tensor, score: Tensor, end: tuple[int, ...], stop: Stop | None) -> Hypotheses:
     """One token longer."""
-    longer = torch.cat([texts.tokens, tokens[:, None]], 1)
+    longer = texts.appended(texts.tokens, tokens[:, None])
     size = texts.size + ~texts.done
     done = texts.done | (size >= texts.most)
     if end:
-        done = done | torch.isin(tokens, torch.tensor(end, device=tokens.device))
+        done = done | torch.isin(tokens, held(end, tokens.device))
     if stop is not None:
         done = done | stop(longer, texts.begin)
-    return replace(texts, tokens=longer, score=score, done=done, size=size)
+    return replace(texts, tokens=longer, score=score, done=done, size=size, **texts.marks())

@@ -6,12 +6,12 @@ shorter prompt for text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, Transform
+from keepleft.decoding.hypotheses import Hypotheses, Transform, held
 
 OUT = float("-inf")
 
@@ -40,12 +40,12 @@ def counted(scores: Tensor, tokens: Tensor, known: Tensor | None) -> Tensor:
 
 def presence(penalty: float) -> Transform:
     """Taken off once for a token that was written already (the prompt does not count), as in OpenAI's interface."""
-    return lambda scores, texts: scores - penalty * (counted(scores, texts.tokens[:, texts.begin:], None) > 0)
+    return lambda scores, texts: scores - penalty * (counted(scores, *texts.own()) > 0)
 
 
 def frequency(penalty: float) -> Transform:
     """Taken off for each time that a token was written already."""
-    return lambda scores, texts: scores - penalty * counted(scores, texts.tokens[:, texts.begin:], None)
+    return lambda scores, texts: scores - penalty * counted(scores, *texts.own())
 
 
 def no_repeat(size: int) -> Transform:
@@ -93,13 +93,13 @@ def bias(of: Mapping[tuple[int, ...], float]) -> Transform:
         within(scores, [token for run in of for token in run])
         scores = scores.clone()
         if singles:
-            scores[:, list(singles)] += torch.tensor(list(singles.values()), dtype=scores.dtype, device=scores.device)
+            scores[:, held(tuple(singles), scores.device)] += held(tuple(singles.values()), scores.device).to(scores.dtype)
         known = texts.known()
         for run, value in longer:
             size = len(run) - 1
             if size > texts.tokens.shape[1]:
                 continue
-            just = (texts.tokens[:, -size:] == torch.tensor(run[:-1], device=scores.device)).all(1)
+            just = (texts.tokens[:, -size:] == held(run[:-1], scores.device)).all(1)
             if known is not None:
                 just = just & known[:, -size:].all(1)
             scores[:, run[-1]] += torch.where(just, value, 0.0)
@@ -116,9 +116,12 @@ def never(tokens: Sequence[int], *, until: int | None = None, only_at: int | Non
     """Tokens that do not come: at all, before so many tokens were written, or just at one of them."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
         within(scores, tokens)
-        if (until is not None and texts.written >= until) or (only_at is not None and texts.written != only_at):
-            return scores
-        return scores.index_fill(1, torch.tensor(list(tokens), device=scores.device), OUT)
+        now: bool | Tensor = True
+        if until is not None:
+            now = texts.added < until
+        elif only_at is not None:
+            now = texts.added == only_at
+        return _when(now, lambda: scores.index_fill(1, held(tuple(tokens), scores.device), OUT), scores)
     return apply
 
 
@@ -128,7 +131,7 @@ def never_before(tokens: Sequence[int], length: int) -> Transform:
         within(scores, tokens)
         known = texts.known()
         short = (scores.new_full((len(scores),), texts.tokens.shape[1]) if known is None else known.sum(1)) < length
-        return torch.where(short[:, None], scores.index_fill(1, torch.tensor(list(tokens), device=scores.device), OUT), scores)
+        return torch.where(short[:, None], scores.index_fill(1, held(tuple(tokens), scores.device), OUT), scores)
     return apply
 
 
@@ -136,7 +139,7 @@ def only(tokens: Sequence[int]) -> Transform:
     """A shortlist: no other token comes."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
         within(scores, tokens)
-        at = torch.tensor(list(tokens), device=scores.device)
+        at = held(tuple(tokens), scores.device)
         return torch.full_like(scores, OUT).index_copy_(1, at, scores[:, at])
     return apply
 
@@ -145,9 +148,7 @@ def forced(tokens: Sequence[int], at: int) -> Transform:
     """One of these, and no other, when so many tokens were written."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
         within(scores, tokens)
-        if texts.written != at:
-            return scores
-        return torch.full_like(scores, OUT).index_fill_(1, torch.tensor(list(tokens), device=scores.device), 0.0)
+        return _when(texts.added == at, lambda: _just(tokens, scores), scores)
     return apply
 
 
@@ -155,21 +156,32 @@ def forced_last(tokens: Sequence[int]) -> Transform:
     """One of these, and no other, as the last token that a text may have."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
         within(scores, tokens)
-        only = torch.full_like(scores, OUT).index_fill_(1, torch.tensor(list(tokens), device=scores.device), 0.0)
-        return torch.where((texts.most == texts.written + 1)[:, None], only, scores)
+        return torch.where((texts.most == texts.added + 1)[:, None], _just(tokens, scores), scores)
     return apply
 
 
 def ending_sooner(start: int, factor: float, end: Sequence[int]) -> Transform:
     """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's exponential_decay_length_penalty."""
     def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        past = texts.written - start
-        if past <= 0:
-            return scores
-        at = torch.tensor(list(end), device=scores.device)
-        more = (scores[:, at].abs() * (factor ** past - 1)).masked_fill(~scores[:, at].isfinite(), 0.0)
-        return scores.index_add(1, at, more)
+        past, at = texts.added - start, held(tuple(end), scores.device)
+
+        def sooner() -> Tensor:
+            growth = factor ** past if isinstance(past, int) else (factor ** past.double()).to(scores.dtype)
+            return scores.index_add(1, at, (scores[:, at].abs() * (growth - 1)).masked_fill(~scores[:, at].isfinite(), 0.0))
+        return _when(past > 0, sooner, scores)
     return apply
+
+
+def _just(tokens: Sequence[int], scores: Tensor) -> Tensor:
+    """Nothing but these."""
+    return torch.full_like(scores, OUT).index_fill_(1, held(tuple(tokens), scores.device), 0.0)
+
+
+def _when(now: bool | Tensor, then: Callable[[], Tensor], scores: Tensor) -> Tensor:
+    """One or the other; where only the device knows, both are worked out."""
+    if isinstance(now, bool):
+        return then() if now else scores
+    return torch.where(now, then(), scores)
 
 
 def finite(scores: Tensor, texts: Hypotheses) -> Tensor:

@@ -26,6 +26,11 @@ class Heads:
     scale: float | None = None  # None: 1/sqrt(width)
     dropout: float = 0.0
 
+    @property
+    def factor(self) -> float:
+        """What scores are multiplied by."""
+        return self.width ** -0.5 if self.scale is None else self.scale
+
 
 class Attention(nn.Module):
     """What both kinds share: the way out, and a place for someone to watch from."""

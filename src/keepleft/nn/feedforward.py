@@ -41,8 +41,11 @@ class Feed(nn.Module):
         self.down = nn.Linear(choice.width, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
+        return self.down(self.bent(self.up(x)))
+
+    def bent(self, x: Tensor) -> Tensor:
+        """What lies between the two matrices."""
         if not self.gated:
-            return self.down(self.bend(x))
+            return self.bend(x)
         gate, x = x.chunk(2, -1)
-        return self.down(self.bend(gate) * x)
+        return self.bend(gate) * x

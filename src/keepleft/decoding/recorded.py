@@ -1,0 +1,202 @@
+"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played again.
+
+Nothing is asked of the device between tokens. Whether all texts have ended is heard of some steps later, and what was written
+meanwhile falls away: a text that has ended stays as it is. Recordings are kept with the model, by shape and by strategy.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.memory import Memory
+from keepleft.decoding.beam import Beam
+from keepleft.decoding.hypotheses import Hypotheses
+from keepleft.decoding.single import Single
+from keepleft.models.state import State
+from keepleft.models.steady import Steady, Track, hidden, stamp, why_not
+from keepleft.nn.lone import Plain, Tools
+from keepleft.nn.swift import Swift
+
+AHEAD = 16   # steps that are begun before the first of them is done
+KEPT = 4     # recordings for each model
+ROUND = 64   # capacities are multiples of it, so that recordings serve texts of many lengths
+
+
+@dataclass
+class Recording:
+    """One step: buffers to fill before it is played, and to read afterwards."""
+
+    steady: Steady
+    strategy: Any          # Single or Beam
+    track: Track
+    texts: Any             # Hypotheses of a fixed width
+    over: Tensor           # () have all texts ended?
+    held: tuple[Any, ...]  # what a recording points to without saying so
+    play: Any = None
+    busy: bool = False     # someone is writing with it
+
+    def fill(self, state: State, rows: Tensor | None, texts: Hypotheses, first: Tensor | None, seeds: Tensor | None) -> None:
+        """Prompts that were read, and the texts so far."""
+        track = self.track
+        track.fill(state, rows)
+        if track.parents is not None:
+            track.parents.copy_(torch.arange(track.parents.shape[1], device=self.over.device).expand_as(track.parents))
+        if track.first is not None and first is not None:
+            track.first.copy_(first if rows is None else first[rows])
+        if track.memory is not None and state.memory is not None and track.bias is not None:
+            size = state.memory.pairs[0][0].shape[2]
+            for mine, given in zip(track.memory.pairs, state.memory.pairs, strict=True):
+                mine[0][:, :, :size], mine[1][:, :, :size] = given
+            unseen = hidden(state.memory.segments, track.bias.dtype)
+            track.bias.fill_(float("-inf"))
+            track.bias[:, :size] = 0.0 if unseen is None else unseen
+        _written(self.texts, texts.fixed(self.texts.tokens.shape[1]))
+        if seeds is not None:
+            self.strategy.seeds.copy_(seeds)
+
+    def step(self) -> None:
+        """The next token of every text, all in place."""
+        track = self.track
+        if track.parents is not None:
+            track.parents.index_copy_(0, track.now, torch.arange(track.parents.shape[1], device=self.over.device)[None])
+        scores = self.steady.run(self.texts.tokens[:, -1], track)
+        after, rows = self.strategy.choose(scores, self.texts)
+        if rows is not None and track.parents is not None:
+            track.parents.copy_(track.parents.index_select(1, rows))
+        track.now += 1
+        _written(self.texts, after)
+        self.over.copy_(self.texts.done.all())
+
+    def record(self) -> None:
+        """From now on the step is played, not worked out."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # kernels are compiled, and tables laid out, before anything is recorded
+                self.step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        self.play = graph.replay
+
+
+_kept: WeakKeyDictionary[Any, OrderedDict[Any, Recording]] = WeakKeyDictionary()
+
+
+def fits(model: Any, strategy: Any) -> bool:
+    """Can steps of this model by this strategy be recorded?"""
+    return (isinstance(strategy, Single | Beam) and strategy.stop is None and why_not(model) is None
+            and all(getattr(transform, "steady", False) for transform in strategy.transforms))
+
+
+def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: list[int], real: Tensor | None = None,
+             tools: Tools | None = None, **given: Any) -> Iterator[Hypotheses]:
+    """Yield the texts after each new token, some after all have ended. Each step writes over what the one before yielded.
+
+    Prompts, (B, T), all end in the last column. `given` goes to model.start().
+    """
+    texts, rows = strategy.begin(prompt, real, torch.tensor(limits, device=prompt.device))
+    with torch.no_grad():
+        scores, state = model.start(prompt, **({} if real is None else {"segments": real.long()}), **given)
+        texts, chosen = strategy.choose(scores if rows is None else scores[rows], texts)
+        rows = chosen if rows is None else rows if chosen is None else rows[chosen]
+    yield texts
+    if max(limits) == 1:
+        return
+    with torch.no_grad():
+        recording = _recording(model, prompt, strategy, texts, rows, max(limits), real, state, tools)
+    recording.busy = True
+    try:
+        past: deque[Any] = deque()
+        told = torch.zeros((), dtype=torch.bool, pin_memory=prompt.is_cuda)
+        for n in range(1, max(limits)):
+            with torch.no_grad():
+                recording.play()
+            yield recording.texts
+            told.copy_(recording.over, non_blocking=True)
+            if not prompt.is_cuda:
+                if bool(told):
+                    return
+                continue
+            past.append(torch.cuda.Event())
+            past[-1].record()
+            if len(past) > AHEAD:
+                past.popleft().synchronize()  # not the last step: the device always has some to do
+                if bool(told):
+                    return
+    finally:
+        recording.busy = False
+
+
+def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypotheses, rows: Tensor | None, limit: int,
+               real: Tensor | None, state: State, tools: Tools | None) -> Recording:
+    """One for these shapes and this strategy, filled."""
+    capacity = _rounded(prompt.shape[1] + limit)
+    source = None if state.memory is None else (len(state.memory.pairs[0][0]), _rounded(state.memory.pairs[0][0].shape[2]))
+    plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
+    key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity, source,
+           real is None, prompt.device, None if tools is None else type(tools))
+    kept = _kept.setdefault(model, OrderedDict())
+    found = kept.get(key)
+    first = None if real is None else real.int().argmax(1)
+    where = stamp(model)
+    if found is not None and found.held[0] != where:  # the weights are others now
+        found = None
+    if found is None or found.busy:
+        found = _made(model, strategy, texts, capacity, source, real is not None, tools)
+        found.held = (where, found.steady.places, found.steady.turns, found.steady.near)
+        found.fill(state, rows, texts, first, strategy.seeds)
+        if prompt.is_cuda:
+            found.record()
+        else:
+            found.play = found.step
+        kept[key] = found
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    found.fill(state, rows, texts, first, strategy.seeds)
+    return found
+
+
+def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int, source: tuple[int, int] | None, padded: bool,
+          tools: Tools | None) -> Recording:
+    """Empty buffers, and the step over them."""
+    device, rows = texts.tokens.device, len(texts.tokens)
+    if tools is None:
+        tools = Swift() if device.type == "cuda" else Plain(whole=True)
+    steady = Steady(model, tools)
+    given: dict[str, Any] = {}
+    if source is not None:
+        shape, table = model.design.attention, model.token.weight
+        pair = lambda: table.new_zeros(source[0], shape.kv_heads, source[1], shape.width)
+        given = {"memory": Memory([(pair(), pair()) for _ in steady.layers], None, rows // source[0]),
+                 "bias": table.new_zeros(source)}
+    if isinstance(strategy, Beam):
+        given["parents"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
+    if padded:
+        given["first"] = torch.zeros(rows, dtype=torch.long, device=device)
+    own = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
+    wide = texts.fixed(capacity)
+    held = replace(wide, **{field.name: value.clone() for field in fields(wide)
+                            if isinstance(value := getattr(wide, field.name), Tensor)})
+    return Recording(steady, own, steady.blank(rows, capacity, **given), held, torch.zeros((), dtype=torch.bool, device=device), ())
+
+
+def _written(mine: Hypotheses, given: Hypotheses) -> None:
+    """One set of texts over another."""
+    for field in fields(mine):
+        value = getattr(given, field.name)
+        if isinstance(value, Tensor) and value is not (own := getattr(mine, field.name)):
+            own.copy_(value)
+
+
+def _rounded(n: int) -> int:
+    return -(-n // ROUND) * ROUND
