@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.decoding.chance import mixed, uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed, held
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, among, changed
 from keepleft.decoding.single import Stop
+from keepleft.nn.best import best
 
 NEVER = -1.0e9  # the score of what is out of the race
 
@@ -40,9 +41,8 @@ class _Part(NamedTuple):
 
     parents: Tensor
     tokens: Tensor
-    longer: Tensor       # (B, size, T)
     score: Tensor
-    ended: Tensor        # (B, size, T)
+    histories: Tensor    # (B, 2 · size, T) of those that have ended, and of those that go on
     ended_score: Tensor
     ended_size: Tensor
     full: Tensor
@@ -84,67 +84,90 @@ class Beam:
                      hope=rows.new_ones(n, self.groups, dtype=torch.bool)), rows
 
     def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
-        chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
-        chances = changed(chances, texts, self.transforms, self.width)
-        n, size = len(texts.ended), self.width // self.groups
-        chances, before = chances.view(n, self.width, -1), texts.score.view(n, self.width)
+        n, size, vocab = len(texts.ended), self.width // self.groups, scores.shape[-1]
+        count = min(max(2, 1 + len(self.end)) * size, size * vocab)
+        if self.groups == 1 and self.seeds is None:
+            return self._joined(texts, [self._advance(*self._likeliest(scores, texts, count), texts, slice(0, self.width), 0)])
+        chances = self._chances(scores, texts).view(n, self.width, -1)
+        before = texts.score.view(n, self.width)
         used = torch.zeros_like(chances[:, 0])
         parts = []
         for group in range(self.groups):
             here = slice(group * size, (group + 1) * size)
-            total = before[:, here, None] + chances[:, here] - self.apart * used[:, None]
-            part = self._advance(total.flatten(1), texts, here, group)
+            total = (before[:, here, None] + chances[:, here] - self.apart * used[:, None]).flatten(1)
+            if self.seeds is None:
+                likely, place = total.topk(count)
+            else:  # without putting back: by the largest sums with a Gumbel number added
+                noise = uniform(mixed(self.seeds.to(total.device), texts.added)[:, None],
+                                torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
+                _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
+                likely = total.gather(1, place)
+            part = self._advance(likely, place // vocab + here.start, place % vocab, texts, here, group)
             parts.append(part)
             if self.groups > 1:
                 used.scatter_add_(1, part.tokens, torch.ones_like(part.score))
         return self._joined(texts, parts)
 
-    def _advance(self, total: Tensor, texts: Beams, here: slice, group: int) -> _Part:
-        """The next tokens of one group: (B, size · V) sums of log-probabilities."""
-        n, size = len(total), self.width // self.groups
-        vocab, length = total.shape[1] // size, texts.added + 1
-        count = min(max(2, 1 + len(self.end)) * size, total.shape[1])
-        if self.seeds is None:
-            best, place = total.topk(count)
-        else:  # without putting back: by the largest sums with a Gumbel number added
-            noise = uniform(mixed(self.seeds.to(total.device), texts.added)[:, None],
-                            torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
-            _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
-            best = total.gather(1, place)
-        parents, tokens = place // vocab + here.start, place % vocab
-        longer = texts.appended(_taken(texts.tokens.view(n, self.width, -1), parents), tokens[..., None])
+    def _chances(self, scores: Tensor, texts: Beams) -> Tensor:
+        chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
+        return changed(chances, texts, self.transforms, self.width)
+
+    def _likeliest(self, scores: Tensor, texts: Beams, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, count) sums of log-probabilities, the texts that they continue, and their tokens."""
+        n = len(texts.ended)
+        if self.transforms:
+            found = best(self._chances(scores, texts), count, total=False)
+            chances = found.scores
+        else:
+            found = best(scores, count)
+            chances = found.scores - found.total[:, None]
+        each = chances.shape[1]
+        likely, place, _ = best((texts.score[:, None] + chances).view(n, -1), count, total=False)
+        return likely, place // each, found.tokens.view(n, -1).gather(1, place)
+
+    def _advance(self, likely: Tensor, parents: Tensor, tokens: Tensor, texts: Beams, here: slice, group: int) -> _Part:
+        """The next tokens of one group, from candidates (B, count), the likeliest first."""
+        (n, count), size, length = likely.shape, self.width // self.groups, texts.added + 1
+        before = texts.tokens.view(n, self.width, -1)
         most = texts.most.view(n, self.width)[:, :1]
         ends = (length >= most).expand_as(tokens)
         if self.end:
-            ends = ends | torch.isin(tokens, held(self.end, tokens.device))
+            ends = ends | among(tokens, self.end)
         if self.stop is not None:
+            longer = texts.appended(_taken(before, parents), tokens[..., None])
             ends = ends | self.stop(longer.flatten(0, 1), texts.begin).view(n, count)
-        on, kept = (best + ends * NEVER).topk(size)
+        on, kept, _ = best(torch.add(likely, ends, alpha=NEVER), size, total=False)
         # of the ends only those among the best count; none where no text can be better, or there are enough
         just = ends & (torch.arange(count, device=ends.device) < size)
         full, hope = texts.full[:, here], texts.hope[:, group:group + 1]
-        shut = ~hope | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
-        told = best / _power(length, self.penalty, best) + shut * NEVER + ~just * NEVER
-        old = texts.appended(texts.ended[:, here], texts.ended[:, here, :1])
-        scores, which = torch.cat([texts.ended_score[:, here], told], 1).topk(size)
+        enough = full.all(1, keepdim=True) if self.early is True else None
+        told = torch.add(likely / _power(length, self.penalty, likely), ~just, alpha=NEVER)
+        told = torch.add(told, ~hope if enough is None else ~hope | enough, alpha=NEVER)
+        scores, which, _ = best(torch.cat([texts.ended_score[:, here], told], 1), size, total=False)
+        # of both, where they come from: what had ended before, or a candidate
+        old = torch.arange(size, device=which.device).expand(n, -1)
+        from_ = torch.cat([torch.cat([old, parents + size], 1).gather(1, which), parents.gather(1, kept) + size], 1)
+        last = torch.cat([torch.cat([old, tokens], 1).gather(1, which), tokens.gather(1, kept)], 1)
+        histories = texts.appended(_taken(torch.cat([texts.ended[:, here], before], 1), from_), last[..., None])
         sizes = torch.cat([texts.ended_size[:, here], torch.zeros_like(tokens) + length], 1).gather(1, which)
         full = torch.cat([full, just], 1).gather(1, which)
-        ended = _taken(torch.cat([old, longer], 1), which)
         farthest = (most if self.early == "never" and self.penalty > 0 else torch.zeros_like(most) + length).double()
         worst = torch.where(full, scores.amin(1, keepdim=True), NEVER)
         hope = hope & (on[:, :1] / (farthest ** self.penalty).to(on.dtype) > worst).any(1, keepdim=True)
-        over = ~hope | ends.all(1, keepdim=True) | (full.all(1, keepdim=True) if self.early is True else torch.zeros_like(hope))
-        return _Part(parents.gather(1, kept), tokens.gather(1, kept), _taken(longer, kept), on, ended, scores, sizes, full,
-                     hope, over)
+        over = ~hope | ends.all(1, keepdim=True)
+        if self.early is True:
+            over = over | full.all(1, keepdim=True)
+        return _Part(from_[:, size:] - size, last[:, size:], on, histories, scores, sizes, full, hope, over)
 
     def _joined(self, texts: Beams, parts: list[_Part]) -> tuple[Hypotheses, Tensor]:
-        all_ = parts[0] if len(parts) == 1 else _Part(*(torch.cat(pieces, 1) for pieces in zip(*parts, strict=True)))
-        n = len(texts.ended)
-        rows = (all_.parents + torch.arange(n, device=all_.parents.device)[:, None] * self.width).flatten()
-        done = all_.over.all(1).repeat_interleave(self.width)
-        out = replace(texts, tokens=all_.longer.flatten(0, 1), score=all_.score.flatten(), done=done, size=texts.size + 1,
-                      ended=all_.ended, ended_score=all_.ended_score, ended_size=all_.ended_size, full=all_.full,
-                      hope=all_.hope, **texts.marks(rows))
+        join = lambda pieces: pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+        n, size = len(texts.ended), self.width // self.groups
+        parents, _, score, _, ended_score, ended_size, full, hope, over = map(join, zip(*parts, strict=True))
+        rows = (parents + torch.arange(n, device=parents.device)[:, None] * self.width).flatten()
+        done = over.all(1, keepdim=True).expand(-1, self.width).flatten()
+        ended, tokens = (join([part.histories[:, which] for part in parts]) for which in (slice(0, size), slice(size, None)))
+        out = replace(texts, tokens=tokens.flatten(0, 1), score=score.flatten(), done=done, size=texts.size + 1,
+                      ended=ended, ended_score=ended_score, ended_size=ended_size, full=full, hope=hope, **texts.marks(rows))
         return out, rows
 
     def results(self, texts: Beams) -> list[list[Written]]:
@@ -156,13 +179,13 @@ class Beam:
                             ended=torch.where(bare[..., None], texts.tokens.view_as(texts.ended), texts.ended),
                             ended_size=torch.where(bare, texts.written, texts.ended_size))
         scores, order = texts.ended_score.sort(dim=1, descending=True, stable=True)
+        sizes, ended = texts.ended_size.tolist(), texts.ended[..., texts.begin:].tolist()
         out = []
         for row, (values, places) in enumerate(zip(scores.tolist(), order.tolist(), strict=True)):
             found: dict[tuple[int, ...], float] = {}
             for value, place in zip(values, places, strict=True):
                 if value > NEVER / 2:
-                    size = int(texts.ended_size[row, place])
-                    found.setdefault(tuple(texts.ended[row, place, texts.begin:texts.begin + size].tolist()), value)
+                    found.setdefault(tuple(ended[row][place][:sizes[row][place]]), value)
             texts_found = [Written(list(tokens), value) for tokens, value in found.items()][:self.keep]
             out.append(texts_found or [Written([], NEVER)])  # where everything was ruled out
         return out

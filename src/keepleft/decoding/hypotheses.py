@@ -99,6 +99,11 @@ def held(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, device=device)
 
 
+def among(tokens: Tensor, some: tuple[int, ...]) -> Tensor:
+    """Which tokens are one of a few."""
+    return tokens == some[0] if len(some) == 1 else (tokens[..., None] == held(some, tokens.device)).any(-1)
+
+
 Transform = Callable[[Tensor, Hypotheses], Tensor]  # (N, V) scores of what comes next → the same, changed
 
 

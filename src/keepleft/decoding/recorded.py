@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.memory import Memory
+from keepleft.decoding import swift
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.single import Single
@@ -39,6 +40,7 @@ class Recording:
     texts: Any             # Hypotheses of a fixed width
     over: Tensor           # () have all texts ended?
     held: tuple[Any, ...]  # what a recording points to without saying so
+    swift: bool = False    # the choice is a kernel of its own
     play: Any = None
     busy: bool = False     # someone is writing with it
 
@@ -67,12 +69,15 @@ class Recording:
         if track.parents is not None:
             track.parents.index_copy_(0, track.now, torch.arange(track.parents.shape[1], device=self.over.device)[None])
         scores = self.steady.run(self.texts.tokens[:, -1], track)
-        after, rows = self.strategy.choose(scores, self.texts)
-        if rows is not None and track.parents is not None:
-            track.parents.copy_(track.parents.index_select(1, rows))
+        if self.swift:
+            swift.advance(self.strategy, scores, self.texts, track)
+        else:
+            after, rows = self.strategy.choose(scores, self.texts)
+            if rows is not None and track.parents is not None:
+                track.parents.copy_(track.parents.index_select(1, rows))
+            _written(self.texts, after)
         track.now += 1
-        _written(self.texts, after)
-        self.over.copy_(self.texts.done.all())
+        torch.all(self.texts.done, 0, out=self.over)
 
     def record(self) -> None:
         """From now on the step is played, not worked out."""
@@ -106,7 +111,7 @@ def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: lis
     texts, rows = strategy.begin(prompt, real, torch.tensor(limits, device=prompt.device))
     with torch.no_grad():
         scores, state = model.start(prompt, **({} if real is None else {"segments": real.long()}), **given)
-        texts, chosen = strategy.choose(scores if rows is None else scores[rows], texts)
+        texts, chosen = strategy.choose(scores if rows is None else scores[rows], texts)  # type: ignore[arg-type]
         rows = chosen if rows is None else rows if chosen is None else rows[chosen]
     yield texts
     if max(limits) == 1:
@@ -117,7 +122,7 @@ def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: lis
     try:
         past: deque[Any] = deque()
         told = torch.zeros((), dtype=torch.bool, pin_memory=prompt.is_cuda)
-        for n in range(1, max(limits)):
+        for _ in range(1, max(limits)):
             with torch.no_grad():
                 recording.play()
             yield recording.texts
@@ -140,10 +145,10 @@ def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypot
                real: Tensor | None, state: State, tools: Tools | None) -> Recording:
     """One for these shapes and this strategy, filled."""
     capacity = _rounded(prompt.shape[1] + limit)
-    source = None if state.memory is None else (len(state.memory.pairs[0][0]), _rounded(state.memory.pairs[0][0].shape[2]))
+    source = None if state.memory is None else (len(state.memory.pairs[0][0]), _rounded(state.memory.pairs[0][0].shape[2], ROUND // 2))
     plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
-    key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity, source,
-           real is None, prompt.device, None if tools is None else type(tools))
+    key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity,
+           source, real is None, prompt.device, None if tools is None else type(tools))
     kept = _kept.setdefault(model, OrderedDict())
     found = kept.get(key)
     first = None if real is None else real.int().argmax(1)
@@ -185,9 +190,12 @@ def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int,
         given["first"] = torch.zeros(rows, dtype=torch.long, device=device)
     own = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
     wide = texts.fixed(capacity)
-    held = replace(wide, **{field.name: value.clone() for field in fields(wide)
-                            if isinstance(value := getattr(wide, field.name), Tensor)})
-    return Recording(steady, own, steady.blank(rows, capacity, **given), held, torch.zeros((), dtype=torch.bool, device=device), ())
+    own_texts: dict[str, Any] = {field.name: value.clone(memory_format=torch.contiguous_format) for field in fields(wide)
+                                 if isinstance(value := getattr(wide, field.name), Tensor)}
+    held = replace(wide, **own_texts)
+    over = torch.zeros((), dtype=torch.bool, device=device)
+    return Recording(steady, own, steady.blank(rows, capacity, **given), held, over, (),
+                     swift=device.type == "cuda" and swift.fits(own, held))
 
 
 def _written(mine: Hypotheses, given: Hypotheses) -> None:
@@ -198,5 +206,5 @@ def _written(mine: Hypotheses, given: Hypotheses) -> None:
             own.copy_(value)
 
 
-def _rounded(n: int) -> int:
-    return -(-n // ROUND) * ROUND
+def _rounded(n: int, to: int = ROUND) -> int:
+    return -(-n // to) * to

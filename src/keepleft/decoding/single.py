@@ -10,7 +10,8 @@ from torch import Tensor
 
 from keepleft.decoding.chance import seeds as seeds_of
 from keepleft.decoding.chance import uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, changed, held
+from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, among, changed
+from keepleft.nn.best import best
 
 Stop = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
 
@@ -35,16 +36,17 @@ class Single:
         return texts.rows(rows), rows
 
     def choose(self, scores: Tensor, texts: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
-        scores = scores.float() if scores.dtype != torch.float64 else scores
-        scores = changed(scores, texts, self.transforms)
+        if self.transforms or self.seeds is not None:
+            scores = changed(scores.float() if scores.dtype != torch.float64 else scores, texts, self.transforms)
         if self.seeds is None:
-            tokens = scores.argmax(-1)
+            found = best(scores, 1)
+            tokens, gain = found.tokens[:, 0], found.scores[:, 0] - found.total
         else:
             seeds = self.seeds.to(scores.device).repeat(len(scores) // len(self.seeds))  # one seed may serve all prompts
             tokens = drawn(scores, uniform(seeds, texts.added))
+            gain = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
         tokens = torch.where(texts.done, texts.tokens[:, -1], tokens)
-        gain = (scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)).masked_fill(texts.done, 0.0)
-        return grown(texts, tokens, texts.score + gain, self.end, self.stop), None
+        return grown(texts, tokens, texts.score + gain.masked_fill(texts.done, 0.0), self.end, self.stop), None
 
     def results(self, texts: Hypotheses) -> list[list[Written]]:
         texts = texts.free()
@@ -80,7 +82,7 @@ def grown(texts: Hypotheses, tokens: Tensor, score: Tensor, end: tuple[int, ...]
     size = texts.size + ~texts.done
     done = texts.done | (size >= texts.most)
     if end:
-        done = done | torch.isin(tokens, held(end, tokens.device))
+        done = done | among(tokens, end)
     if stop is not None:
         done = done | stop(longer, texts.begin)
     return replace(texts, tokens=longer, score=score, done=done, size=size, **texts.marks())
