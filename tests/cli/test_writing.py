@@ -13,6 +13,8 @@ import torch
 import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft.cli import main
+from keepleft.disk import svg
+from keepleft.runs.spelled import in_turn
 
 TOKENS = byte_tokens()
 
@@ -104,6 +106,24 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
                             "--max-new-tokens", "5")
         assert (code, str(path) in told) == (0, True)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("beams", ["1", "3"])
+def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
+    letters = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
+    for command, model in (("generate", decoder), ("translate", pair)):
+        path = tmp_path / f"{command}.svg"
+        code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--picture", str(path), "--json",
+                           "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", letters)
+        found = json.loads(out)
+        shown = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")]
+        assert code == 0
+        assert found["text"].startswith(" ship sails")
+        if command == "translate" and beams == "1":  # a token a row, those of the prefix too
+            rows = [svg.visible(word) for word in in_turn(TOKENS, found["tokens"])]
+            assert shown[-len(rows):] == rows
+        else:
+            assert any(found["text"] in line for line in shown)
 
 
 def test_an_alignment_has_a_pair_for_each_token(pair, capsys):

@@ -75,7 +75,7 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
         for first in range(0, len(order), at_once):
             some = order[first:first + at_once]
             here = options if not isinstance(options.seed, list) else options.but(seed=[options.seed[n] for n in some])
-            prefixes = _prefixes(tokenizer, options, some, len(rows))
+            prefixes = prefixes_of(tokenizer, options, some, len(rows))
             batch = written(model, tokenizer, [rows[n] for n in some], here, prefixes, draft)
             for place, (n, found) in enumerate(zip(some, batch, strict=True)):
                 begun = len(prefixes[place]) if prefixes else 0
@@ -217,7 +217,7 @@ def stream(model: Any, tokenizer: Any, prompt: Prompt, *, source_tokenizer: Any 
     if options.beams > 1 or options.copies > 1:
         raise ValueError("only one text can be streamed as it is written: leave num_beams and num_return_sequences out")
     rows = encoded(model, source_tokenizer or tokenizer, [prompt], options)
-    prefixes = _prefixes(tokenizer, options, [0], 1)
+    prefixes = prefixes_of(tokenizer, options, [0], 1)
     work = Work.of(model, rows, options, prefixes)
     if work.limits[0] < 1:
         return
@@ -289,7 +289,7 @@ def _alike(model: Any, draft: Any) -> None:
                          "the other does not: take a smaller model of the same kind with the same tokenizer")
 
 
-def _prefixes(tokenizer: Any, options: Options, which: list[int], total: int) -> list[list[int]] | None:
+def prefixes_of(tokenizer: Any, options: Options, which: list[int], total: int) -> list[list[int]] | None:
     """The tokens that each text has to begin with."""
     if options.prefix is None:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream, written
+from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, prefixes_of, settled, steps, stream, written
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, overlooked, start_of
 from keepleft.decoding.rescore import rescored
@@ -84,13 +84,16 @@ class Voice:
         """What a text of an encoder-decoder begins with."""
         return [start_of(options)] if self.pair else []
 
+    def _prefix(self, options: Options) -> list[int]:
+        """What the text has to begin with, of options for one text."""
+        return (prefixes_of(self.tokenizer, options, [0], 1) or [[]])[0]
+
     def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
         """One text for each of the likeliest next tokens, with its log-probability."""
         if grammar.of(options) is not None or options.copies > 1:
             raise ValueError("alternatives are texts that begin differently: leave rules and num_return_sequences out")
         row, = encoded(self.model, self.reading, [prompt], options)
-        said = options.prefix[0] if isinstance(options.prefix, list) else options.prefix or ""
-        prefix = self.tokenizer.encode(said, add_special_tokens=False).ids if said else []
+        prefix = self._prefix(options)
         work = Work.of(self.model, [row], options, [prefix])
         strategy = chosen(self.tokenizer, replace(options, num_beams=1), work)
         texts = next(iter(steps(self.model, work, replace(strategy, transforms=(*strategy.transforms, seen := Seen())),
@@ -135,16 +138,17 @@ class Voice:
         from keepleft.runs.tree import tree
 
         row, = encoded(self.model, self.reading, [self.prompt(text, tag)], options)
-        work = Work.of(self.model, [row], options)
+        prefix = self._prefix(options)
+        work = Work.of(self.model, [row], options, [prefix])
         strategy = chosen(self.tokenizer, options, work)
         seen = list(steps(self.model, work, strategy, options, self.draft))
-        best = strategy.results(seen[-1])[0][0]  # type: ignore[arg-type]
         if options.beams > 1:
-            return tree(path, seen, self.tokenizer, title=text)  # type: ignore[arg-type]
+            return tree(path, seen, self.tokenizer, title=text, prefix=prefix)  # type: ignore[arg-type]
+        whole = [*prefix, *strategy.results(seen[-1])[0][0].tokens]  # type: ignore[arg-type]
         if self.pair:
-            weights = aligned(self.model, row, [*self._begun(options), *best.tokens])
-            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, best.tokens), weights, title=text)
-        return distributions(path, watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
+            weights = aligned(self.model, row, [*self._begun(options), *whole])
+            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, whole), weights, title=text)
+        return distributions(path, watched(self.model, self.tokenizer, [*row, *whole], len(row) + len(prefix),
                                            transforms=strategy.transforms), title=text)
 
 
