@@ -17,6 +17,7 @@ from keepleft.disk import svg
 from keepleft.runs.spelled import in_turn
 
 TOKENS = byte_tokens()
+LETTERS = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,43 @@ def test_alternatives_begin_differently(decoder, capsys):
     assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
 
 
+@pytest.mark.parametrize("beams", ["1", "2"])
+def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, pair, capsys, beams):
+    for command, model in (("generate", decoder), ("translate", pair)):
+        wish = lambda *more, of=(command, model, "the sea"): json.loads(run(
+            capsys, *of, "--alternatives", "3", "--max-new-tokens", "5", "--num-beams", beams, "--shortlist", LETTERS, "--json",
+            *more)[1])["n_best"]
+        plain = wish()
+        assert [len(one["tokens"]) for one in plain] == [5, 5, 5]
+        for n, one in enumerate(plain):
+            ended = wish("--stop_strings", TOKENS.decode(one["tokens"][:1]))[n]
+            assert ended["tokens"] == one["tokens"][:1]
+            if beams == "1":  # a string of which the first token is the beginning
+                assert wish("--stop_strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+
+
+def test_alternatives_begin_with_the_prefix(decoder, pair, capsys):
+    for command, model in (("generate", decoder), ("translate", pair)):
+        code, out, _ = run(capsys, command, model, "the sea", "--alternatives", "3", "--max-new-tokens", "4",
+                           "--prefix", " calm", "--shortlist", LETTERS, "--json", "--logprobs", "1")
+        found, begun = json.loads(out), len(TOKENS.encode(" calm").ids)
+        assert code == 0
+        assert all(one["text"].startswith(" calm") and len(one["tokens"]) == begun + 4 for one in found["n_best"])
+        assert found["score"] == pytest.approx(sum(part["logprob"] for part in found["logprobs"][begun:]), abs=1e-4)
+    _, out, _ = run(capsys, "translate", pair, "the sea", "the ship", "--alternatives", "2", "--max-new-tokens", "2", "--json",
+                    "--prefix", '["calm","sails"]')
+    assert [json.loads(line)["text"][:4] for line in out.splitlines()] == ["calm", "sail"]
+
+
+def test_alternatives_are_only_what_may_come(decoder, capsys):
+    said = ["--alternatives", "5", "--max-new-tokens", "3", "--json"]
+    found = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *said)[1])["n_best"]
+    assert {token for one in found for token in one["tokens"]} <= {70, 71}
+    assert len(found) == 2
+    code, out, _ = run(capsys, "generate", decoder, "the sea", *said, "--max-new-tokens", "0", "--prefix", " calm")
+    assert (code, json.loads(out)["text"]) == (0, " calm")
+
+
 @pytest.mark.parametrize("beams", ["1", "3"])
 def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
     for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
@@ -110,11 +148,10 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
 
 @pytest.mark.parametrize("beams", ["1", "3"])
 def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
-    letters = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
     for command, model in (("generate", decoder), ("translate", pair)):
         path = tmp_path / f"{command}.svg"
         code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--picture", str(path), "--json",
-                           "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", letters)
+                           "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", LETTERS)
         found = json.loads(out)
         shown = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")]
         assert code == 0

@@ -79,7 +79,7 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
             batch = written(model, tokenizer, [rows[n] for n in some], here, prefixes, draft)
             for place, (n, found) in enumerate(zip(some, batch, strict=True)):
                 begun = len(prefixes[place]) if prefixes else 0
-                out[n] = [_answer(tokenizer, rows[n], one, here, begun) for one in found]
+                out[n] = [answer_of(tokenizer, rows[n], one, here, begun) for one in found]
             watch(min(len(order), first + at_once))
     finally:
         model.train(was)
@@ -299,7 +299,7 @@ def prefixes_of(tokenizer: Any, options: Options, which: list[int], total: int) 
     return [list(tokenizer.encode(given[n], add_special_tokens=False).ids) for n in which]
 
 
-def _answer(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
+def answer_of(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
     """`prefix`: how many of the tokens were there before anything was written."""
     decoded = lambda tokens: "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)
     new = one.tokens[prefix:]
