@@ -267,6 +267,26 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decod
     assert drawn == ["first"]
 
 
+@pytest.mark.parametrize("words", [["and/or"], ["and/or", "he/she"], ["TCP/IP"], ["24/7"], ["OS/2", "the sea"], ["yes/no?"],
+                                   ["the and/or the sea"], ["e.g./i.e."], ["https://a.b/c"], ["हाँ/ना", "the sea"], ["a/"]])
+def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", "--json")
+    assert code == 0, told
+    assert [json.loads(line)["input"] for line in out.splitlines()] == words
+
+
+@pytest.mark.parametrize("words", [["no-such/model"], ["nobody/gtp2"], ["Nobody/NoModel"], ["nobody/bloom", "the sea"],
+                                   ["nobody/bloom", "--input", "-"], ["nobody/bloom", "and/or", "the sea"], ["runs/nvoel"]])
+def test_a_mistaken_name_on_the_hub_is_told(words, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert f"there is no directory {words[0]}, and the hub gives no model of that name" in told
+
+
 def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):
     said = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
     together = run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said)[1]
