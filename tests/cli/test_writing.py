@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -265,6 +266,13 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decod
     run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--picture",
         str(tmp_path / "p.svg"))
     assert drawn == ["first"]
+
+
+def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.texts.installed_weights", lambda: {"Little": Path(decoder)})
+    said = ["the sea", "--max-new-tokens", "3"]
+    assert run(capsys, "generate", "Little", *said) == run(capsys, "generate", decoder, *said)
+    assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")
 
 
 @pytest.mark.parametrize("words", [["and/or"], ["and/or", "he/she"], ["TCP/IP"], ["24/7"], ["OS/2", "the sea"], ["yes/no?"],

@@ -20,7 +20,9 @@ SPELLED = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
 
 def divided(words: list[str], *, need: bool, file: str | None = None) -> tuple[str | None, list[str]]:
     """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
-    if words and (need or os.path.exists(words[0]) or words[0] in installed_weights() or _hub_name(words, file)):
+    if words and not os.path.exists(words[0]) and (installed := installed_weights().get(words[0])):
+        return str(installed), words[1:]
+    if words and (need or os.path.exists(words[0]) or _hub_name(words, file)):
         return words[0], words[1:]
     if need:
         raise ValueError("say which model: a directory, a GGUF file or a name on the Hugging Face hub comes first")
