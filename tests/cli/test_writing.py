@@ -185,6 +185,13 @@ def test_what_changes_nothing_is_told_once(decoder, capsys, monkeypatch):
     assert told.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
 
 
+@pytest.mark.parametrize("more", [(), ("--alternatives", "2"), ("--stream",)])
+def test_a_prompt_without_room_is_told_once(decoder, capsys, more):
+    code, out, told = run(capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *more)
+    assert (code, out) == (0, "\n")
+    assert told.count("max_length is 3, and a prompt has") == 1
+
+
 def test_labels_with_their_probabilities(classifier, capsys):
     code, out, _ = run(capsys, "classify", classifier, "the sea", "calm", "--json")
     rows = [json.loads(line) for line in out.splitlines()]

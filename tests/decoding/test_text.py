@@ -127,6 +127,24 @@ def test_bad_wishes_are_told():
         wish(length_penalty=2.0, max_new_tokens=2)
 
 
+def test_a_prompt_that_fills_max_length_is_told_once():
+    prompts = [[20, 21], [20] * 6, [20] * 9, [20] * 7]
+    told = "max_length is 6, and a prompt has 9 tokens, .* give max_new_tokens"
+    with pytest.warns(UserWarning, match=told) as notes:
+        texts = kl.answers(MODEL, TOKENS, prompts, max_length=6)
+    assert len(notes) == 1
+    assert [len(several[0].tokens) for several in texts] == [4, 0, 0, 0]
+    with pytest.warns(UserWarning, match=told):
+        assert list(kl.stream(MODEL, TOKENS, [20] * 9, max_length=6)) == []
+    with pytest.warns(UserWarning, match=f"max_length is 4, and a prompt has {2 + len(TOKENS.encode(' calm').ids)} tokens"):
+        assert kl.generate(MODEL, TOKENS, [[20, 21]], prefix=" calm", max_length=4) == [" calm"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kl.generate(MODEL, TOKENS, prompts, max_length=6, max_new_tokens=1)
+        kl.generate(MODEL, TOKENS, prompts, max_length=10)
+        kl.generate(pair(0), None, [[5] * 9], max_length=4)  # a source does not count
+
+
 def test_an_empty_prompt_is_the_beginning_of_a_text_where_there_is_such_a_thing():
     assert kl.generate(MODEL, TOKENS, "", max_new_tokens=4) == kl.generate(MODEL, TOKENS, [[1]], max_new_tokens=4)
     bare = writer(TOKENS)

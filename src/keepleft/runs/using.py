@@ -13,7 +13,19 @@ from typing import Any
 import torch
 
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import Answer, Work, answer_of, answers, chosen, encoded, prefixes_of, settled, steps, stream
+from keepleft.decoding.generate import (
+    Answer,
+    Work,
+    answer_of,
+    answers,
+    chosen,
+    encoded,
+    prefixes_of,
+    settled,
+    steps,
+    stream,
+    tell_full,
+)
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, overlooked, start_of
 from keepleft.decoding.rescore import rescored
@@ -109,7 +121,7 @@ class Voice:
 
     def _prefix(self, options: Options) -> list[int]:
         """What the text has to begin with, of options for one text."""
-        return (prefixes_of(self.tokenizer, options, [0], 1) or [[]])[0]
+        return (prefixes_of(self.tokenizer, options, 1) or [[]])[0]
 
     def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
         """One text for each of the likeliest next tokens, with its log-probability."""
@@ -117,6 +129,7 @@ class Voice:
             raise ValueError("alternatives are texts that begin differently: leave rules and num_return_sequences out")
         row, = encoded(self.model, self.reading, [prompt], options)
         prefix = self._prefix(options)
+        tell_full(self.model, [row], options, [prefix])
         work = Work.of(self.model, [row], options, [prefix])
         if work.limits[0] < 1:
             return [answer_of(self.tokenizer, row, Written(prefix, 0.0), options, len(prefix))]
