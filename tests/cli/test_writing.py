@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -54,6 +55,14 @@ def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> 
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
     code = main(list(arguments))
     return code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_command_that_writes_does_not_wait_for_the_compiler(decoder):
+    """Importing it takes longer than all the rest."""
+    said = (f"import sys; from keepleft.cli import main; main(['generate', {decoder!r}, 'the sea', '--max-new-tokens', '2']); "
+            "sys.exit('torch._dynamo' in sys.modules)")
+    subprocess.run([sys.executable, "-c", said], check=True, capture_output=True)
 
 
 def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
