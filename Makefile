@@ -11,7 +11,7 @@ help:
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make lint      ruff, mypy and the import rules alone"
-	@echo "make mutants   break each mask-relevant line in turn and see the tests notice"
+	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
 	@echo "make docs      the documentation site, into site/"
 	@echo "make clean     remove .venv and everything built"

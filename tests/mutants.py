@@ -1,4 +1,4 @@
-"""Do the tests notice? Break each mask-relevant line in turn, in a copy, and see the suite fail.
+"""Do the tests notice? Break lines of masks, training, decoding and evaluation, one at a time in a copy: the suite must fail.
 
     python tests/mutants.py            all of them, a line each; exit code 1 if any survives
     python tests/mutants.py slot       those with this word in their name
@@ -31,6 +31,9 @@ ATTENTION, SEGMENTS, CACHE = "laws/test_attention.py", "laws/test_segments.py", 
 OBJECTIVES, BATCHES, CHECKPOINT = "data/test_objectives.py", "data/test_batches.py", "training/test_checkpoint.py"
 TRAINING, RESUME = "laws/test_training.py", "laws/test_resume.py"
 MASKS, WATCH, PARITY = "attention/test_masks.py", "models/test_watch.py", "weights/test_parity.py"
+BEAM, DRAWS, TEXT, SAME = "decoding/test_beam.py", "decoding/test_draws.py", "decoding/test_text.py", "decoding/test_parity.py"
+AHEAD, CONTRAST, LABELS = "decoding/test_speculative.py", "decoding/test_contrastive.py", "evaluate/test_labels.py"
+COMPARE, PERPLEXITY = "evaluate/test_compare.py", "evaluate/test_perplexity.py"
 
 MUTANTS = [
     Mutant("causal sees one ahead", "attention/masks.py", "q, k: k <= q\n", "q, k: k <= q + 1\n", MASKS),
@@ -85,7 +88,7 @@ MUTANTS = [
            "self.segments = torch.zeros_like(self.positions)\n        self.cursor",
            "self.segments = torch.ones_like(self.positions)\n        self.cursor", CACHE),
     Mutant("a fixed cache never moves on", "attention/cache.py", "self.cursor += queries", "pass", CACHE),
-    Mutant("a static cache does not reorder its keys", "attention/cache.py", "used.copy_(used[rows])", "pass", CACHE),
+    Mutant("a static cache does not reorder its keys", "attention/cache.py", "used.copy_(spare)", "pass", CACHE),
     Mutant("a ring one too small", "attention/cache.py", "(self.count + order - 1) % self.window",
            "(self.count + order - 1) % max(1, self.window - 1)", CACHE),
     Mutant("a ring takes slots for positions", "attention/cache.py", "self.positions.scatter_(1, self.slots, positions)",
@@ -93,7 +96,7 @@ MUTANTS = [
     Mutant("a ring keeps padding", "attention/cache.py", "lasting = real & (order[:, -1:] - order < self.window)",
            "lasting = order[:, -1:] - order < self.window", CACHE),
     Mutant("a ring forgets to count", "attention/cache.py", "self.count = self.count + order[:, -1:]", "pass", CACHE),
-    Mutant("a memory forgets its padding", "attention/cache.py", "q_seg=segments, k_seg=self.segments)", "q_seg=segments)",
+    Mutant("a memory forgets its padding", "attention/memory.py", "q_seg=segments, k_seg=self.segments)", "q_seg=segments)",
            SEGMENTS),
     Mutant("positions run on from text to text", "models/stack.py", "together[:, 1:] != together[:, :-1]", "False", SEGMENTS),
     Mutant("a text in two pieces is counted twice", "models/stack.py", "segments.sort(dim=1, stable=True)",
@@ -134,6 +137,76 @@ MUTANTS = [
            CHECKPOINT),
     Mutant("ignored targets are learned from", "nn/loss.py", "real = (targets != IGNORED).nonzero()[:, 0]",
            "real = (targets != IGNORED + 1).nonzero()[:, 0]", "nn/test_loss.py"),
+    # decoding: what is chosen, what it is ranked by, where a text ends
+    Mutant("a draw may fall on what cannot come", "decoding/single.py", "right=True)", "right=False)", DRAWS),
+    Mutant("a score is no log-probability", "decoding/single.py", " - scores.logsumexp(-1)", "", "runs/test_drawn_choices.py"),
+    Mutant("long texts are not ranked by their length", "decoding/beam.py", "best / length ** self.penalty", "best / length",
+           BEAM),
+    Mutant("groups of beams do not keep apart", "decoding/beam.py", " - self.apart * used[:, None]", "", BEAM),
+    Mutant("beams draw the unlikely", "decoding/beam.py", "total.double() - (-noise.clamp(min=1e-300).log()).log()",
+           "total.double() + (-noise.clamp(min=1e-300).log()).log()", BEAM),
+    Mutant("a penalty rewards what is unlikely", "decoding/transforms.py",
+           "torch.where(scores < 0, scores * penalty, scores / penalty)", "scores / penalty", DRAWS),
+    Mutant("the prompt counts as written", "decoding/transforms.py",
+           "scores - penalty * counted(scores, texts.tokens[:, texts.begin:], None)",
+           "scores - penalty * counted(scores, texts.tokens, None)", DRAWS),
+    Mutant("the end may come one too soon", "decoding/transforms.py", "texts.written >= until", "texts.written + 1 >= until",
+           TEXT),
+    Mutant("the end is pressed for one too soon", "decoding/transforms.py", "factor ** past - 1", "factor ** (past + 1) - 1",
+           SAME),
+    Mutant("top_p leaves one where more are asked for", "decoding/filters.py", "drop[..., -least:] = False",
+           "drop[..., -1:] = False", SAME),
+    Mutant("min_p does not look at the likeliest", "decoding/filters.py", "chances < p * chances.amax(-1, keepdim=True)",
+           "chances < p", DRAWS),
+    Mutant("typical is the least surprising", "decoding/filters.py", "(-logs - expected).abs()", "(-logs - expected)", DRAWS),
+    Mutant("a flat distribution does not lower the bar", "decoding/filters.py", "(cutoff ** 0.5 * (-entropy).exp())",
+           "(cutoff ** 0.5 * torch.ones_like(entropy))", DRAWS),
+    Mutant("top_h keeps one more", "decoding/filters.py", "surprise.cumsum(-1) <= share",
+           "surprise.cumsum(-1) - surprise <= share", DRAWS),
+    Mutant("a wrong guess stays in the cache", "decoding/speculative.py", "state.drop(len(guesses) - n)\n",
+           "state.drop(len(guesses) - n - 1)\n", AHEAD),
+    Mutant("a look-up finds the last tokens themselves", "decoding/speculative.py", "range(len(there) - size - 1, -1, -1)",
+           "range(len(there) - size, -1, -1)", AHEAD),
+    Mutant("a draft reads on behind what was refused", "decoding/speculative.py", "self.state.drop(len(self.read) - same)",
+           "self.state.drop(max(0, len(self.read) - same - 1))", AHEAD),
+    Mutant("contrastive search weighs probability in full", "decoding/contrastive.py", "(1 - alpha) * chances", "chances",
+           CONTRAST),
+    Mutant("padding is what a text must not be like", "decoding/contrastive.py", ".masked_fill(~known[:, None], -1.0)", "",
+           CONTRAST),
+    Mutant("the banned are chosen for being unlike", "decoding/contrastive.py", '.masked_fill(chances == 0, float("-inf"))',
+           "", CONTRAST),
+    Mutant("a stop string in the prompt ends the text", "decoding/stops.py", "max(begin, texts.shape[1] - reach)",
+           "max(0, texts.shape[1] - reach)", TEXT),
+    Mutant("a text ends only where all stops agree", "decoding/stops.py", ".any(0)", ".all(0)", TEXT),
+    Mutant("max_length does not count the prompt", "decoding/options.py", "said = self.max_length - prompt",
+           "said = self.max_length", TEXT),
+    Mutant("a prompt that just fills max_length is passed over", "decoding/options.py", "prompt < self.max_length",
+           "prompt <= self.max_length", TEXT),
+    Mutant("a text goes one beyond the positions", "decoding/options.py", "min(wanted, reach - prompt)",
+           "min(wanted, reach - prompt + 1)", TEXT),
+    Mutant("beams that draw are left with ends alone", "decoding/rows.py", "len(options.end) + 1 if options.beams > 1 else 1",
+           "1", DRAWS),
+    Mutant("a text of a pair need not begin as it is told", "decoding/rows.py", "if s.begin == 1 else None)",
+           "if s.begin == 0 else None)", TEXT),
+    # evaluation
+    Mutant("a confidence on an edge goes up", "evaluate/calibration.py", 'side="left") - 1', 'side="right") - 1', LABELS),
+    Mutant("bins weigh the same, however few they hold", "evaluate/calibration.py", "one.count * abs(", "abs(", LABELS),
+    Mutant("F1 is half of itself", "evaluate/labels.py", "2 * right / (told + have)", "right / (told + have)", LABELS),
+    Mutant("a test of one side", "evaluate/compare.py", "2 * (fewer + 1) / (samples + 1)", "(fewer + 1) / (samples + 1)",
+           COMPARE),
+    Mutant("the interval lacks its half examples", "evaluate/compare.py", "(only_one - only_other) / (count + 2)",
+           "(only_one - only_other) / count", COMPARE),
+    Mutant("coins are not fair", "evaluate/compare.py", "count * math.log(2)", "wins * math.log(2)", COMPARE),
+    Mutant("the last token of a window is scored again", "evaluate/perplexity.py", "first - 1 - begin for",
+           "first - 2 - begin for", PERPLEXITY),
+    Mutant("a window moves one too far", "evaluate/perplexity.py", "end + 1, min(end + stride, length - 1)",
+           "end + 1, min(end + stride + 1, length - 1)", PERPLEXITY),
+    Mutant("nats are called bits", "evaluate/perplexity.py", "self.nats / math.log(2) / self.bytes", "self.nats / self.bytes",
+           PERPLEXITY),
+    Mutant("vowel signs part words", "evaluate/words.py", 'kind[0] not in "LMN"', 'kind[0] not in "LN"',
+           "evaluate/test_summary.py"),
+    Mutant("the worse system is called the better", "evaluate/translation.py", "float(system.score - base.score)",
+           "float(base.score - system.score)", "evaluate/test_translation.py"),
 ]
 
 

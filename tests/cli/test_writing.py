@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,8 +15,11 @@ import torch
 import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft.cli import main
+from keepleft.disk import svg
+from keepleft.runs.spelled import in_turn
 
 TOKENS = byte_tokens()
+LETTERS = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +55,14 @@ def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> 
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
     code = main(list(arguments))
     return code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_command_that_writes_does_not_wait_for_the_compiler(decoder):
+    """Importing it takes longer than all the rest."""
+    said = (f"import sys; from keepleft.cli import main; main(['generate', {decoder!r}, 'the sea', '--max-new-tokens', '2']); "
+            "sys.exit('torch._dynamo' in sys.modules)")
+    subprocess.run([sys.executable, "-c", said], check=True, capture_output=True)
 
 
 def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
@@ -96,6 +109,43 @@ def test_alternatives_begin_differently(decoder, capsys):
     assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
 
 
+@pytest.mark.parametrize("beams", ["1", "2"])
+def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, pair, capsys, beams):
+    for command, model in (("generate", decoder), ("translate", pair)):
+        wish = lambda *more, of=(command, model, "the sea"): json.loads(run(
+            capsys, *of, "--alternatives", "3", "--max-new-tokens", "5", "--num-beams", beams, "--shortlist", LETTERS, "--json",
+            *more)[1])["n_best"]
+        plain = wish()
+        assert [len(one["tokens"]) for one in plain] == [5, 5, 5]
+        for n, one in enumerate(plain):
+            ended = wish("--stop_strings", TOKENS.decode(one["tokens"][:1]))[n]
+            assert ended["tokens"] == one["tokens"][:1]
+            if beams == "1":  # a string of which the first token is the beginning
+                assert wish("--stop_strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+
+
+def test_alternatives_begin_with_the_prefix(decoder, pair, capsys):
+    for command, model in (("generate", decoder), ("translate", pair)):
+        code, out, _ = run(capsys, command, model, "the sea", "--alternatives", "3", "--max-new-tokens", "4",
+                           "--prefix", " calm", "--shortlist", LETTERS, "--json", "--logprobs", "1")
+        found, begun = json.loads(out), len(TOKENS.encode(" calm").ids)
+        assert code == 0
+        assert all(one["text"].startswith(" calm") and len(one["tokens"]) == begun + 4 for one in found["n_best"])
+        assert found["score"] == pytest.approx(sum(part["logprob"] for part in found["logprobs"][begun:]), abs=1e-4)
+    _, out, _ = run(capsys, "translate", pair, "the sea", "the ship", "--alternatives", "2", "--max-new-tokens", "2", "--json",
+                    "--prefix", '["calm","sails"]')
+    assert [json.loads(line)["text"][:4] for line in out.splitlines()] == ["calm", "sail"]
+
+
+def test_alternatives_are_only_what_may_come(decoder, capsys):
+    said = ["--alternatives", "5", "--max-new-tokens", "3", "--json"]
+    found = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *said)[1])["n_best"]
+    assert {token for one in found for token in one["tokens"]} <= {70, 71}
+    assert len(found) == 2
+    code, out, _ = run(capsys, "generate", decoder, "the sea", *said, "--max-new-tokens", "0", "--prefix", " calm")
+    assert (code, json.loads(out)["text"]) == (0, " calm")
+
+
 @pytest.mark.parametrize("beams", ["1", "3"])
 def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
     for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
@@ -104,6 +154,23 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
                             "--max-new-tokens", "5")
         assert (code, str(path) in told) == (0, True)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("beams", ["1", "3"])
+def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
+    for command, model in (("generate", decoder), ("translate", pair)):
+        path = tmp_path / f"{command}.svg"
+        code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--picture", str(path), "--json",
+                           "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", LETTERS)
+        found = json.loads(out)
+        shown = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")]
+        assert code == 0
+        assert found["text"].startswith(" ship sails")
+        if command == "translate" and beams == "1":  # a token a row, those of the prefix too
+            rows = [svg.visible(word) for word in in_turn(TOKENS, found["tokens"])]
+            assert shown[-len(rows):] == rows
+        else:
+            assert any(found["text"] in line for line in shown)
 
 
 def test_an_alignment_has_a_pair_for_each_token(pair, capsys):
@@ -125,6 +192,13 @@ def test_what_changes_nothing_is_told_once(decoder, capsys, monkeypatch):
                         stdin="a\nb\nc", monkeypatch=monkeypatch)
     assert code == 0
     assert told.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--alternatives", "2"), ("--stream",)])
+def test_a_prompt_without_room_is_told_once(decoder, capsys, more):
+    code, out, told = run(capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *more)
+    assert (code, out) == (0, "\n")
+    assert told.count("max_length is 3, and a prompt has") == 1
 
 
 def test_labels_with_their_probabilities(classifier, capsys):
@@ -208,6 +282,33 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decod
     run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--picture",
         str(tmp_path / "p.svg"))
     assert drawn == ["first"]
+
+
+def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.texts.installed_weights", lambda: {"Little": Path(decoder)})
+    said = ["the sea", "--max-new-tokens", "3"]
+    assert run(capsys, "generate", "Little", *said) == run(capsys, "generate", decoder, *said)
+    assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")
+
+
+@pytest.mark.parametrize("words", [["and/or"], ["and/or", "he/she"], ["TCP/IP"], ["24/7"], ["OS/2", "the sea"], ["yes/no?"],
+                                   ["the and/or the sea"], ["e.g./i.e."], ["https://a.b/c"], ["हाँ/ना", "the sea"], ["a/"]])
+def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", "--json")
+    assert code == 0, told
+    assert [json.loads(line)["input"] for line in out.splitlines()] == words
+
+
+@pytest.mark.parametrize("words", [["no-such/model"], ["nobody/gtp2"], ["Nobody/NoModel"], ["nobody/bloom", "the sea"],
+                                   ["nobody/bloom", "--input", "-"], ["nobody/bloom", "and/or", "the sea"], ["runs/nvoel"]])
+def test_a_mistaken_name_on_the_hub_is_told(words, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert f"there is no directory {words[0]}, and the hub gives no model of that name" in told
 
 
 def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections import Counter
+from itertools import combinations, product
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 import keepleft as kl
 from decoding.models import END, START, decoder, pair
@@ -78,6 +80,20 @@ def test_beams_that_draw_are_distinct_and_the_same_for_the_same_seed():
     assert draw(1) == draw(1)
     assert len({tuple(text) for text in draw(1)}) == len(draw(1))
     assert len({str(draw(seed)) for seed in range(6)}) > 1
+
+
+def test_beams_draw_the_first_tokens_one_after_another_without_putting_back():
+    model, count = decoder(1), 3000
+    with torch.no_grad():
+        p = model(torch.tensor([[3, 4]]))[0, -1].double().softmax(-1)
+    found = kl.answers(model, None, [[3, 4]] * count, do_sample=True, num_beams=2, num_return_sequences=2, max_new_tokens=1,
+                       seed=list(range(count)), at_once=count)
+    drawn = Counter(frozenset(answer.tokens[0] for answer in several) for several in found)
+    wanted = {frozenset((a, b)): float(p[a] * p[b] * (1 / (1 - p[a]) + 1 / (1 - p[b]))) * count
+              for a, b in combinations(range(len(p)), 2)}
+    often = [two for two, times in wanted.items() if times >= 5]
+    counts = [[*(side[two] for two in often), count - sum(side[two] for two in often)] for side in (drawn, wanted)]
+    assert chisquare(*counts).pvalue > 1e-3
 
 
 def test_a_search_that_is_left_early_shows_what_was_going_on():

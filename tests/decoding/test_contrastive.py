@@ -27,10 +27,11 @@ def by_hand(model, prompt: list[int], alpha: float, k: int, limit: int, source=N
     return text[len(prompt):]
 
 
+@pytest.mark.parametrize("seed", [1, 3, 6])
 @pytest.mark.parametrize(("alpha", "k"), [(0.6, 4), (0.2, 2), (1.0, 5)])
 @torch.no_grad()
-def test_contrastive_search_of_prompts_of_unequal_length_is_its_definition(alpha, k):
-    model, prompts = decoder(3), [[3, 4, 5], [6], [7, 8, 9, 10]]
+def test_contrastive_search_of_prompts_of_unequal_length_is_its_definition(alpha, k, seed):
+    model, prompts = decoder(seed), [[3, 4, 5], [6], [7, 8, 9, 10]]
     found = kl.answers(model, None, prompts, penalty_alpha=alpha, top_k=k, max_new_tokens=7, eos_token_id=END)
     assert [several[0].tokens for several in found] == [by_hand(model, prompt, alpha, k, 7) for prompt in prompts]
 

@@ -23,6 +23,7 @@ NARROWED = [
     {}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.15}, {"typical_p": 0.7},
     {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.1}, {"top_h": 0.6}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9},
     {"top_k": 7, "min_p": 0.05}, {"temperature": 1.3, "typical_p": 0.9}, {"repetition_penalty": 1.5, "top_p": 0.9},
+    {"repetition_penalty": 2.5},
     {"presence_penalty": 0.7, "frequency_penalty": 0.3}, {"logit_bias": {3: 1.5, 0: -2.0}}, {"suppress_tokens": [1, 2]},
     {"bad_words_ids": [[4], [5, 6]], "temperature": 0.9}, {"sequence_bias": {(5, 0): -1.0}}, {"shortlist": [0, 3, 4]},
 ]
@@ -95,6 +96,13 @@ def test_draws_follow_the_exact_distribution(said):
     found = np.bincount(drawn(scores.expand(DRAWS, -1), uniform(seeds, 3)).numpy(), minlength=len(wanted))
     assert not found[wanted == 0].any()
     assert chisquare(found[wanted > 0], wanted[wanted > 0] * DRAWS).pvalue > 1e-3
+
+
+def test_beams_that_draw_are_left_with_one_token_more_than_there_are_ends():
+    for said in ({"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {"typical_p": 0.01}, {"epsilon_cutoff": 0.99}):
+        left = lambda beams, said=said: sum(transforms_of(Options(do_sample=True, num_beams=beams, eos_token_id=[2, 5], **said),
+                                                          Scene(begin=1))[0](SCORES[None], None).isfinite()[0].tolist())
+        assert (left(1), left(2)) == (1, 3), said
 
 
 def test_the_numbers_behind_are_uniform_and_belong_to_their_place():

@@ -11,7 +11,7 @@ from scipy.stats import chi2_contingency
 import keepleft as kl
 from decoding.models import END, decoder, pair
 from keepleft.decoding.single import Single
-from keepleft.decoding.speculative import lookup, speculate
+from keepleft.decoding.speculative import Draft, lookup, speculate
 
 SAID = st.fixed_dictionaries({"do_sample": st.booleans(), "temperature": st.sampled_from([0.5, 1.0, 2.0]),
                               "repetition_penalty": st.sampled_from([None, 1.3]),
@@ -61,6 +61,20 @@ def test_good_guesses_save_passes():
     texts = list(speculate(model, torch.tensor([[3, 4]]), strategy, guess, limit=20))
     assert texts[-1].tokens[0, 2:].tolist() == known
     assert passes <= alone / 4
+
+
+@pytest.mark.parametrize("kind", ["decoder", "pair"])
+def test_a_draft_guesses_as_if_it_read_each_text_anew(kind):
+    """What it holds of guesses that were refused is dropped, to the token."""
+    model = decoder(4) if kind == "decoder" else pair(4)
+    given_ = {} if kind == "decoder" else {"memory": model.read(torch.tensor([[3, 4, 5]]))}
+    strategy = Single()
+    texts = lambda tokens: strategy.begin(torch.tensor([tokens]), None, torch.tensor([40]))[0]
+    draft, text = Draft(model, strategy, 5, given_), [3, 4]
+    for agreed in (0, 2, 5, 4, 1, 0, 3):
+        guesses = draft(texts(text), 9)
+        assert guesses == Draft(model, strategy, 5, given_)(texts(text), 9)
+        text += [*guesses[:agreed], 3 + (guesses[min(agreed, 4)] - 2) % 8]  # another token where they part
 
 
 def test_a_look_up_finds_what_followed_the_last_time():

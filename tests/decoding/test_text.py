@@ -34,9 +34,36 @@ def test_a_text_ends_at_a_string_wherever_tokens_begin_and_end(seed, begin, size
     assert string not in TOKENS.decode(answer.tokens[:-1])
 
 
-def test_a_stop_string_that_never_comes_changes_nothing():
-    said = dict(max_new_tokens=12)
-    assert kl.generate(MODEL, TOKENS, "the sea", stop_strings="£££££", **said) == kl.generate(MODEL, TOKENS, "the sea", **said)
+def test_a_stop_string_that_never_comes_or_came_before_changes_nothing():
+    plain, = kl.generate(MODEL, TOKENS, "the sea", max_new_tokens=12)
+    for string in ("£££££", "sea"):
+        assert string not in plain
+        assert kl.generate(MODEL, TOKENS, "the sea", stop_strings=string, max_new_tokens=12) == [plain]
+
+
+def test_any_stop_ends_a_text():
+    said = dict(max_new_tokens=12, suppress_tokens=[2])
+    plain, = kl.answers(MODEL, TOKENS, "the sea", **said)[0]
+    first = TOKENS.decode(plain.tokens[:3])
+    assert kl.answers(MODEL, TOKENS, "the sea", stop_strings=first, max_time=600.0, **said)[0][0].tokens == plain.tokens[:3]
+
+
+def test_the_end_comes_where_it_may_and_not_before():
+    """The end is the likeliest token throughout."""
+    wish = lambda **said: kl.answers(MODEL, TOKENS, [[20, 21]], logit_bias={2: 99.0}, max_new_tokens=8, **said)[0][0].tokens
+    assert wish() == [2]
+    for said, count in (({"min_new_tokens": 3}, 3), ({"min_length": 6}, 4), ({"begin_suppress_tokens": [2]}, 1)):
+        tokens = wish(**said)
+        assert tokens[count:] == [2], said
+        assert 2 not in tokens[:count], said
+
+
+def test_the_first_and_the_last_token_may_be_told():
+    model = pair(0)
+    plain = kl.answers(model, None, [[3, 4]], max_new_tokens=4)[0][0].tokens
+    first = (plain[0] + 1) % 11
+    assert kl.answers(model, None, [[3, 4]], max_new_tokens=4, forced_bos_token_id=first)[0][0].tokens[0] == first
+    assert kl.answers(model, None, [[3, 4]], max_new_tokens=4, forced_eos_token_id=first)[0][0].tokens == [*plain[:3], first]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -125,6 +152,26 @@ def test_bad_wishes_are_told():
         wish(top_p=0.5, max_new_tokens=2)
     with pytest.warns(UserWarning, match="num_beams is 1, so length_penalty=2.0 changes nothing"):
         wish(length_penalty=2.0, max_new_tokens=2)
+
+
+def test_a_prompt_that_fills_max_length_is_told_once():
+    prompts = [[20, 21], [20] * 6, [20] * 9, [20] * 7]
+    told = "max_length is 6, and a prompt has 9 tokens, .* give max_new_tokens"
+    with pytest.warns(UserWarning, match=told) as notes:
+        texts = kl.answers(MODEL, TOKENS, prompts, max_length=6)
+    assert len(notes) == 1
+    assert [len(several[0].tokens) for several in texts] == [4, 0, 0, 0]
+    with pytest.warns(UserWarning, match=told):
+        assert list(kl.stream(MODEL, TOKENS, [20] * 9, max_length=6)) == []
+    with pytest.warns(UserWarning, match="max_length is 9, and a prompt has 9 tokens"):
+        kl.generate(MODEL, TOKENS, prompts, max_length=9)
+    with pytest.warns(UserWarning, match=f"max_length is 4, and a prompt has {2 + len(TOKENS.encode(' calm').ids)} tokens"):
+        assert kl.generate(MODEL, TOKENS, [[20, 21]], prefix=" calm", max_length=4) == [" calm"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kl.generate(MODEL, TOKENS, prompts, max_length=6, max_new_tokens=1)
+        kl.generate(MODEL, TOKENS, prompts, max_length=10)  # one more than the longest
+        kl.generate(pair(0), None, [[5] * 9], max_length=4)  # a source does not count
 
 
 def test_an_empty_prompt_is_the_beginning_of_a_text_where_there_is_such_a_thing():

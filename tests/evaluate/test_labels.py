@@ -61,7 +61,9 @@ def test_the_sure_and_right_are_calibrated_and_the_sure_and_wrong_are_not():
     assert calibration([[1.0, 0.0], [0.0, 1.0]], [0, 1]).error == 0.0
     worst = calibration([[1.0, 0.0], [0.0, 1.0]], [1, 0])
     assert (worst.error, worst.brier) == (1.0, 2.0)
-    assert calibration([[0.75, 0.25]] * 4, [0, 0, 0, 1], bins=4).error == 0.0
+    edge = calibration([[0.75, 0.25]] * 4, [0, 0, 0, 1], bins=4)
+    assert edge.error == 0.0
+    assert [one.count for one in edge.bins] == [0, 0, 4, 0]  # on an edge is in the bin below
 
 
 @pytest.mark.parametrize(("given_", "true", "said"), [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+import struct
+import time
 from itertools import pairwise
 
 import gguf
@@ -12,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType as Fact
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import keepleft as kl
 import peers
+from keepleft.weights.gguf import File
 
 V, B, T = 53, 3, 13
 SIZES = dict(vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -234,6 +239,121 @@ def test_what_came_from_gguf_is_saved_for_transformers_with_all_that_it_knew(tmp
         assert torch.equal(again(tokens), ours(tokens))
         want = peer(tokens).logits
         assert (peers.reload(peer, tmp_path / "out")(tokens).logits - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+# the file itself ------------------------------------------------------------------------------
+
+
+def end(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
+    """Facts of every kind, alone and in lists, and tensors of every kind of number that it can write."""
+    writer, chance = gguf.GGUFWriter(tmp_path / "x.gguf", "llama"), np.random.default_rng(3)
+    values = {Fact.UINT8: 255, Fact.INT8: -128, Fact.UINT16: 65535, Fact.INT16: -32768, Fact.UINT32: (1 << 32) - 1,
+              Fact.INT32: -(1 << 31), Fact.FLOAT32: 0.1, Fact.BOOL: True, Fact.STRING: "नमस्ते\0 🙂", Fact.UINT64: (1 << 64) - 1,
+              Fact.INT64: -(1 << 63), Fact.FLOAT64: 0.1}
+    for kind, value in values.items():
+        writer.add_key_value(f"a.{kind.name}", value, kind)
+        writer.add_key_value(f"some.{kind.name}", [value, value if kind == Fact.STRING else 0], Fact.ARRAY, sub_type=kind)
+    writer.add_string("empty", "")
+    writer.add_custom_alignment(64)
+    for kind in (Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0):
+        for shape in ((96,), (7, 96), (2, 3, 32)):
+            writer.add_tensor(f"{kind.name}.{len(shape)}", gguf.quantize(chance.normal(size=shape).astype(np.float32), kind),
+                              raw_dtype=kind)
+    end(writer)
+    ours, theirs = File(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
+    facts = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert facts == ours.facts
+    assert [type(value) for value in facts.values()] == [type(value) for value in ours.facts.values()]
+    assert ours.names() == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        want = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        assert torch.equal(ours.rows(tensor.name, 0, len(want)), want)
+        assert torch.equal(ours.rows(tensor.name, 1, 2), want[1:2])
+        assert ours.shape(tensor.name) == tuple(want.shape)
+
+
+def test_pieces_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr("keepleft.weights.gguf.PIECE", 256)
+    write(llama(), tmp_path / "x.gguf", Kind.Q4_1)
+    file = File(tmp_path / "x.gguf")
+    for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:
+        want = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        assert torch.equal(file.rows(tensor.name, 0, len(want)), want)
+
+
+def test_a_large_vocabulary_is_read_in_a_moment(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    words = [f"word{n}" for n in range(200_000)]
+    writer.add_array("tokenizer.ggml.tokens", words)
+    writer.add_array("tokenizer.ggml.token_type", [1] * len(words))
+    end(writer)
+    began = time.monotonic()
+    facts = File(tmp_path / "x.gguf").facts
+    assert time.monotonic() - began < 3
+    assert facts["tokenizer.ggml.tokens"] == words
+
+
+def test_lists_of_lists_stay_lists(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_array("deep", [[1, 2], [3]])
+    end(writer)
+    assert File(tmp_path / "x.gguf").facts["deep"] == [[1, 2], [3]]
+
+
+def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
+    end(writer)
+    with pytest.raises(ValueError, match=r"x\.gguf is not a whole GGUF file \(it was written for machines that"):
+        File(tmp_path / "x.gguf")
+
+
+def raw(facts=(), tensors=(), version=3) -> bytes:
+    """A file by hand: facts are names, kinds and bytes, tensors names, shapes, kinds and where they begin; 64 bytes of data."""
+    word = lambda text: struct.pack("<Q", len(text)) + text
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(facts))
+    head += b"".join(word(name) + struct.pack("<I", kind) + value for name, kind, value in facts)
+    head += b"".join(word(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, begin)
+                     for name, shape, kind, begin in tensors)
+    return head + bytes(-len(head) % 32 + 64)
+
+
+LLAMA, HUGE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1 << 61
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (raw([LLAMA, LLAMA]), "it says 'general.architecture' twice"),
+    (raw([LLAMA], [(b"a", (2,), 0, 0), (b"a", (2,), 0, 0)]), "it holds the tensor 'a' twice"),
+    (raw([LLAMA], version=9), "its version is 9, and 2 and 3 are understood"),
+    (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 48))]), "'general.alignment' is 48: it must be a power of two"),
+    (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 0))]), "'general.alignment' is 0"),
+    (raw([LLAMA, (b"odd", 13, b"")]), "a fact is of the kind 13"),
+    (raw([LLAMA, (b"no text", 8, struct.pack("<Q", 1) + b"\xff")]), "can't decode byte 0xff"),
+    (raw([LLAMA, (b"long", 8, struct.pack("<Q", HUGE))]), "it ends too early"),
+    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 0, HUGE))]), "it ends too early"),
+    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 8, HUGE))]), "it ends too early"),
+    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 9, HUGE))]), "it ends too early"),
+    (raw([LLAMA, (b"deep", 9, struct.pack("<IQ", 9, 1) * 5000)]), "recursion"),
+    (raw([LLAMA], [(b"a", (17,), 0, 0)]), "it ends too early"),
+    (raw([LLAMA], [(b"a", (2,), 0, 60)]), "it ends too early"),
+    (raw([LLAMA], [(b"a", (1 << 40, 1 << 40), 0, 0)]), "it ends too early"),
+    (raw([LLAMA], [(b"a", (0, 1 << 63), 0, 0)]), "copy or download it again"),
+    (raw([LLAMA], [(b"a", (33,), 2, 0)]), "the tensor 'a' has shape (33,): rows of Q4_0 are multiples of 32"),
+    (raw([LLAMA], [(b"a", (), 0, 0)]), "the tensor 'a' has shape ()"),
+    (raw([LLAMA], [(b"a", (2,), 999, 0)]), "999"),
+])
+def test_a_file_that_says_what_cannot_be_is_refused(tmp_path, content, said):
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(said)) as told:
+        kl.load(tmp_path / "x.gguf")
+    assert str(tmp_path / "x.gguf") in str(told.value)
 
 
 # byte-level BPE -------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _write(inputs: list[str], options: Options, input: str | None, output: str |
            stream: bool, json: bool, need: bool, tag: str | None, alignments: bool) -> int:
     from keepleft.runs import using
 
-    place, given = texts.divided(inputs, need=need)
+    place, given = texts.divided(inputs, need=need, file=input)
     if place is None:
         place = best_installed()
     if batch_size < 1 or n_best < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,18 +14,29 @@ from typing import Any, TextIO
 
 from keepleft.cli.found import installed_weights
 
+HUB = re.compile(r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w", re.ASCII | re.IGNORECASE)  # owner/name
+SPELLED = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
 
-def divided(words: list[str], *, need: bool) -> tuple[str | None, list[str]]:
+
+def divided(words: list[str], *, need: bool, file: str | None = None) -> tuple[str | None, list[str]]:
     """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
-    if words and (need or os.path.exists(words[0]) or words[0] in installed_weights() or _hub_name(words[0])):
+    if words and not os.path.exists(words[0]) and (installed := installed_weights().get(words[0])):
+        return str(installed), words[1:]
+    if words and (need or os.path.exists(words[0]) or _hub_name(words, file)):
         return words[0], words[1:]
     if need:
         raise ValueError("say which model: a directory, a GGUF file or a name on the Hugging Face hub comes first")
     return None, words
 
 
-def _hub_name(word: str) -> bool:
-    return word.count("/") == 1 and " " not in word and not word.startswith(("/", "."))
+def _hub_name(words: list[str], file: str | None) -> bool:
+    """Is the first a name on the hub? Two plain words, as in and/or, are one only where there are other texts to go on with, or
+    where the first of them is a folder: then the second is missing from it."""
+    first = words[0]
+    if not HUB.fullmatch(first):
+        return False
+    return (file is not None or bool(SPELLED.search(first)) or os.path.isdir(os.path.dirname(first))
+            or not all(HUB.fullmatch(word) for word in words))
 
 
 def lines(texts: list[str], file: str | None) -> Iterator[str]:

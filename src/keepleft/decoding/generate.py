@@ -67,6 +67,8 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
         raise ValueError(f"{len(options.seed)} seeds were given for {len(rows)} prompts: give one number, or one for each")
     if draft is not None:
         _alike(model, draft)
+    begun = prefixes_of(tokenizer, options, len(rows))
+    tell_full(model, rows, options, begun)
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     at_once = 1 if options.deterministic else at_once
     out: list[list[Answer]] = [[] for _ in rows]
@@ -76,11 +78,9 @@ def answers(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, s
         for first in range(0, len(order), at_once):
             some = order[first:first + at_once]
             here = options if not isinstance(options.seed, list) else options.but(seed=[options.seed[n] for n in some])
-            prefixes = _prefixes(tokenizer, options, some, len(rows))
-            batch = written(model, tokenizer, [rows[n] for n in some], here, prefixes, draft)
-            for place, (n, found) in enumerate(zip(some, batch, strict=True)):
-                begun = len(prefixes[place]) if prefixes else 0
-                out[n] = [_answer(tokenizer, rows[n], one, here, begun) for one in found]
+            batch = written(model, tokenizer, [rows[n] for n in some], here, begun and [begun[n] for n in some], draft)
+            for n, found in zip(some, batch, strict=True):
+                out[n] = [answer_of(tokenizer, rows[n], one, here, len(begun[n]) if begun else 0) for one in found]
             watch(min(len(order), first + at_once))
     finally:
         model.train(was)
@@ -231,7 +231,8 @@ def stream(model: Any, tokenizer: Any, prompt: Prompt, *, source_tokenizer: Any 
     if options.beams > 1 or options.copies > 1:
         raise ValueError("only one text can be streamed as it is written: leave num_beams and num_return_sequences out")
     rows = encoded(model, source_tokenizer or tokenizer, [prompt], options)
-    prefixes = _prefixes(tokenizer, options, [0], 1)
+    prefixes = prefixes_of(tokenizer, options, 1)
+    tell_full(model, rows, options, prefixes)
     work = Work.of(model, rows, options, prefixes)
     if work.limits[0] < 1:
         return
@@ -305,17 +306,25 @@ def _alike(model: Any, draft: Any) -> None:
                          "the other does not: take a smaller model of the same kind with the same tokenizer")
 
 
-def _prefixes(tokenizer: Any, options: Options, which: list[int], total: int) -> list[list[int]] | None:
-    """The tokens that each text has to begin with."""
+def prefixes_of(tokenizer: Any, options: Options, count: int) -> list[list[int]] | None:
+    """The tokens that each of so many texts has to begin with."""
     if options.prefix is None:
         return None
-    given = [options.prefix] * total if isinstance(options.prefix, str) else list(options.prefix)
-    if len(given) != total:
-        raise ValueError(f"{len(given)} prefixes were given for {total} prompts: give one, or one for each")
-    return [list(tokenizer.encode(given[n], add_special_tokens=False).ids) for n in which]
+    given = [options.prefix] * count if isinstance(options.prefix, str) else list(options.prefix)
+    if len(given) != count:
+        raise ValueError(f"{len(given)} prefixes were given for {count} prompts: give one, or one for each")
+    return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in given]
 
 
-def _answer(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
+def tell_full(model: Any, rows: list[list[int]], options: Options, prefixes: list[list[int]] | None) -> None:
+    """Warn once where a prompt leaves no room below max_length: its text would be empty without a word."""
+    pair = model.design.encoder is not None
+    lengths = [(1 if pair else len(row)) + (len(prefixes[n]) if prefixes else 0) for n, row in enumerate(rows)]
+    if note := options.full(max(lengths, default=0)):
+        warnings.warn(note, stacklevel=3)
+
+
+def answer_of(tokenizer: Any, row: list[int], one: Written, options: Options, prefix: int = 0) -> Answer:
     """`prefix`: how many of the tokens were there before anything was written."""
     decoded = lambda tokens: "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)
     new = one.tokens[prefix:]

@@ -132,6 +132,13 @@ class Options:
         wanted = sensible if said is None else said
         return wanted if reach is None else min(wanted, reach - prompt)
 
+    def full(self, prompt: int) -> str | None:
+        """What is to be said where a prompt of this length leaves no room below max_length."""
+        if self.max_new_tokens is not None or self.max_length is None or prompt < self.max_length:
+            return None
+        return (f"max_length is {self.max_length}, and a prompt has {prompt} tokens, which count: nothing is written after it; "
+                "give max_new_tokens, which are counted without the prompt")
+
     def check(self) -> list[str]:
         """What contradicts itself: errors where nothing sensible can be done, notes where something is passed over."""
         if self.copies > self.beams and (self.beams > 1 or not self.do_sample):

@@ -12,6 +12,11 @@ from keepleft.nn.norm import norm
 from keepleft.nn.position import Learned, PositionTable, Sinusoidal, waves
 
 
+def table(size: int, dim: int) -> nn.Embedding:
+    """Arbitrary weights. nn.Embedding alone would draw them, and on device 'meta' load PyTorch's compiler for that: seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
+
+
 class Embed(nn.Module):
     """What one stack reads. The token table itself may be shared, so it is handed in with every call."""
 
@@ -22,7 +27,7 @@ class Embed(nn.Module):
         if isinstance(design.position, Learned):
             self.position = PositionTable(design.position, design.dim)
         if design.kinds:
-            self.kind = nn.Embedding(design.kinds, design.dim)
+            self.kind = table(design.kinds, design.dim)
         if design.norm_embedding:
             self.norm = norm(design.norm, design.dim)
         self.dropout = nn.Dropout(design.dropout)

@@ -11,7 +11,7 @@ from keepleft.attention.cache import Cache
 from keepleft.attention.grid import Grid
 from keepleft.attention.memory import Memory
 from keepleft.models.design import Design
-from keepleft.models.embed import Embed, alike, check
+from keepleft.models.embed import Embed, alike, check, table
 from keepleft.models.heads import head, last
 from keepleft.models.stack import Stack, positions_of
 from keepleft.models.state import State, caches
@@ -24,7 +24,7 @@ class Model(nn.Module):
         super().__init__()
         self.design = design
         self.notes: dict[str, Any] = {}  # what a configuration says besides the design: special tokens, labels
-        self.token = nn.Embedding(design.vocab, design.dim)
+        self.token = table(design.vocab, design.dim)
         self.head = head(design)
 
     def lay(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
@@ -188,7 +188,7 @@ class EncoderDecoder(Writer):
     def __init__(self, design: Design) -> None:
         super().__init__(design)
         assert design.encoder is not None
-        self.source_token = None if design.source_vocab is None else nn.Embedding(design.source_vocab, design.dim)
+        self.source_token = None if design.source_vocab is None else table(design.source_vocab, design.dim)
         self.source_embed = Embed(design)
         self.encoder = Stack(design, design.encoder, cross=False)
 

@@ -90,8 +90,11 @@ class Place:
 
 
 def tree(path: str | Path, steps: Sequence[Beams], tokenizer: Any, *, title: str, row: int = 0, columns: int = COLUMNS,
-         rows: int = ROWS) -> Path:
-    """The tree of one prompt into an .svg file: a column for each step, the best text along the top, ended texts below it."""
+         rows: int = ROWS, prefix: Sequence[int] = ()) -> Path:
+    """The tree of one prompt into an .svg file: a column for each step, the best text along the top, ended texts below it.
+
+    `prefix`: the tokens that all texts had to begin with.
+    """
     found = nodes(steps, row)
     at = row * steps[0].ended.shape[1]
     prompt = steps[0].tokens[at, :steps[0].begin]
@@ -116,7 +119,7 @@ def tree(path: str | Path, steps: Sequence[Beams], tokenizer: Any, *, title: str
     for node in sorted((node for node in found if node.ended and node.kept), key=lambda node: -node.score)[:ROWS]:
         bottom += 19
         out.append(svg.text(svg.MARGIN + 56, bottom, f"= {node.score:.3f}", anchor="end", bold=node.best))
-        words = svg.visible(read(tokenizer, node.tokens), spaces=False)
+        words = svg.visible(read(tokenizer, [*prefix, *node.tokens]), spaces=False)
         out.append(svg.text(svg.MARGIN + 68, bottom, svg.short(words, width - svg.MARGIN - 110), bold=node.best))
     return svg.sheet(path, title, width, bottom + 20, out)
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import Answer, Work, answers, chosen, encoded, settled, steps, stream, written
+from keepleft.decoding.generate import (
+    Answer,
+    Work,
+    answer_of,
+    answers,
+    chosen,
+    encoded,
+    prefixes_of,
+    settled,
+    steps,
+    stream,
+    tell_full,
+)
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, overlooked, start_of
 from keepleft.decoding.rescore import rescored
@@ -32,6 +48,25 @@ class Seen:
     def __call__(self, scores: Any, texts: Any) -> Any:
         self.scores = scores if self.scores is None else self.scores
         return scores
+
+    def likeliest(self, count: int) -> list[int]:
+        """So many tokens of the first text, fewer where fewer may come."""
+        best = self.scores[0].topk(min(count, self.scores.shape[-1]))
+        return [token for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True) if score > -math.inf]
+
+
+@dataclass(frozen=True)
+class First:
+    """A transform that lets a text begin with one token alone."""
+
+    token: int
+
+    def __call__(self, scores: Any, texts: Any) -> Any:
+        if texts.written:
+            return scores
+        out = torch.full_like(scores, -math.inf)
+        out[:, self.token] = scores[:, self.token]
+        return out
 
 
 @dataclass(frozen=True)
@@ -70,7 +105,7 @@ class Voice:
         """What is written for each text."""
         prompts = [self.prompt(text, tag) for text in texts]
         if alternatives:
-            found = [self._alternatives(prompt, options, alternatives) for prompt in prompts]
+            found = [self._alternatives(prompt, part(options, n, 1), alternatives) for n, prompt in enumerate(prompts)]
         else:
             found = answers(self.model, self.tokenizer, prompts, source_tokenizer=self.source_tokenizer, draft=self.draft,
                             at_once=max(1, len(prompts)), options=options)
@@ -84,30 +119,31 @@ class Voice:
         """What a text of an encoder-decoder begins with."""
         return [start_of(options)] if self.pair else []
 
+    def _prefix(self, options: Options) -> list[int]:
+        """What the text has to begin with, of options for one text."""
+        return (prefixes_of(self.tokenizer, options, 1) or [[]])[0]
+
     def _alternatives(self, prompt: str | list[int], options: Options, count: int) -> list[Answer]:
         """One text for each of the likeliest next tokens, with its log-probability."""
         if grammar.of(options) is not None or options.copies > 1:
             raise ValueError("alternatives are texts that begin differently: leave rules and num_return_sequences out")
         row, = encoded(self.model, self.reading, [prompt], options)
-        said = options.prefix[0] if isinstance(options.prefix, list) else options.prefix or ""
-        prefix = self.tokenizer.encode(said, add_special_tokens=False).ids if said else []
+        prefix = self._prefix(options)
+        tell_full(self.model, [row], options, [prefix])
         work = Work.of(self.model, [row], options, [prefix])
-        strategy = chosen(self.tokenizer, replace(options, num_beams=1), work)
-        texts = next(iter(steps(self.model, work, replace(strategy, transforms=(*strategy.transforms, seen := Seen())),
-                                replace(options, num_beams=1))), None)
-        if texts is None:
-            return []
-        firsts = seen.scores[0].topk(count).indices.tolist()
-        rest = replace(options, prefix=None, max_new_tokens=max(0, work.limits[0] - 1), max_length=None)
+        if work.limits[0] < 1:
+            return [answer_of(self.tokenizer, row, Written(prefix, 0.0), options, len(prefix))]
+        plain = replace(options, num_beams=1)
+        led = lambda one, how, lead: steps(self.model, work, replace(one, transforms=(*one.transforms, lead)), how)
+        next(led(chosen(self.tokenizer, plain, work), plain, seen := Seen()))
         out = []
-        for token in firsts:
-            begin = [*prefix, token]
-            whole = token in options.end
-            one = Written(begin, 0.0) if whole else written(self.model, self.tokenizer, [row], rest, [begin])[0][0]
-            shown = one.tokens if self.pair else one.tokens[len(prefix):]
-            before = self._begun(options) if self.pair else [*row, *prefix]
-            score = sum(t.logprob for t in rescored(self.model, before, shown, source=row if self.pair else None))
-            out.append(Answer(self.tokenizer.decode(shown), shown, score, shown[-1] in options.end, row))
+        for token in seen.likeliest(count):
+            strategy = chosen(self.tokenizer, options, work)
+            last = deque(led(strategy, options, First(token)), maxlen=1)[0]
+            tokens = [*prefix, *strategy.results(last)[0][0].tokens]  # type: ignore[arg-type]
+            thoughts = rescored(self.model, self._begun(options) or row, tokens, source=row if self.pair else None)
+            one = Written(tokens, sum(thought.logprob for thought in thoughts[len(prefix):]))
+            out.append(answer_of(self.tokenizer, row, one, options, len(prefix)))
         return out
 
     def _more(self, one: Answer, options: Options, logprobs: int | None, alignments: bool) -> Said:
@@ -135,16 +171,17 @@ class Voice:
         from keepleft.runs.tree import tree
 
         row, = encoded(self.model, self.reading, [self.prompt(text, tag)], options)
-        work = Work.of(self.model, [row], options)
+        prefix = self._prefix(options)
+        work = Work.of(self.model, [row], options, [prefix])
         strategy = chosen(self.tokenizer, options, work)
         seen = list(steps(self.model, work, strategy, options, self.draft))
-        best = strategy.results(seen[-1])[0][0]  # type: ignore[arg-type]
         if options.beams > 1:
-            return tree(path, seen, self.tokenizer, title=text)  # type: ignore[arg-type]
+            return tree(path, seen, self.tokenizer, title=text, prefix=prefix)  # type: ignore[arg-type]
+        whole = [*prefix, *strategy.results(seen[-1])[0][0].tokens]  # type: ignore[arg-type]
         if self.pair:
-            weights = aligned(self.model, row, [*self._begun(options), *best.tokens])
-            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, best.tokens), weights, title=text)
-        return distributions(path, watched(self.model, self.tokenizer, [*row, *best.tokens], len(row),
+            weights = aligned(self.model, row, [*self._begun(options), *whole])
+            return alignment(path, in_turn(self.reading, row), in_turn(self.tokenizer, whole), weights, title=text)
+        return distributions(path, watched(self.model, self.tokenizer, [*row, *whole], len(row) + len(prefix),
                                            transforms=strategy.transforms), title=text)
 
 

@@ -16,6 +16,7 @@ from keepleft.nn import sense
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
 from keepleft.nn.position import Llama3, Rotary, Stretched, frequencies
+from keepleft.weights import gguf_file
 from keepleft.weights.rules import Rule, drop, interleave, linear
 
 if TYPE_CHECKING:
@@ -26,28 +27,22 @@ if TYPE_CHECKING:
 FREQUENCIES = "rope_freqs.weight"
 
 
+PIECE = 1 << 17  # numbers turned into floats at a time: as many as the caches of a processor hold
+
+
 class File:
-    """Its tensors, turned into floats a few rows at a time."""
+    """Its facts, and its tensors, turned into floats a few rows at a time."""
 
     def __init__(self, path: Path) -> None:
         try:
-            from gguf import GGUFReader
+            import gguf
         except ImportError as error:
             raise ImportError("reading GGUF files needs the gguf package: pip install gguf") from error
 
-        class Whole(GGUFReader):  # theirs reads on behind the end, for ever where an array claims to be endless
-            def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-                found = super()._get(offset, dtype, count, override_order)
-                if len(found) != int(count):
-                    raise ValueError("it ends too early")
-                return found
-
+        self.floats, self.sizes = gguf.dequantize, gguf.GGML_QUANT_SIZES
         try:
-            with np.errstate(over="ignore"):
-                reader = Whole(path)
-            self.facts: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
-            self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        except (ValueError, KeyError, IndexError, OSError, MemoryError, OverflowError, TypeError, RecursionError) as error:
+            self.facts, self.tensors = gguf_file.read(path)
+        except (ValueError, KeyError, OSError, MemoryError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole GGUF file ({error}): copy or download it again") from error
         if (kind := self.facts.get("general.architecture")) != "llama":
             raise ValueError(f"{path} holds the architecture {kind!r}: of GGUF files only 'llama' is understood")
@@ -70,17 +65,20 @@ class File:
         return list(self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(n) for n in reversed(self.tensors[name].shape))
+        return self.tensors[name].shape
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
-        from gguf import dequantize
-
-        tensor = self.tensors[name]
+        kind, shape, data = self.tensors[name]
+        flat = (data if len(shape) == 1 else data[begin:end]).reshape(-1)
+        block, size = self.sizes[kind]  # so many numbers in so many bytes, each block by itself
+        out = np.empty(len(flat) // size * block, np.float32)
         try:
-            return torch.from_numpy(dequantize(tensor.data[begin:end], tensor.tensor_type).copy())
+            for first in range(0, len(out), PIECE):
+                here = out[first:first + PIECE]
+                here[:] = self.floats(flat[None, first // block * size:][:, :len(here) // block * size], kind)[0]
         except NotImplementedError as error:
-            raise ValueError(f"the tensor {name!r} is quantised as {tensor.tensor_type.name}, which the gguf package "
-                             "cannot undo") from error
+            raise ValueError(f"the tensor {name!r} is quantised as {kind.name}, which the gguf package cannot undo") from error
+        return torch.from_numpy(out[begin:end] if len(shape) == 1 else out.reshape(-1, *shape[1:]))
 
 
 def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decoder, Tokenizer | None]:
