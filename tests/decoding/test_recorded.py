@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import keepleft as kl
 from decoding.models import decoder, pair
 from keepleft.decoding.generate import Work, chosen, steps
-from keepleft.decoding.loop import aligned
+from keepleft.decoding.loop import aligned, decode
 from keepleft.decoding.recorded import fits, recorded
 from keepleft.models.steady import Steady, why_not
 from keepleft.nn.lone import Plain
@@ -23,7 +23,8 @@ CAPACITY = 17
 
 def built(name: str):
     design = kl.presets.small(getattr(kl.presets, name))
-    return kl.build(design.but(vocab=53, dropout=0.0, initial=kl.Normal(0.1)), generator=torch.Generator().manual_seed(3)).double().eval()
+    design = design.but(vocab=53, dropout=0.0, initial=kl.Normal(0.1))
+    return kl.build(design, generator=torch.Generator().manual_seed(3)).double().eval()
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["filled", "whole"])
@@ -57,13 +58,14 @@ def test_a_steady_step_scores_like_the_models_own(name, padded, whole):
 
 
 wishes = st.fixed_dictionaries({}, optional={
-    "num_beams": st.integers(1, 5), "do_sample": st.booleans(), "num_return_sequences": st.just(1), "top_k": st.integers(1, 9),
-    "top_p": st.floats(0.2, 1.0), "temperature": st.floats(0.3, 2.0), "repetition_penalty": st.floats(0.5, 2.0),
-    "presence_penalty": st.floats(-1.0, 1.0), "frequency_penalty": st.floats(-1.0, 1.0), "no_repeat_ngram_size": st.integers(1, 3),
-    "min_new_tokens": st.integers(0, 5), "min_length": st.integers(0, 9), "bad_words_ids": st.just([[3], [4, 5], [6, 7, 8]]),
-    "forced_eos_token_id": st.just(2), "length_penalty": st.floats(-1.0, 2.0), "early_stopping": st.sampled_from([True, False, "never"]),
-    "exponential_decay_length_penalty": st.just((2, 1.3)), "suppress_tokens": st.just([7]), "begin_suppress_tokens": st.just([2, 9]),
-    "encoder_repetition_penalty": st.just(1.7), "encoder_no_repeat_ngram_size": st.just(2), "eos_token_id": st.sampled_from([2, [2, 4]]),
+    "num_beams": st.integers(1, 5), "do_sample": st.booleans(), "top_k": st.integers(1, 9), "top_p": st.floats(0.2, 1.0),
+    "temperature": st.floats(0.3, 2.0), "repetition_penalty": st.floats(0.5, 2.0), "presence_penalty": st.floats(-1.0, 1.0),
+    "frequency_penalty": st.floats(-1.0, 1.0), "no_repeat_ngram_size": st.integers(1, 3), "min_new_tokens": st.integers(0, 5),
+    "min_length": st.integers(0, 9), "bad_words_ids": st.just([[3], [4, 5], [6, 7, 8]]), "forced_eos_token_id": st.just(2),
+    "length_penalty": st.floats(-1.0, 2.0), "early_stopping": st.sampled_from([True, False, "never"]),
+    "exponential_decay_length_penalty": st.just((2, 1.3)), "suppress_tokens": st.just([7]),
+    "begin_suppress_tokens": st.just([2, 9]), "encoder_repetition_penalty": st.just(1.7),
+    "encoder_no_repeat_ngram_size": st.just(2), "eos_token_id": st.sampled_from([2, [2, 4]]),
 })
 
 
@@ -77,13 +79,16 @@ def test_a_step_of_fixed_shape_chooses_what_the_plain_loop_chooses(wishes, seed,
     dice = torch.Generator().manual_seed(seed)
     work = Work.of(model, [torch.randint(3, 11, (n,), generator=dice).tolist() for n in lengths], options)
     strategy = chosen(None, options, work)
-    assert fits(model, strategy)
-    plain = strategy.results(deque(steps(model, work, strategy, options), maxlen=1)[0])
-    given = work.given(model, options)
+    assert fits(strategy, work.longest)
+    own = decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments, **work.given(model, options))
+    plain = strategy.results(deque(own, maxlen=1)[0])
+    steady = strategy.results(deque(steps(model, work, strategy, options), maxlen=1)[0])
+    assert [[one.tokens for one in several] for several in steady] == [[one.tokens for one in several] for several in plain]
     prompt, real = aligned(work.prompt, work.segments)
     for _ in range(2):  # the second time with what was made the first time
-        texts = deque(recorded(model, prompt, strategy, limits=work.limits, real=real, memory=given.get("memory")), maxlen=1)[0]
-        found = strategy.results(texts)
+        memory = work.given(model, options).get("memory")
+        again = recorded(model, prompt, strategy, limits=work.limits, real=real, memory=memory)
+        found = strategy.results(deque(again, maxlen=1)[0])
         assert [[one.tokens for one in several] for several in found] == [[one.tokens for one in several] for several in plain]
         for mine, theirs in zip(found, plain, strict=True):
             assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], rel=1e-6, abs=1e-6)

@@ -25,6 +25,7 @@ from keepleft.decoding.rows import Scene, transforms_of
 from keepleft.decoding.single import Single, Stop
 from keepleft.decoding.speculative import guessing, speculate
 from keepleft.decoding.stops import any_of, over_time, stop_strings
+from keepleft.models.steady import steady, why_not
 
 AT_ONCE = 32   # prompts that are written together
 MOST = 1 << 22  # tokens that a cache is made for beforehand
@@ -133,18 +134,22 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
         assert isinstance(strategy, Single)
         yield from contrast(model, work.prompt, strategy, alpha=options.penalty_alpha, k=options.top_k or 4, limit=work.limits,
                             segments=work.segments, **given)
-    elif live and _recordable(model, work, strategy, options):
-        prompt, real = aligned(work.prompt, work.segments)
-        given.pop("cache")
-        yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **given)
+    elif _simple(options) and why_not(model) is None and (not work.prompt.is_cuda or (live and fits(strategy, work.longest))):
+        memory = {} if work.source is None else {"memory": given["memory"]}
+        if work.prompt.is_cuda:
+            prompt, real = aligned(work.prompt, work.segments)
+            yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **memory)
+        else:
+            stepper: Any = steady(model)
+            yield from decode(stepper, work.prompt, strategy, limit=work.limits, segments=work.segments, **memory)
     else:
         yield from decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments,
                           chunk=options.prefill_chunk_size or 0, **given)
 
 
-def _recordable(model: Any, work: Work, strategy: Single | Beam, options: Options) -> bool:
-    return (work.prompt.is_cuda and options.cache_implementation in (None, "dynamic", "static") and not options.deterministic
-            and not options.prefill_chunk_size and fits(model, strategy))
+def _simple(options: Options) -> bool:
+    """Nothing is asked of the cache, or of how prompts are read."""
+    return options.cache_implementation in (None, "dynamic") and not options.deterministic and not options.prefill_chunk_size
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ class Work:
         kind = CACHES[options.cache_implementation or "dynamic"]
         out: dict[str, Any] = {"cache": kind}
         if kind == "static":
-            capacity = out["capacity"] = self.prompt.shape[1] + max(self.limits)
+            capacity = out["capacity"] = self.longest
             if capacity > MOST:
                 raise ValueError(f"a static cache for {capacity:,} tokens is too large: give fewer max_new_tokens, or another "
                                  "cache_implementation")
@@ -183,6 +188,11 @@ class Work:
             with torch.no_grad():
                 out["memory"] = model.read(self.source, segments=self.source_segments)
         return out
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text, prompt included."""
+        return self.prompt.shape[1] + max(self.limits)
 
     def scene(self) -> Scene:
         known = None if self.source_segments is None else self.source_segments != 0

@@ -21,12 +21,13 @@ from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.single import Single
 from keepleft.models.state import State
-from keepleft.models.steady import Steady, Track, hidden, stamp, why_not
+from keepleft.models.steady import Steady, Track, hidden, stamp
 from keepleft.nn.lone import Plain, Tools
 from keepleft.nn.swift import Swift
 
 AHEAD = 16   # steps that are begun before the first of them is done
 KEPT = 4     # recordings for each model
+MOST = 1 << 14  # tokens of a text that buffers are made for beforehand
 ROUND = 64   # capacities are multiples of it, so that recordings serve texts of many lengths
 
 
@@ -96,9 +97,9 @@ class Recording:
 _kept: WeakKeyDictionary[Any, OrderedDict[Any, Recording]] = WeakKeyDictionary()
 
 
-def fits(model: Any, strategy: Any) -> bool:
-    """Can steps of this model by this strategy be recorded?"""
-    return (isinstance(strategy, Single | Beam) and strategy.stop is None and why_not(model) is None
+def fits(strategy: Any, longest: int) -> bool:
+    """Can steps by this strategy, of texts of so many tokens, be recorded?"""
+    return (isinstance(strategy, Single | Beam) and strategy.stop is None and longest <= MOST
             and all(getattr(transform, "steady", False) for transform in strategy.transforms))
 
 
@@ -145,7 +146,10 @@ def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypot
                real: Tensor | None, state: State, tools: Tools | None) -> Recording:
     """One for these shapes and this strategy, filled."""
     capacity = _rounded(prompt.shape[1] + limit)
-    source = None if state.memory is None else (len(state.memory.pairs[0][0]), _rounded(state.memory.pairs[0][0].shape[2], ROUND // 2))
+    source = None
+    if state.memory is not None:
+        keys = state.memory.pairs[0][0]
+        source = len(keys), _rounded(keys.shape[2], ROUND // 2)
     plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
     key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity,
            source, real is None, prompt.device, None if tools is None else type(tools))

@@ -89,7 +89,8 @@ ROWS = (
 
 
 KEPT = 64
-_made: dict[Any, tuple[Transform, ...]] = {}  # the same wish gets the same transforms: what was recorded with them is found again
+# the same wish gets the same transforms, so that what was recorded with them is found again
+_made: dict[Any, tuple[Transform, ...]] = {}
 
 
 def transforms_of(options: Options, scene: Scene) -> list[Transform]:

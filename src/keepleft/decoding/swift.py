@@ -179,7 +179,8 @@ def _beam_kernel(likely, chosen, total, tokens, real, score, done, size, most, e
     on_text = tl.load(text, mask=moved, other=0)
     on_real = tl.load(real + (b * width + on_parent)[:, None] * columns + column[None, :] + 1, mask=moved, other=0)
     old = end_from < width
-    end_text = tl.load(ended + (b * width + end_from)[:, None] * columns + column[None, :] + 1, mask=moved & old[:, None], other=0)
+    end_text = tl.load(ended + (b * width + end_from)[:, None] * columns + column[None, :] + 1,
+                       mask=moved & old[:, None], other=0)
     end_text += tl.load(tokens + (b * width + end_from - width)[:, None] * columns + column[None, :] + 1,
                         mask=moved & (old == 0)[:, None], other=0)
     step = tl.arange(0, deep)

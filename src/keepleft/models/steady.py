@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,8 @@ from keepleft.nn.lone import Here, Plain, Tools, Turn
 from keepleft.nn.packed import Fixed
 from keepleft.nn.position import Learned, Rotary, Sinusoidal, rotation, waves
 
+ROOM = 64  # tokens that are made room for at least
+
 
 @dataclass
 class Track:
@@ -39,6 +42,7 @@ class Track:
     memory: Memory | None = None
     bias: Tensor | None = None          # (B, S) 0 or -∞ by what is text of the sources; None: all is
     parents: Tensor | None = None       # (capacity, R) which row of the buffers holds a column of a row; None: itself
+    grows: bool = False                 # more room is made where it is needed
 
     @classmethod
     def blank(cls, whole: Tensor, **given: Any) -> Track:
@@ -65,17 +69,32 @@ class Track:
                 self.bias = hidden(self.memory.segments, self.whole.dtype)
         filled = self.whole[:, :self.length]
         if len(rows) != self.whole.shape[2]:
-            kept = filled.index_select(2, rows)
-            grown = Track.blank(kept.new_zeros(len(kept), self.whole.shape[1], *kept.shape[2:]))
-            grown.whole[:, :self.length] = kept
-            self.whole, self.pairs = grown.whole, grown.pairs
+            self.moved(filled.index_select(2, rows), self.whole.shape[1])
         elif len(moved := (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]):
             filled.index_copy_(2, moved, filled.index_select(2, rows[moved]))
+
+    def moved(self, filled: Tensor, capacity: int) -> None:
+        """Into other buffers, of so many tokens."""
+        other = Track.blank(filled.new_zeros(len(filled), capacity, *filled.shape[2:]))
+        other.whole[:, :self.length] = filled
+        self.whole, self.pairs = other.whole, other.pairs
 
 
 def stamp(model: nn.Module) -> tuple[int, ...]:
     """Where the weights lie: another one where they were replaced, so that what was made of them must be made again."""
     return tuple(weight.data_ptr() for weight in model.parameters())
+
+
+_made: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Steady]] = WeakKeyDictionary()
+
+
+def steady(model: Writer) -> Steady:
+    """A model's steady steps, made once for as long as its weights lie where they lie."""
+    where = stamp(model)
+    known = _made.get(model)
+    if known is None or known[0] != where:
+        known = _made[model] = where, Steady(model)
+    return known[1]
 
 
 def hidden(segments: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -94,7 +113,8 @@ def why_not(model: Any) -> str | None:
     for name, part in model.decoder.named_modules():
         if isinstance(part, Attention) and part.watcher is not None:
             return "someone watches its attention"
-        if name.endswith((".qkv", ".q", ".out", ".up", ".down")) and type(part) is not nn.Linear and not isinstance(part, Fixed):
+        product = name.endswith((".qkv", ".q", ".out", ".up", ".down"))
+        if product and type(part) is not nn.Linear and not isinstance(part, Fixed):
             return f"{name} is a {type(part).__name__}"
     return None
 
@@ -133,12 +153,16 @@ class Steady:
         return *inside, across, tools.enter(norms[-1], layer.feed.up, layer.feed), tools.leave(layer.feed.down)
 
     def start(self, prompt: Tensor, *, segments: Tensor | None = None, memory: Memory | None = None,
-              capacity: int) -> tuple[Tensor, Track]:
-        """Read prompts, (B, T), that all end in the last column: scores of what follows, and a track for `capacity` tokens."""
+              capacity: int | None = None) -> tuple[Tensor, Track]:
+        """Read prompts, (B, T), that all end in the last column: scores of what follows, and a track.
+
+        It holds `capacity` tokens; None: it grows.
+        """
         scores, state = self.model.start(prompt, segments=segments, memory=memory)
         first = None if segments is None else (segments != 0).int().argmax(1)
         bias = None if memory is None else hidden(memory.segments, self.dtype)
-        track = self.blank(len(prompt), capacity, first=first, memory=memory, bias=bias)
+        room = prompt.shape[1] + ROOM if capacity is None else capacity
+        track = self.blank(len(prompt), room, first=first, memory=memory, bias=bias, grows=capacity is None)
         track.fill(state)
         return scores, track
 
@@ -154,11 +178,15 @@ class Steady:
 
     def step(self, tokens: Tensor, track: Track) -> Tensor:
         """(R, 1) the next token of each row → (R, V)"""
+        if track.length >= track.whole.shape[1] and track.grows:
+            track.moved(track.whole[:, :track.length], track.length + max(ROOM, track.length // 2))
+            self._ready(track.whole.shape[1])
         if track.length >= track.whole.shape[1]:
             raise ValueError(f"the buffers hold {track.length} tokens and are full: ask for a larger capacity")
-        if self.design.longest is not None and track.length >= self.design.longest:
-            raise ValueError(f"position {track.length} is beyond the {self.design.longest} that this model has learned: "
-                             "shorten the text")
+        longest = self.design.longest  # rows that are done may go beyond it beside others that are not
+        least = track.length if track.first is None else track.length - int(track.first.max())
+        if longest is not None and least >= longest:
+            raise ValueError(f"position {least} is beyond the {longest} that this model has learned: shorten the text")
         if tokens.device.type == "cpu":
             check("tokens", tokens, self.design.vocab)
         scores = self.run(tokens[:, 0], track)
@@ -202,7 +230,8 @@ class Steady:
             turn = Turn(*self._at(self.turns, track)[:, None].chunk(2, -1))
         here = Here(track.length, track.now, turn, track.first, self.near if len(self.near) else None, track.parents)
         if isinstance(self.tools, Plain):
-            here.biases = {size: (self._whole_bias if self.tools.whole else self._bias)(size, track) for size in set(self.windows)}
+            bias = self._whole_bias if self.tools.whole else self._bias
+            here.biases = {size: bias(size, track) for size in set(self.windows)}
         return here
 
     def _bias(self, size: int | None, track: Track) -> Tensor | None:

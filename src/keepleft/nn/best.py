@@ -64,10 +64,12 @@ def kernels(scores: Tensor, count: int) -> Best:
     make = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=scores.device)
     out = Best(make(rows, count), make(rows, count, dtype=torch.long), make(rows))
     if parts == 1:
-        _part_kernel[(rows, 1)](scores, *out, vocab, scores.stride(0), 1, count, power(vocab), True, num_warps=1 if vocab <= 256 else 4)
+        _part_kernel[(rows, 1)](scores, *out, vocab, scores.stride(0), 1, count, power(vocab), True,
+                                num_warps=1 if vocab <= 256 else 4)
         return out
     some, where, sums = make(rows, parts, count), make(rows, parts, count, dtype=torch.int32), make(rows, parts, 2)
-    _part_kernel[(rows, parts)](scores, some, where, sums, vocab, scores.stride(0), parts, count, size, False, num_warps=4 if count == 1 else 1)
+    _part_kernel[(rows, parts)](scores, some, where, sums, vocab, scores.stride(0), parts, count, size, False,
+                                num_warps=4 if count == 1 else 1)
     _whole_kernel[(rows,)](some, where, sums, *out, parts, count, power(parts * count), power(parts), num_warps=1)
     return out
 

@@ -8,7 +8,6 @@ residual is added by the norm that follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,20 +59,26 @@ class Swift:
 
     def across(self, shape: Heads) -> Across:
         def run(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-            out, length = torch.empty_like(q), keys.shape[2]
-            assert keys.stride() == values.stride() and keys.stride(3) == 1
+            out = torch.empty_like(q)
+            assert keys.stride() == values.stride()
+            assert keys.stride(3) == 1
             block, warps = _tile(len(q) * shape.heads, shape.width)
             _across_kernel[(len(q), shape.heads)](
-                q, keys, values, q if bias is None else bias, out, len(q) // len(keys), length, *keys.stride()[:3], shape.factor,
-                shape.heads, shape.heads // shape.kv_heads, shape.width, _power(shape.width), bias is not None, q.is_cuda,
-                block, num_warps=warps, **early(q))
+                q, keys, values, q if bias is None else bias, out, len(q) // len(keys), keys.shape[2], *keys.stride()[:3],
+                shape.factor, shape.heads, shape.heads // shape.kv_heads, shape.width, _power(shape.width), bias is not None,
+                q.is_cuda, block, num_warps=warps, **early(q))
             return out
         return run
 
 
 def _entering(norm: nn.Module | None, product: nn.Module, feed: Feed | None) -> Enter:
-    weight, bias, scale = _parts(product)
     kind, gain, shift, eps = _norm_parts(norm)
+    if isinstance(product, nn.Identity):  # a norm behind a norm
+        def bare(x: Any) -> tuple[Any, Any, Tensor]:
+            total, even = _joined(x if isinstance(x, Stream) else Stream(x), kind, gain, shift, eps)
+            return total, even, even
+        return bare
+    weight, bias, scale = _parts(product)
     bend, gated = (0, False) if feed is None else (BENDS[feed.bend], feed.gated)
     dtype = None if isinstance(product, nn.Linear) else torch.float32
     # what cuBLAS does on the way out
@@ -85,7 +90,8 @@ def _entering(norm: nn.Module | None, product: nn.Module, feed: Feed | None) -> 
             return total, even, _product(even, weight, bias, bend=bend, gated=gated, scale=scale, dtype=dtype)
         ready = even if scale == 1.0 else even * scale
         if fused and ready.is_cuda:
-            assert feed is not None and bias is not None
+            assert feed is not None
+            assert bias is not None
             return total, even, torch._addmm_activation(bias, ready, weight.t(), use_gelu=feed.bend is not ACTIVATIONS["relu"])
         y = F.linear(ready, weight, bias)
         return total, even, y if feed is None else feed.bent(y)
@@ -97,8 +103,6 @@ def _parts(product: nn.Module) -> tuple[Tensor, Tensor | None, float]:
     part: Any = product
     if isinstance(product, nn.Linear):
         return product.weight.detach(), None if product.bias is None else product.bias.detach(), 1.0
-    if isinstance(product, nn.Identity):
-        raise TypeError("two norms in a row are for plain steps")
     weight, bias = part.given
     return weight.detach(), None if bias is None else bias.detach(), part.scale
 
@@ -152,12 +156,12 @@ def _some(x: Tensor, weight: Tensor, given: tuple[Any, ...], rows: int, ways: tu
     block, wide, warps, stages = plan_some(outputs, inputs // parts, padded, weight.element_size())
     span = cdiv(cdiv(inputs, parts), wide) * wide
     _some_kernel[(cdiv(outputs, block), parts)](
-        *given, rows, span, *ways, padded, block, wide, 128 // weight.element_size(), outputs * inputs < 1 << 23, num_warps=warps,
-        num_stages=stages, **early(x))
+        *given, rows, span, *ways, padded, block, wide, 128 // weight.element_size(), outputs * inputs < 1 << 23,
+        num_warps=warps, num_stages=stages, **early(x))
 
 
 def plan_one(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
-    """How many outputs a program works out, how many inputs it reads at a time, and with how many warps: by trial on an H200."""
+    """How many outputs a program works out, how many inputs it reads at a time, with how many warps: by trial on an H200."""
     if outputs * inputs >= 1 << 23:
         if inputs >= 2048:
             return (2, 2048, 4) if gated else (2, 2048, 2) if outputs >= 1 << 14 else (4, 1024, 4)
@@ -167,9 +171,9 @@ def plan_one(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
 
 def plan_some(outputs: int, inputs: int, padded: int, size: int) -> tuple[int, int, int, int]:
     """The same for several rows, and how far ahead it reads; numbers of 4 bytes take twice the room."""
-    wide = min(_power(inputs), 256 if padded <= 32 else 128) * 2 // size
+    wide = max(64, min(_power(inputs), 256 if padded <= 32 else 128) * 2 // size)
     if outputs > 8192:
-        return 64, wide // 2, 4, 3
+        return 64, max(64, wide // 2), 4, 3
     return (16, wide, 4, 3) if outputs < 1024 else (32, wide, 4, 5 if padded <= 32 else 3)
 
 
@@ -298,8 +302,8 @@ def _joined(stream: Stream, kind: int, gain: Tensor | None, shift: Tensor | None
     total = x if more is None else torch.empty_like(x)
     even, width = torch.empty_like(x), x.shape[1]
     _joined_kernel[(len(x),)](x, x if more is None else more, gain, gain if shift is None else shift, total, even, width, eps,
-                              0 if more is None else 1 if more.dim() == 2 else len(more), len(x), kind, shift is not None, x.is_cuda, _power(width),
-                              num_warps=min(16, max(4, _power(width) // 256)), **early(x))
+                              0 if more is None else 1 if more.dim() == 2 else len(more), len(x), kind, shift is not None,
+                              x.is_cuda, _power(width), num_warps=min(16, max(4, _power(width) // 256)), **early(x))
     return total, even
 
 
@@ -415,7 +419,7 @@ def _look_kernel(qkv, keys, values, out, parts, now, first, parents, near, cosin
         top += tl.load(near + h * near_stride).to(tl.float32)
     mass = tl.full([], 1.0, tl.float32)
     found = v
-    if splits > 1:
+    if splits > 1:  # noqa: SIM102  (one is known when the kernel is compiled, the other is not)
         if split > 0:  # the token itself is the first one's
             top = float("-inf")
             mass = 0.0
@@ -487,8 +491,9 @@ def _across_kernel(q, keys, values, bias, out, share, length, by_row, by_head, b
     mass = tl.full([], 0.0, tl.float32)
     found = tl.zeros([padded], tl.float32)
     place = base + lane[:, None] * by_token + d[None, :]
-    kk = tl.load(keys + place, mask=(lane < length)[:, None] & inside[None, :], other=0.0)  # the source is there before the query is
-    vv = tl.load(values + place, mask=(lane < length)[:, None] & inside[None, :], other=0.0)
+    seen = (lane < length)[:, None] & inside[None, :]
+    kk = tl.load(keys + place, mask=seen, other=0.0)  # the source is there before the query is
+    vv = tl.load(values + place, mask=seen, other=0.0)
     if soon:
         gdc_wait()
     asked = tl.load(q + (r * heads + h) * width + d, mask=inside, other=0.0).to(tl.float32) * scale
