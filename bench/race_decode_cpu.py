@@ -1,12 +1,14 @@
-"""Writing on a CPU, greedily and with a beam of 4: ours, plain and packed, against CTranslate2 and transformers.
+"""Writing on a CPU, greedily and with a beam of 4: ours, plain, packed and compiled, against CTranslate2 and transformers.
 
-All sides have the same weights (made up), read the same 24 tokens and write 24; no text ends before. They take turns, the
-medians count. A ratio is tokens a second, ours over CTranslate2's with numbers of the same kind: more is better. `same` is
-the share of our tokens that CTranslate2 wrote too. On a busy machine `--threads 1 --clock process` counts processor time.
+All sides have the same weights (made up), read the same 24 tokens and write 24; no text ends before. Each side is a process of
+its own; they take turns, the medians count. A ratio is tokens a second, ours over CTranslate2's with numbers of the same kind:
+more is better. `same` is the share of our tokens that CTranslate2 wrote too. On a busy machine `--threads 1 --clock process`
+counts processor time.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import sys
@@ -29,6 +31,8 @@ import keepleft as kl
 from report import about, arguments, show, weather, write
 
 LENGTH, BEAM = 24, 4
+REST = 0.3  # seconds until the threads of a side that is done have gone to sleep
+SPAWN = multiprocessing.get_context("spawn")
 TARGETS = {"float32": 1.2, "int8": 2.0}
 SIZES = {
     "gpt2": kl.presets.gpt2,
@@ -37,53 +41,13 @@ SIZES = {
                                    encoder=kl.Stack(3, (kl.full,), final_norm=False),
                                    decoder=kl.Stack(3, (kl.causal,), final_norm=False)),
 }
-Work = Callable[[], list[list[int]]]
 
 
-def begun(model: Any, texts: Tensor) -> tuple[Tensor, Any]:
-    if isinstance(model, kl.EncoderDecoder):
-        return model.start(texts.new_zeros(len(texts), 1), memory=model.read(texts))
-    return model.start(texts)
-
-
-@torch.no_grad()
-def greedy(model: Any, texts: Tensor) -> list[list[int]]:
-    scores, state = begun(model, texts)
-    out = [scores.argmax(-1)]
-    while len(out) < LENGTH:
-        out.append(model.step(out[-1][:, None], state).argmax(-1))
-    return torch.stack(out, 1).tolist()
-
-
-@torch.no_grad()
-def beam(model: Any, texts: Tensor) -> list[list[int]]:
-    """The likeliest texts of one length: nothing to end, nothing to weigh by length."""
-    scores, state = begun(model, texts)
-    rows = len(texts)
-    first = torch.arange(rows)[:, None] * BEAM
-    total, tokens = best(scores)
-    written, parents = tokens.view(rows, BEAM, 1), first.expand(-1, BEAM) // BEAM
-    while written.shape[-1] < LENGTH:
-        state.keep(parents.flatten())
-        values, tokens = best(model.step(written[:, :, -1].reshape(-1, 1), state))
-        total, place = (total.view(-1, 1) + values).view(rows, -1).topk(BEAM)
-        which = place // BEAM
-        parents, tokens = first + which, tokens.view(rows, -1).gather(1, place)
-        written = torch.cat([written.gather(1, which[..., None].expand_as(written)), tokens[..., None]], -1)
-    return written[:, 0].tolist()
-
-
-def best(scores: Tensor, block: int = 64) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and numbers of the likeliest tokens of each row, looked for in the likeliest blocks alone."""
-    rows, vocab = scores.shape
-    whole = vocab - vocab % block
-    blocks = scores[:, :whole].unflatten(1, (-1, block))
-    likely = blocks.amax(-1).topk(BEAM).indices
-    some = blocks.gather(1, likely[..., None].expand(-1, -1, block)).flatten(1)
-    names = (likely[..., None] * block + torch.arange(block)).flatten(1)
-    some, names = torch.cat([some, scores[:, whole:]], 1), torch.cat([names, torch.arange(whole, vocab).expand(rows, -1)], 1)
-    values, place = some.topk(BEAM)
-    return values - scores.logsumexp(-1, keepdim=True), names.gather(1, place)
+def written(model: Any, texts: Tensor, width: int) -> list[list[int]]:
+    """By the door that everybody uses."""
+    found = kl.answers(model, None, texts.tolist(), num_beams=width, max_new_tokens=LENGTH,
+                       length_penalty=0.0 if width > 1 else None)
+    return [several[0].tokens for several in found]
 
 
 def translated(engine: Any, texts: Tensor, width: int) -> list[list[int]]:
@@ -114,33 +78,55 @@ def generated(theirs: Any, texts: Tensor, width: int) -> list[list[int]]:
     return [row[-LENGTH:].tolist() for row in out]
 
 
-def sides(model: Any, folder: Path, threads: int, with_peer: bool) -> dict[str, Callable[[Tensor, int], list[list[int]]]]:
-    out: dict[str, Callable[[Tensor, int], list[list[int]]]] = {}
-    for kind in TARGETS:
-        engine = ctranslated.opened(folder, model.design, kind, threads)
-        out[f"ct2 {kind}"] = lambda texts, width, engine=engine: translated(engine, texts, width)
-        packed = kl.pack(model, kind)
-        out[f"packed {kind}"] = lambda texts, width, packed=packed: (greedy if width == 1 else beam)(packed, texts)
-    out["plain"] = lambda texts, width: (greedy if width == 1 else beam)(model, texts)
-    if with_peer:
-        theirs = peer(model)
-        out["transformers"] = lambda texts, width: generated(theirs, texts, width)
-    return out
+def made(side: str, size: str, folder: str, threads: int) -> Callable[[Tensor, int], list[list[int]]]:
+    """One side, ready to write."""
+    torch.set_num_threads(threads)
+    name, _, kind = side.partition(" ")
+    if name == "ct2":
+        return partial(translated, ctranslated.opened(Path(folder), SIZES[size], kind, threads))
+    model = model_of(size)
+    if name == "transformers":
+        return partial(generated, peer(model))
+    return partial(written, model if name == "plain" else kl.pack(model, kind, compiled=name == "compiled"))
 
 
-def race(works: dict[str, Work], seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
+def model_of(size: str) -> Any:
+    torch.manual_seed(0)
+    model = kl.build(SIZES[size]).eval()
+    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "pad_token_id": 1}
+    return model
+
+
+def texts_of(size: str, batch: int) -> Tensor:
+    return torch.randint(3, SIZES[size].vocab, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def worker(line: Any, side: str, size: str, folder: str, threads: int, clock: str) -> None:
+    """A side in a process of its own: threads of one library that wait for work would keep those of another from it."""
+    way = made(side, size, folder, threads)
+    now = time.perf_counter if clock == "wall" else time.process_time
+    line.send("ready")
+    while (asked := line.recv()) is not None:
+        texts, width = texts_of(size, asked[0]), asked[1]
+        before = now()
+        said = way(texts, width)
+        line.send((now() - before, said))
+
+
+def race(lines: dict[str, Any], batch: int, width: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each side, in rounds; each round begins with another side."""
-    found: dict[str, list[float]] = {name: [] for name in works}
-    names, until = list(works), time.perf_counter() + seconds
-    for work in works.values():
-        work()
-    while time.perf_counter() < until or len(found[names[0]]) < 3:
+    found: dict[str, list[float]] = {name: [] for name in lines}
+    said, names, until = {}, list(lines), None
+    while until is None or time.perf_counter() < until or len(found[names[0]]) < 3:
         for name in names:
-            before = clock()
-            works[name]()
-            found[name].append(clock() - before)
+            lines[name].send((batch, width))
+            took, said[name] = lines[name].recv()
+            if until is not None:  # the first round is for warming up
+                found[name].append(took)
+            time.sleep(REST)
+        until = until or time.perf_counter() + seconds
         names.append(names.pop(0))
-    return found
+    return found, said
 
 
 def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
@@ -148,26 +134,32 @@ def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
     return sum(pairs) / len(pairs)
 
 
-def rows_of(size: str, chosen: Any, clock: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    torch.manual_seed(0)
-    model = kl.build(SIZES[size]).eval()
-    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+def rows_of(size: str, chosen: Any) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        ways = sides(model, ctranslated.write(model, Path(folder)), chosen.threads, chosen.transformers)
+        ctranslated.write(model_of(size), Path(folder))
+        ways = ["packed", "ct2", *(["compiled"] if chosen.compiled else [])]
+        names = [*(f"{way} {kind}" for kind in TARGETS for way in ways), "plain"]
+        names += ["transformers"] if chosen.transformers else []
+        lines = {}
+        for name in names:
+            lines[name], theirs = SPAWN.Pipe()
+            SPAWN.Process(target=worker, args=(theirs, name, size, folder, chosen.threads, chosen.clock), daemon=True).start()
+            assert lines[name].recv() == "ready"
         for width in (1, BEAM):
             for batch in chosen.batches:
-                texts = torch.randint(3, model.design.vocab, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
-                works = {name: partial(way, texts, width) for name, way in ways.items()}
-                agreed = {kind: same(works[f"packed {kind}"](), works[f"ct2 {kind}"]()) for kind in TARGETS}
-                found = race(works, chosen.seconds, clock)
+                found, said = race(lines, batch, width, chosen.seconds)
                 row: dict[str, Any] = {"model": size, "beam": width, "batch": batch}
                 row |= {name: round(batch * LENGTH / statistics.median(times)) for name, times in found.items()}
                 for kind in TARGETS:
-                    pairs = zip(found[f"ct2 {kind}"], found[f"packed {kind}"], strict=True)
-                    row[f"{kind} ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
-                    row[f"same {kind}"] = round(agreed[kind], 2)
+                    for way in ways:
+                        if way != "ct2":
+                            pairs = zip(found[f"ct2 {kind}"], found[f"{way} {kind}"], strict=True)
+                            row[f"{way} {kind} ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
+                    row[f"same {kind}"] = round(same(said[f"packed {kind}"], said[f"ct2 {kind}"]), 2)
                 row["busy"] = round(statistics.median(found["ct2 float32"]) / min(found["ct2 float32"]), 1)
                 yield row
+        for line in lines.values():
+            line.send(None)
 
 
 def main() -> None:
@@ -178,13 +170,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--clock", choices=("wall", "process"), default="wall")
     parser.add_argument("--no-transformers", dest="transformers", action="store_false")
+    parser.add_argument("--compiled", action="store_true", help="ours compiled too: some minutes the first time")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    clock = time.perf_counter if chosen.clock == "wall" else time.process_time
     print(f"{weather()}, {chosen.threads} threads, {chosen.clock} clock")
     rows = []
     for size in chosen.models:
-        some = list(rows_of(size, chosen, clock))
+        some = list(rows_of(size, chosen))
         show(f"{size}: tokens a second, and ours over CTranslate2's (aims: {TARGETS})", some)
         rows += some
     write(chosen.json, {"about": about(), "targets": TARGETS, "rows": rows})

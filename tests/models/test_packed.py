@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import keepleft as kl
+from keepleft.models.compiled import compiler
 from keepleft.models.state import KINDS
 from keepleft.nn import packed as layers
 
@@ -177,3 +180,28 @@ def test_the_engine_of_others_is_left_alone():
     before = torch.backends.quantized.engine
     kl.pack(made("gpt2"), "int8")
     assert torch.backends.quantized.engine == before
+
+
+@pytest.mark.slow
+def test_a_compiled_step_writes_what_the_plain_one_writes():
+    if compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    model = kl.build(kl.presets.small(kl.presets.marian).but(vocab=53, decoder=kl.Stack(1, (kl.causal,))),
+                     generator=torch.Generator().manual_seed(0)).eval()
+    model.notes = {"decoder_start_token_id": 1}
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    quick = kl.pack(model, compiled=True)
+    write = lambda one, **said: [several[0].tokens for several in kl.answers(one, None, prompts, max_new_tokens=9, **said)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, about what compiling does to its settings
+        assert write(quick) == write(model)
+        assert write(quick, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
+
+
+def test_eight_bits_for_compilers_are_nearly_the_same_product():
+    dice = torch.Generator().manual_seed(0)
+    weight, bias, x = torch.randn(24, 40, generator=dice), torch.randn(24, generator=dice), torch.randn(5, 40, generator=dice)
+    right = F.linear(x, weight, bias)
+    found = layers.packed("open8", weight, bias)(x)
+    assert float((found - right).abs().max() / right.abs().max()) < 0.02
+    torch.testing.assert_close(layers.packed("open8", weight, bias)(x[:1])[0], found[0])  # neighbours do not matter

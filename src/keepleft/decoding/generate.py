@@ -136,7 +136,7 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
                             segments=work.segments, **given)
     elif _simple(options) and why_not(model) is None and (not work.prompt.is_cuda or (live and fits(strategy, work.longest))):
         memory = {} if work.source is None else {"memory": given["memory"]}
-        if work.prompt.is_cuda:
+        if work.prompt.is_cuda or (model.compiled and live and fits(strategy, work.longest)):
             prompt, real = aligned(work.prompt, work.segments)
             yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **memory)
         else:

@@ -1,4 +1,5 @@
-"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played again.
+"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played again; or on a
+CPU, where the model's part of it is compiled.
 
 Nothing is asked of the device between tokens. Whether all texts have ended is heard of some steps later, and what was written
 meanwhile falls away: a text that has ended stays as it is. Recordings are kept with the model, by shape and by strategy.
@@ -20,6 +21,7 @@ from keepleft.decoding import swift
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.single import Single
+from keepleft.models.compiled import compiled
 from keepleft.models.state import State
 from keepleft.models.steady import Steady, Track, hidden, stamp
 from keepleft.nn.lone import Plain, Tools
@@ -49,6 +51,7 @@ class Recording:
         """Prompts that were read, and the texts so far."""
         track = self.track
         track.fill(state, rows)
+        track.length = 0  # only the device knows
         if track.parents is not None:
             track.parents.copy_(torch.arange(track.parents.shape[1], device=self.over.device).expand_as(track.parents))
         if track.first is not None and first is not None:
@@ -145,11 +148,12 @@ def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: lis
 def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypotheses, rows: Tensor | None, limit: int,
                real: Tensor | None, state: State, tools: Tools | None) -> Recording:
     """One for these shapes and this strategy, filled."""
-    capacity = _rounded(prompt.shape[1] + limit)
+    to = ROUND if prompt.is_cuda else 2 * ROUND  # compiling takes longer than recording
+    capacity = _rounded(prompt.shape[1] + limit, to)
     source = None
     if state.memory is not None:
         keys = state.memory.pairs[0][0]
-        source = len(keys), _rounded(keys.shape[2], ROUND // 2)
+        source = len(keys), _rounded(keys.shape[2], to // 2)
     plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
     key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity,
            source, real is None, prompt.device, None if tools is None else type(tools))
@@ -182,6 +186,8 @@ def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int,
     if tools is None:
         tools = Swift() if device.type == "cuda" else Plain(whole=True)
     steady = Steady(model, tools)
+    if model.compiled:
+        steady.run = compiled(steady.run)  # type: ignore[method-assign]
     given: dict[str, Any] = {}
     if source is not None:
         shape, table = model.design.attention, model.token.weight
@@ -210,5 +216,5 @@ def _written(mine: Hypotheses, given: Hypotheses) -> None:
             own.copy_(value)
 
 
-def _rounded(n: int, to: int = ROUND) -> int:
+def _rounded(n: int, to: int) -> int:
     return -(-n // to) * to

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from keepleft.models.compiled import compiler
 from keepleft.models.embed import Embed
 from keepleft.models.heads import MaskedScores, Scores
 from keepleft.models.wholes import Model
@@ -54,15 +55,18 @@ class Waves:
 
 
 @torch.no_grad()
-def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32") -> AnyModel:
+def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32", *, compiled: bool = False) -> AnyModel:
     """The same model for inference alone, on a CPU: same doors, same scores, quicker steps. The given one stays as it is.
 
     "float32" scores alike to rounding. "int8" takes a quarter of the memory traffic: weights are rounded with a scale for
     each output, what meets them with one scale for the whole batch, so a row's scores depend a little on its neighbours.
     Embeddings and norms are shared with the given model. Where PyTorch lacks the kernels, the layers stay plain, with a
-    warning.
+    warning. `compiled`: what writes texts compiles its step, which takes a minute for each shape (rows, beams, length to the
+    next 128) in each process: for a model that writes long or much.
     """
     sense.word("dtype", dtype, DTYPES)
+    if compiled and compiler() is None:
+        raise ValueError("a compiled step needs a C++ compiler, and there is none: install g++, or leave compiled out")
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise ValueError(f"{name} is {weight.dtype} on {weight.device}: only float32 weights on a CPU can be packed, "
@@ -78,7 +82,8 @@ def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32") -> AnyM
     dropouts = [name for name, part in out.named_modules() if isinstance(part, nn.Dropout)]
     for name in dropouts:
         out.set_submodule(name, nn.Identity())
-    kind: str = dtype
+    kind: str = dtype if not compiled else "open8" if dtype == "int8" else "plain"  # a compiler lays float32 out itself
+    out.compiled = compiled
     if (lacking := missing(dtype)) is not None:
         warnings.warn(f"this PyTorch has no {lacking} to pack {dtype} with: the layers stay as they are", stacklevel=3)
         kind = "plain"

@@ -24,6 +24,7 @@ class Model(nn.Module):
         super().__init__()
         self.design = design
         self.notes: dict[str, Any] = {}  # what a configuration says besides the design: special tokens, labels
+        self.compiled = False            # its steps are to be compiled (models/pack.py)
         self.token = table(design.vocab, design.dim)
         self.head = head(design)
 

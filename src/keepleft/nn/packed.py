@@ -78,10 +78,31 @@ class Packed8(Fixed):
         return torch.ops.quantized.linear_dynamic(x, self.packed, not VNNI)  # type: ignore[no-any-return]
 
 
+class Open8(Fixed):
+    """8 bits for compilers, which see all of it: a scale for each output in the weights, and for each row in what comes in."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight)
+        weight = weight.detach()
+        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        rounded = (weight / scales[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.blocks = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self.scales, self.zeros = scales, torch.zeros(len(weight), dtype=torch.int32)
+        self.one, self.middle = torch.ones(1), torch.tensor([128], dtype=torch.int32)
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) * (1 / 127)
+        whole = ((x / size).round() + 128).to(torch.uint8)
+        y = torch.ops.onednn.qlinear_pointwise.tensor(whole, self.one, self.middle, self.blocks, self.scales, self.zeros, None,
+                                                      1.0, 0, torch.float32, "none", [], "") * size
+        return y if self.bias is None else y + self.bias
+
+
 def packed(dtype: str, weight: Tensor, bias: Tensor | None) -> Fixed:
     """The quickest layer for a matrix of this size."""
-    if dtype == "int8":
-        return Packed8(weight, bias)
+    if dtype in ("int8", "open8"):
+        return (Packed8 if dtype == "int8" else Open8)(weight, bias)
     return (Packed32 if dtype == "float32" and weight.numel() >= LARGE else Plain)(weight, bias)
 
 

@@ -1,0 +1,37 @@
+"""A steady step compiled for a CPU: a minute the first time for each shape, then a few small kernels instead of hundreds."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+
+import torch
+
+# weights are laid out when the step is compiled, products are chosen by trial, and the step is one function of C++
+CHOICES: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN",
+                           "cpp_wrapper": True, "cpp.weight_prepack": True}
+
+
+def compiler() -> str | None:
+    """The C++ compiler that there is; None: there is none."""
+    return next((found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None)
+
+
+def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, compiled when it is first called with tensors of some shape."""
+    quick = torch.compile(step, dynamic=False, fullgraph=True, options=CHOICES)
+    ready = False
+
+    def run(*given: Any) -> Any:
+        nonlocal ready
+        if ready:
+            return quick(*given)
+        with redirect_stderr(io.StringIO()):  # trials of products are told at length
+            out = quick(*given)
+        ready = True
+        return out
+    return run
