@@ -138,8 +138,8 @@ def rows_of(size: str, chosen: Any) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         ctranslated.write(model_of(size), Path(folder))
         ways = ["packed", "ct2", *(["compiled"] if chosen.compiled else [])]
-        names = [*(f"{way} {kind}" for kind in TARGETS for way in ways), "plain"]
-        names += ["transformers"] if chosen.transformers else []
+        names = [f"{way} {kind}" for kind in chosen.kinds for way in ways]
+        names += ["plain", "transformers"] if chosen.transformers else []
         lines = {}
         for name in names:
             lines[name], theirs = SPAWN.Pipe()
@@ -150,13 +150,15 @@ def rows_of(size: str, chosen: Any) -> Iterator[dict[str, Any]]:
                 found, said = race(lines, batch, width, chosen.seconds)
                 row: dict[str, Any] = {"model": size, "beam": width, "batch": batch}
                 row |= {name: round(batch * LENGTH / statistics.median(times)) for name, times in found.items()}
-                for kind in TARGETS:
+                for kind in chosen.kinds:
                     for way in ways:
                         if way != "ct2":
                             pairs = zip(found[f"ct2 {kind}"], found[f"{way} {kind}"], strict=True)
                             row[f"{way} {kind} ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
                     row[f"same {kind}"] = round(same(said[f"packed {kind}"], said[f"ct2 {kind}"]), 2)
-                row["busy"] = round(statistics.median(found["ct2 float32"]) / min(found["ct2 float32"]), 1)
+                peer_times = found[f"ct2 {chosen.kinds[0]}"]
+                row["busy"] = round(statistics.median(peer_times) / min(peer_times), 1)
+                print(row, flush=True)
                 yield row
         for line in lines.values():
             line.send(None)
@@ -168,8 +170,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--models", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--kinds", nargs="+", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--clock", choices=("wall", "process"), default="wall")
-    parser.add_argument("--no-transformers", dest="transformers", action="store_false")
+    parser.add_argument("--no-transformers", dest="transformers", action="store_false", help="and not our plain side either")
     parser.add_argument("--compiled", action="store_true", help="ours compiled too: some minutes the first time")
     chosen = parser.parse_args()
     print(f"{weather()}, {chosen.threads} threads, {chosen.clock} clock")

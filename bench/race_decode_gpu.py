@@ -89,6 +89,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--alone", action="store_true", help="ours without transformers")
     chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no GPU here: nothing to race")
+        return
     rows = []
     for name in chosen.models:
         torch.manual_seed(0)

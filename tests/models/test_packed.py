@@ -194,8 +194,10 @@ def test_a_compiled_step_writes_what_the_plain_one_writes():
     write = lambda one, **said: [several[0].tokens for several in kl.answers(one, None, prompts, max_new_tokens=9, **said)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, about what compiling does to its settings
-        assert write(quick) == write(model)
         assert write(quick, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
+        rounded = kl.pack(model, "int8", compiled=True)
+        pairs = [pair for a, b in zip(write(rounded), write(model), strict=True) for pair in zip(a, b, strict=True)]
+        assert sum(a == b for a, b in pairs) > len(pairs) / 2
 
 
 def test_eight_bits_for_compilers_are_nearly_the_same_product():

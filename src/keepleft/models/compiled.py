@@ -15,6 +15,8 @@ import torch
 CHOICES: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN",
                            "cpp_wrapper": True, "cpp.weight_prepack": True}
 
+SHAPES = 256  # that one process may compile
+
 
 def compiler() -> str | None:
     """The C++ compiler that there is; None: there is none."""
@@ -22,16 +24,20 @@ def compiler() -> str | None:
 
 
 def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, compiled when it is first called with tensors of some shape."""
-    quick = torch.compile(step, dynamic=False, fullgraph=True, options=CHOICES)
+    """The same function, compiled when it is first called: always for tensors of the same shape."""
+    quick = torch.compile(step, dynamic=False, fullgraph=True)
     ready = False
 
     def run(*given: Any) -> Any:
         nonlocal ready
         if ready:
             return quick(*given)
-        with redirect_stderr(io.StringIO()):  # trials of products are told at length
-            out = quick(*given)
+        from torch._dynamo import config as tracing
+        from torch._inductor import config as compiling
+
+        # not as options of torch.compile: what is traced must know already that weights never change
+        with compiling.patch(CHOICES), tracing.patch(recompile_limit=SHAPES), redirect_stderr(io.StringIO()):
+            out = quick(*given)  # trials of products are told at length: nobody wants to hear it
         ready = True
         return out
     return run

@@ -33,6 +33,11 @@ class Fixed(nn.Module):
     def _save_to_state_dict(self, *given: object) -> None:
         raise RuntimeError("a packed model has no weights to save: save the model that it was packed from")
 
+    def hold(self, **tensors: Tensor | None) -> None:
+        """Keep tensors where a compiler takes them for what never changes."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
@@ -40,9 +45,12 @@ class Fixed(nn.Module):
 class Plain(Fixed):
     """float32 as it was."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight)
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.hold(weight=weight, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -81,15 +89,20 @@ class Packed8(Fixed):
 class Open8(Fixed):
     """8 bits for compilers, which see all of it: a scale for each output in the weights, and for each row in what comes in."""
 
+    blocks: Tensor
+    scales: Tensor
+    zeros: Tensor
+    one: Tensor
+    middle: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight)
         weight = weight.detach()
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         rounded = (weight / scales[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.blocks = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self.scales, self.zeros = scales, torch.zeros(len(weight), dtype=torch.int32)
-        self.one, self.middle = torch.ones(1), torch.tensor([128], dtype=torch.int32)
-        self.bias = None if bias is None else bias.detach()
+        self.hold(blocks=torch.ops.onednn.qlinear_prepack(rounded, None), scales=scales, one=torch.ones(1), bias=bias,
+                  zeros=torch.zeros(len(weight), dtype=torch.int32), middle=torch.tensor([128], dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
         size = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) * (1 / 127)
