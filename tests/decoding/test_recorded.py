@@ -94,6 +94,26 @@ def test_a_step_of_fixed_shape_chooses_what_the_plain_loop_chooses(wishes, seed,
             assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama3"])
+@torch.no_grad()
+def test_weights_that_change_in_place_are_seen(name):
+    model = built(name)
+    model.notes = {"decoder_start_token_id": 1}
+    options = kl.Options(max_new_tokens=9, decoder_start_token_id=1)
+    for _ in range(2):
+        work = Work.of(model, [[5, 6, 7, 8]], options)
+        strategy = chosen(None, options, work)
+        plain = decode(model, work.prompt, strategy, limit=9, **work.given(model, options))
+        memory = {} if model.design.encoder is None else {"memory": work.given(model, options)["memory"]}
+        ways = [plain, steps(model, work, strategy, options), recorded(model, work.prompt, strategy, limits=[9], **memory)]
+        first, *others = [strategy.results(deque(way, maxlen=1)[0])[0][0] for way in ways]
+        for other in others:
+            assert other.tokens == first.tokens
+            assert other.score == pytest.approx(first.score, rel=1e-9)
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=weight.dtype))
+
+
 def test_what_steady_steps_cannot_do_is_said():
     assert "mask" in why_not(kl.build(kl.presets.small(kl.presets.gpt2).but(decoder=kl.Stack(2, (kl.causal | kl.prefix(3),)))))
     assert "not a decoder" in why_not(torch.nn.Linear(2, 2))

@@ -50,6 +50,7 @@ class Recording:
     def fill(self, state: State, rows: Tensor | None, texts: Hypotheses, first: Tensor | None, seeds: Tensor | None) -> None:
         """Prompts that were read, and the texts so far."""
         track = self.track
+        self.steady.ready(track.whole.shape[1])
         track.fill(state, rows)
         track.length = 0  # only the device knows
         if track.parents is not None:

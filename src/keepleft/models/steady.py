@@ -25,7 +25,7 @@ from keepleft.models.wholes import Writer
 from keepleft.nn.attention import Attention
 from keepleft.nn.lone import Here, Plain, Tools, Turn
 from keepleft.nn.packed import Fixed
-from keepleft.nn.position import Learned, Rotary, Sinusoidal, rotation, waves
+from keepleft.nn.position import Learned, RelativeBias, Rotary, Sinusoidal, rotation, waves
 
 ROOM = 64  # tokens that are made room for at least
 
@@ -172,7 +172,7 @@ class Steady:
 
     def blank(self, rows: int, capacity: int, **given: Any) -> Track:
         """An empty track for so many rows and tokens."""
-        self._ready(capacity)
+        self.ready(capacity)
         shape, table = self.design.attention, self.model.token.weight
         return Track.blank(table.new_zeros(2 * len(self.layers), capacity, rows, shape.kv_heads, shape.width), **given)
 
@@ -180,7 +180,7 @@ class Steady:
         """(R, 1) the next token of each row → (R, V)"""
         if track.length >= track.whole.shape[1] and track.grows:
             track.moved(track.whole[:, :track.length], track.length + max(ROOM, track.length // 2))
-            self._ready(track.whole.shape[1])
+            self.ready(track.whole.shape[1])
         if track.length >= track.whole.shape[1]:
             raise ValueError(f"the buffers hold {track.length} tokens and are full: ask for a larger capacity")
         longest = self.design.longest  # rows that are done may go beyond it beside others that are not
@@ -270,25 +270,37 @@ class Steady:
             return table[track.length:track.length + 1]
         return F.embedding(track.now, table)
 
-    def _ready(self, capacity: int) -> None:
-        """Tables by position for so many tokens, made once."""
-        if max(len(self.places), len(self.turns), self.near.shape[-1]) >= capacity:
+    def ready(self, capacity: int) -> None:
+        """Tables by position for so many tokens. Those that are learned are read anew each time: weights may have changed."""
+        learned = isinstance(self.design.position, Learned | RelativeBias) or self.design.kinds > 0
+        have = max(len(self.places), len(self.turns), self.near.shape[-1])
+        if have >= capacity and not learned:
             return
-        design, embed, like = self.design, self.model.embed, self.model.token.weight.detach()
-        positions = torch.arange(_rounded(capacity), device=like.device)
+        positions = torch.arange(max(have, _rounded(capacity)), device=self.model.token.weight.device)
+        with torch.no_grad():
+            for name, table in self._tables(positions).items():
+                if (old := getattr(self, name)).shape == table.shape:
+                    old.copy_(table)  # in place: recordings point to it
+                else:
+                    setattr(self, name, table)
+
+    def _tables(self, positions: Tensor) -> dict[str, Tensor]:
+        design, embed, like = self.design, self.model.embed, self.model.token.weight
+        out: dict[str, Tensor] = {}
         match design.position:
             case Sinusoidal():
-                self.places = waves(positions, design.dim).to(like.dtype)
+                out["places"] = waves(positions, design.dim).to(like.dtype)
             case Learned():
-                self.places = embed.position(positions.clamp(max=design.position.length - 1))
+                out["places"] = embed.position(positions.clamp(max=design.position.length - 1))
             case Rotary():
-                self.turns = torch.cat(rotation(design.position, positions[None], design.head_width, like.dtype), -1)[0, 0]
+                out["turns"] = torch.cat(rotation(design.position, positions[None], design.head_width, like.dtype), -1)[0, 0]
             case _:
                 near = self.model.decoder.nearness
-                self.near = near(positions[-1:][None], positions[None])[0, :, 0].flip(-1).contiguous()
+                out["near"] = near(positions[-1:][None], positions[None])[0, :, 0].flip(-1).contiguous()
         if design.kinds:
             kind = embed.kind.weight[:1]
-            self.places = self.places + kind if len(self.places) else kind.expand(len(positions), -1)
+            out["places"] = out["places"] + kind if "places" in out else kind.repeat(len(positions), 1)
+        return out
 
 
 class Matrix(nn.Module):
