@@ -33,6 +33,7 @@ TRAINING, RESUME = "laws/test_training.py", "laws/test_resume.py"
 MASKS, WATCH, PARITY = "attention/test_masks.py", "models/test_watch.py", "weights/test_parity.py"
 BEAM, DRAWS, TEXT, SAME = "decoding/test_beam.py", "decoding/test_draws.py", "decoding/test_text.py", "decoding/test_parity.py"
 AHEAD, CONTRAST, LABELS = "decoding/test_speculative.py", "decoding/test_contrastive.py", "evaluate/test_labels.py"
+STEADY = "decoding/test_recorded.py"
 COMPARE, PERPLEXITY = "evaluate/test_compare.py", "evaluate/test_perplexity.py"
 
 MUTANTS = [
@@ -140,7 +141,8 @@ MUTANTS = [
     # decoding: what is chosen, what it is ranked by, where a text ends
     Mutant("a draw may fall on what cannot come", "decoding/single.py", "right=True)", "right=False)", DRAWS),
     Mutant("a score is no log-probability", "decoding/single.py", " - scores.logsumexp(-1)", "", "runs/test_drawn_choices.py"),
-    Mutant("long texts are not ranked by their length", "decoding/beam.py", "best / length ** self.penalty", "best / length",
+    Mutant("long texts are not ranked by their length", "decoding/beam.py",
+           "likely / _power(length, self.penalty, likely)", "likely / length",
            BEAM),
     Mutant("groups of beams do not keep apart", "decoding/beam.py", " - self.apart * used[:, None]", "", BEAM),
     Mutant("beams draw the unlikely", "decoding/beam.py", "total.double() - (-noise.clamp(min=1e-300).log()).log()",
@@ -148,11 +150,11 @@ MUTANTS = [
     Mutant("a penalty rewards what is unlikely", "decoding/transforms.py",
            "torch.where(scores < 0, scores * penalty, scores / penalty)", "scores / penalty", DRAWS),
     Mutant("the prompt counts as written", "decoding/transforms.py",
-           "scores - penalty * counted(scores, texts.tokens[:, texts.begin:], None)",
-           "scores - penalty * counted(scores, texts.tokens, None)", DRAWS),
-    Mutant("the end may come one too soon", "decoding/transforms.py", "texts.written >= until", "texts.written + 1 >= until",
+           "scores - penalty * counted(scores, *texts.own())\n",
+           "scores - penalty * counted(scores, texts.tokens, None)\n", DRAWS),
+    Mutant("the end may come one too soon", "decoding/transforms.py", "texts.added < until", "texts.added + 1 < until",
            TEXT),
-    Mutant("the end is pressed for one too soon", "decoding/transforms.py", "factor ** past - 1", "factor ** (past + 1) - 1",
+    Mutant("the end is pressed for one too soon", "decoding/transforms.py", "factor ** past if", "factor ** (past + 1) if",
            SAME),
     Mutant("top_p leaves one where more are asked for", "decoding/filters.py", "drop[..., -least:] = False",
            "drop[..., -1:] = False", SAME),
@@ -207,6 +209,16 @@ MUTANTS = [
            "evaluate/test_summary.py"),
     Mutant("the worse system is called the better", "evaluate/translation.py", "float(system.score - base.score)",
            "float(base.score - system.score)", "evaluate/test_translation.py"),
+    Mutant("a steady step sees the padding", "models/steady.py",
+           "< track.first[:, None, None, None]", "< 0 * track.first[:, None, None, None]", STEADY),
+    Mutant("a steady step looks one too far back", "nn/lone.py", "max(0, stop - window)", "max(0, stop - window - 1)", STEADY),
+    Mutant("a whole step sees what is not written yet", "models/steady.py",
+           "outside = column > track.now\n", "outside = column > track.now + 1\n", STEADY),
+    Mutant("moved beams keep their old histories", "decoding/recorded.py",
+           "track.parents.index_select(1, rows)", "track.parents", STEADY),
+    Mutant("learned positions are read once", "models/steady.py", "and not learned", "", STEADY),
+    Mutant("a fixed width drops a token", "decoding/hypotheses.py",
+           ">= width - self.count)", ">= width - self.count + 1)", STEADY),
 ]
 
 

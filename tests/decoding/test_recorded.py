@@ -17,12 +17,14 @@ from keepleft.decoding.recorded import fits, recorded
 from keepleft.models.steady import Steady, why_not
 from keepleft.nn.lone import Plain
 
-FAMILIES = ("gpt2", "llama3", "mistral", "gpt", "bart", "t5", "t5_v1_1", "marian", "vaswani", "pegasus")
+FAMILIES = ("gpt2", "llama3", "mistral", "gpt", "bart", "t5", "t5_v1_1", "marian", "vaswani", "pegasus", "windowed")
 CAPACITY = 17
 
 
 def built(name: str):
-    design = kl.presets.small(getattr(kl.presets, name))
+    design = kl.presets.small(kl.presets.mistral if name == "windowed" else getattr(kl.presets, name))
+    if name == "windowed":  # a window that texts leave behind, and a layer that has none
+        design = design.but(decoder=kl.Stack(2, (kl.causal & kl.window(4), kl.causal)))
     design = design.but(vocab=53, dropout=0.0, initial=kl.Normal(0.1))
     return kl.build(design, generator=torch.Generator().manual_seed(3)).double().eval()
 
