@@ -311,6 +311,15 @@ def test_a_mistaken_name_on_the_hub_is_told(words, decoder, capsys, monkeypatch,
     assert f"there is no directory {words[0]}, and the hub gives no model of that name" in told
 
 
+@pytest.mark.parametrize("words", [["/no/such/model", "hi"], ["runs/novel/model"], ["./nothing"], ["no.gguf", "hi"]])
+def test_a_path_that_leads_nowhere_is_no_text(words, decoder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
+    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert words[0].removeprefix("./") in told
+
+
 def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):
     said = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
     together = run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said)[1]

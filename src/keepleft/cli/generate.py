@@ -18,7 +18,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 SHARED = """
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
-        n_best: so many texts for each, with their scores
+        n_best: so many texts for each, with their scores; found by as many beams, unless texts are drawn
         logprobs: with --json, the log-probability of each token and of so many likely ones beside it
         draft: a smaller model with the same tokens that guesses ahead; the text stays the same
         batch_size: texts that are written together
@@ -43,8 +43,8 @@ def complete(inputs: list[str], options: Options, input: str | None = None, outp
     """Go on with a text.
 
     Args:
-        inputs: a model (a directory, a GGUF file, a name on the Hugging Face hub), then texts; without a model the best one
-            that is installed; without texts the lines of --input or of stdin
+        inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then texts;
+            without a model the best one that is installed; without texts the lines of --input or of stdin
         alternatives: instead of one text, one for each of so many likeliest first tokens
         picture: an .svg file: the distribution at each step, or the tree of beams
     """

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from keepleft.cli.found import installed_weights
 
 HUB = re.compile(r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w", re.ASCII | re.IGNORECASE)  # owner/name
+PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # nobody begins a text like this
 SPELLED = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
 
 
@@ -22,10 +23,11 @@ def divided(words: list[str], *, need: bool, file: str | None = None) -> tuple[s
     """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
     if words and not os.path.exists(words[0]) and (installed := installed_weights().get(words[0])):
         return str(installed), words[1:]
-    if words and (need or os.path.exists(words[0]) or _hub_name(words, file)):
+    if words and (need or os.path.exists(words[0]) or PATH.fullmatch(words[0]) or _hub_name(words, file)):
         return words[0], words[1:]
     if need:
-        raise ValueError("say which model: a directory, a GGUF file or a name on the Hugging Face hub comes first")
+        raise ValueError("say which model: a directory, a GGUF file, an installed model or a name on the Hugging Face hub "
+                         "comes first")
     return None, words
 
 

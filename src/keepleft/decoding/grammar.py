@@ -78,7 +78,7 @@ def _allowed(matcher: Any, vocab: int, end: tuple[int, ...]) -> Tensor:
 
 def _fine(matcher: Any) -> None:
     if matcher.is_error():
-        raise ValueError(f"the rule cannot be used: {matcher.get_error().strip().splitlines()[0]}")
+        raise ValueError(f"the rule cannot be used: {' '.join(matcher.get_error().split())}")
 
 
 def _library() -> Any:
