@@ -52,7 +52,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Beam:
-    """`width` texts for each prompt, in `groups` that avoid one another's tokens; drawn instead of ranked where there is a
+    """`width` texts for each prompt, in `groups` that avoid one another's tokens; drawn instead of ranked where there
     are `seeds`. Score: log-probability / length ** penalty."""
 
     width: int
@@ -85,7 +85,7 @@ class Beam:
 
     def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
         n, size, vocab = len(texts.ended), self.width // self.groups, scores.shape[-1]
-        count = min(max(2, 1 + len(self.end)) * size, size * vocab)
+        count = self.candidates(vocab)
         if self.groups == 1 and self.seeds is None:
             return self._joined(texts, [self._advance(*self._likeliest(scores, texts, count), texts, slice(0, self.width), 0)])
         chances = self._chances(scores, texts).view(n, self.width, -1)
@@ -107,6 +107,11 @@ class Beam:
             if self.groups > 1:
                 used.scatter_add_(1, part.tokens, torch.ones_like(part.score))
         return self._joined(texts, parts)
+
+    def candidates(self, vocab: int) -> int:
+        """How many continuations of a group are looked at: as many as can end, and still enough to go on with."""
+        size = self.width // self.groups
+        return min(max(2, 1 + len(self.end)) * size, size * vocab)
 
     def _chances(self, scores: Tensor, texts: Beams) -> Tensor:
         chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)

@@ -122,6 +122,7 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
     `live`: what is yielded may be written over by the next step, and more may come after all texts have ended.
     """
     given = work.given(model, options)
+    lean = _simple(options) and why_not(model) is None
     if draft is not None or options.prompt_lookup_num_tokens is not None:
         if not isinstance(strategy, Single) or options.copies > 1 or options.penalty_alpha:
             raise ValueError("guessing ahead is for greedy and drawn texts, one for each prompt: leave num_beams, "
@@ -134,14 +135,14 @@ def steps(model: Any, work: Work, strategy: Single | Beam, options: Options, dra
         assert isinstance(strategy, Single)
         yield from contrast(model, work.prompt, strategy, alpha=options.penalty_alpha, k=options.top_k or 4, limit=work.limits,
                             segments=work.segments, **given)
-    elif _simple(options) and why_not(model) is None and (not work.prompt.is_cuda or (live and fits(strategy, work.longest))):
-        memory = {} if work.source is None else {"memory": given["memory"]}
-        if work.prompt.is_cuda or (model.compiled and live and fits(strategy, work.longest)):
-            prompt, real = aligned(work.prompt, work.segments)
-            yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **memory)
-        else:
-            stepper: Any = steady(model)
-            yield from decode(stepper, work.prompt, strategy, limit=work.limits, segments=work.segments, **memory)
+    elif lean and live and (work.prompt.is_cuda or model.compiled) and fits(strategy, work.longest):
+        given.pop("cache")
+        prompt, real = aligned(work.prompt, work.segments)
+        yield from recorded(model, prompt, strategy, limits=work.limits, real=real, **given)
+    elif lean and not work.prompt.is_cuda:
+        given.pop("cache")
+        stepper: Any = steady(model)
+        yield from decode(stepper, work.prompt, strategy, limit=work.limits, segments=work.segments, **given)
     else:
         yield from decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments,
                           chunk=options.prefill_chunk_size or 0, **given)

@@ -22,9 +22,10 @@ from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.single import Single
 from keepleft.models.compiled import compiled
+from keepleft.models.heads import first
 from keepleft.models.state import State
 from keepleft.models.steady import Steady, Track, hidden, stamp
-from keepleft.nn.lone import Plain, Tools
+from keepleft.nn.lone import Plain
 from keepleft.nn.swift import Swift
 
 AHEAD = 16   # steps that are begun before the first of them is done
@@ -42,7 +43,7 @@ class Recording:
     track: Track
     texts: Any             # Hypotheses of a fixed width
     over: Tensor           # () have all texts ended?
-    held: tuple[Any, ...]  # what a recording points to without saying so
+    where: tuple[int, ...]  # the weights lay when it was made: it points to them
     swift: bool = False    # the choice is a kernel of its own
     play: Any = None
     busy: bool = False     # someone is writing with it
@@ -108,7 +109,7 @@ def fits(strategy: Any, longest: int) -> bool:
 
 
 def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: list[int], real: Tensor | None = None,
-             tools: Tools | None = None, **given: Any) -> Iterator[Hypotheses]:
+             **given: Any) -> Iterator[Hypotheses]:
     """Yield the texts after each new token, some after all have ended. Each step writes over what the one before yielded.
 
     Prompts, (B, T), all end in the last column. `given` goes to model.start().
@@ -122,7 +123,7 @@ def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: lis
     if max(limits) == 1:
         return
     with torch.no_grad():
-        recording = _recording(model, prompt, strategy, texts, rows, max(limits), real, state, tools)
+        recording = _recording(model, prompt, strategy, texts, rows, max(limits), real, state)
     recording.busy = True
     try:
         past: deque[Any] = deque()
@@ -147,7 +148,7 @@ def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: lis
 
 
 def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypotheses, rows: Tensor | None, limit: int,
-               real: Tensor | None, state: State, tools: Tools | None) -> Recording:
+               real: Tensor | None, state: State) -> Recording:
     """One for these shapes and this strategy, filled."""
     to = ROUND if prompt.is_cuda else 2 * ROUND  # compiling takes longer than recording
     capacity = _rounded(prompt.shape[1] + limit, to)
@@ -157,18 +158,14 @@ def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypot
         source = len(keys), _rounded(keys.shape[2], to // 2)
     plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
     key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity,
-           source, real is None, prompt.device, None if tools is None else type(tools))
+           source, real is None, prompt.device)
     kept = _kept.setdefault(model, OrderedDict())
     found = kept.get(key)
-    first = None if real is None else real.int().argmax(1)
-    where = stamp(model)
-    if found is not None and found.held[0] != where:  # the weights are others now
-        found = None
-    if found is None or found.busy:
-        found = _made(model, strategy, texts, capacity, source, real is not None, tools)
-        found.held = (where, found.steady.places, found.steady.turns, found.steady.near)
-        found.fill(state, rows, texts, first, strategy.seeds)
+    begin = None if real is None else first(real)
+    if found is None or found.busy or found.where != stamp(model):
+        found = _made(model, strategy, texts, capacity, source, real is not None)
         if prompt.is_cuda:
+            found.fill(state, rows, texts, begin, strategy.seeds)
             found.record()
         else:
             found.play = found.step
@@ -176,17 +173,15 @@ def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypot
         while len(kept) > KEPT:
             kept.popitem(last=False)
     kept.move_to_end(key)
-    found.fill(state, rows, texts, first, strategy.seeds)
+    found.fill(state, rows, texts, begin, strategy.seeds)
     return found
 
 
-def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int, source: tuple[int, int] | None, padded: bool,
-          tools: Tools | None) -> Recording:
+def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int, source: tuple[int, int] | None,
+          padded: bool) -> Recording:
     """Empty buffers, and the step over them."""
     device, rows = texts.tokens.device, len(texts.tokens)
-    if tools is None:
-        tools = Swift() if device.type == "cuda" else Plain(whole=True)
-    steady = Steady(model, tools)
+    steady = Steady(model, Swift() if device.type == "cuda" else Plain(whole=True))
     if model.compiled:
         steady.run = compiled(steady.run)  # type: ignore[method-assign]
     given: dict[str, Any] = {}
@@ -205,7 +200,7 @@ def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int,
                                  if isinstance(value := getattr(wide, field.name), Tensor)}
     held = replace(wide, **own_texts)
     over = torch.zeros((), dtype=torch.bool, device=device)
-    return Recording(steady, own, steady.blank(rows, capacity, **given), held, over, (),
+    return Recording(steady, own, steady.blank(rows, capacity, **given), held, over, stamp(model),
                      swift=device.type == "cuda" and swift.fits(own, held))
 
 

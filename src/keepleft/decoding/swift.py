@@ -13,7 +13,7 @@ from torch import Tensor
 from keepleft.decoding.beam import NEVER, Beam
 from keepleft.decoding.hypotheses import held
 from keepleft.decoding.single import Single
-from keepleft.nn.best import best
+from keepleft.nn.best import best, power
 
 try:
     import triton.language as tl  # type: ignore[import-not-found]
@@ -41,22 +41,18 @@ def advance(strategy: Single | Beam, scores: Tensor, texts: Any, track: Any) -> 
         found = best(scores, 1)
         _single_kernel[(len(scores),)](
             *found, texts.tokens, texts.real, texts.score, texts.done, texts.size, texts.most, ends, len(ends), columns,
-            _power(columns), num_warps=4)
+            power(columns), num_warps=4)
     else:
         width, rows = strategy.width, len(texts.ended)
-        count = min(max(2, 1 + len(strategy.end)) * width, width * scores.shape[1])
+        count = strategy.candidates(scores.shape[1])
         found = best(scores, count)
         each = found.scores.shape[1]
         _beam_kernel[(rows,)](
             *found, texts.tokens, texts.real, texts.score, texts.done, texts.size, texts.most, texts.ended, texts.ended_score,
             texts.ended_size, texts.full, texts.hope, texts.count, track.parents, track.now, ends, len(ends), columns,
-            len(track.parents), strategy.penalty, width, _power(width), each, _power(width * each), count,
-            _power(width + count), RULES[strategy.early], _power(columns), _power(len(track.parents)), NEVER, num_warps=8)
+            len(track.parents), strategy.penalty, width, power(width), each, power(width * each), count,
+            power(width + count), RULES[strategy.early], power(columns), power(len(track.parents)), NEVER, num_warps=8)
     texts.count.add_(1)
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 @jit  # type: ignore[untyped-decorator]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from keepleft.attention.masks import Mask, causal, window
 from keepleft.attention.memory import Memory
 from keepleft.models.embed import check
-from keepleft.models.heads import Scores
+from keepleft.models.heads import Scores, first
 from keepleft.models.pack import PackedScores
 from keepleft.models.state import State
 from keepleft.models.wholes import Writer
@@ -159,10 +159,10 @@ class Steady:
         It holds `capacity` tokens; None: it grows.
         """
         scores, state = self.model.start(prompt, segments=segments, memory=memory)
-        first = None if segments is None else (segments != 0).int().argmax(1)
+        begin = None if segments is None else first(segments != 0)
         bias = None if memory is None else hidden(memory.segments, self.dtype)
         room = prompt.shape[1] + ROOM if capacity is None else capacity
-        track = self.blank(len(prompt), room, first=first, memory=memory, bias=bias, grows=capacity is None)
+        track = self.blank(len(prompt), room, first=begin, memory=memory, bias=bias, grows=capacity is None)
         track.fill(state)
         return scores, track
 

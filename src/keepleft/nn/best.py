@@ -55,11 +55,15 @@ def in_blocks(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, tokens
 
 
+def power(n: int) -> int:
+    """The power of two that a block of so many is made of."""
+    return 1 << (n - 1).bit_length()
+
+
 def kernels(scores: Tensor, count: int) -> Best:
     """The same on a GPU: each program finds the highest of its part, another the highest of all parts."""
     rows, vocab = scores.shape
     size = LONG if count == 1 else SHORT
-    power = lambda n: 1 << (n - 1).bit_length()
     parts = cdiv(vocab, size)
     make = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=scores.device)
     out = Best(make(rows, count), make(rows, count, dtype=torch.long), make(rows))

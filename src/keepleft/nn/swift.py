@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepleft.nn.attention import Heads
+from keepleft.nn.best import power
 from keepleft.nn.feedforward import ACTIVATIONS, Feed
 from keepleft.nn.lone import Across, Enter, Here, Leave, Look
 
@@ -46,10 +47,10 @@ class Swift:
     def leave(self, product: nn.Module) -> Leave:
         weight, bias, _ = _parts(product)
 
-        def run(x: Any, y: Tensor) -> Any:
+        def run(x: Tensor, y: Tensor) -> Any:
             if len(y) <= FEW:
                 return _added(x, y, weight, bias)
-            return Stream(x.x if isinstance(x, Stream) else x, F.linear(y, weight, bias))
+            return Stream(x, F.linear(y, weight, bias))
         return run
 
     def look(self, shape: Heads, window: int | None) -> Look:
@@ -65,7 +66,7 @@ class Swift:
             block, warps = _tile(len(q) * shape.heads, shape.width)
             _across_kernel[(len(q), shape.heads)](
                 q, keys, values, q if bias is None else bias, out, len(q) // len(keys), keys.shape[2], *keys.stride()[:3],
-                shape.factor, shape.heads, shape.heads // shape.kv_heads, shape.width, _power(shape.width), bias is not None,
+                shape.factor, shape.heads, shape.heads // shape.kv_heads, shape.width, power(shape.width), bias is not None,
                 q.is_cuda, block, num_warps=warps, **early(q))
             return out
         return run
@@ -118,10 +119,6 @@ def _norm_parts(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | No
     return 1, weight, None, torch.finfo(torch.float32).eps if part.eps is None else part.eps
 
 
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *, plus: Tensor | None = None, bend: int = 0, gated: bool = False,
              scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     """bend(x Wᵀ + b), or plus + x Wᵀ + b, for a few rows: (R, inputs) → (R, outputs)"""
@@ -152,7 +149,7 @@ def _added(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
 
 
 def _some(x: Tensor, weight: Tensor, given: tuple[Any, ...], rows: int, ways: tuple[Any, ...], out: Tensor, parts: int) -> None:
-    outputs, inputs, padded = out.shape[-1], x.shape[1], max(16, _power(rows))
+    outputs, inputs, padded = out.shape[-1], x.shape[1], max(16, power(rows))
     block, wide, warps, stages = plan_some(outputs, inputs // parts, padded, weight.element_size())
     span = cdiv(cdiv(inputs, parts), wide) * wide
     _some_kernel[(cdiv(outputs, block), parts)](
@@ -166,12 +163,12 @@ def plan_one(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
         if inputs >= 2048:
             return (2, 2048, 4) if gated else (2, 2048, 2) if outputs >= 1 << 14 else (4, 1024, 4)
         return (8 if inputs <= 512 else 4), 512, 2
-    return (4, _power(inputs), 2) if inputs <= 1024 else (2, min(4096, _power(inputs)), 2)
+    return (4, power(inputs), 2) if inputs <= 1024 else (2, min(4096, power(inputs)), 2)
 
 
 def plan_some(outputs: int, inputs: int, padded: int, size: int) -> tuple[int, int, int, int]:
     """The same for several rows, and how far ahead it reads; numbers of 4 bytes take twice the room."""
-    wide = max(64, min(_power(inputs), 256 if padded <= 32 else 128) * 2 // size)
+    wide = max(64, min(power(inputs), 256 if padded <= 32 else 128) * 2 // size)
     if outputs > 8192:
         return 64, max(64, wide // 2), 4, 3
     return (16, wide, 4, 3) if outputs < 1024 else (32, wide, 4, 5 if padded <= 32 else 3)
@@ -303,7 +300,7 @@ def _joined(stream: Stream, kind: int, gain: Tensor | None, shift: Tensor | None
     even, width = torch.empty_like(x), x.shape[1]
     _joined_kernel[(len(x),)](x, x if more is None else more, gain, gain if shift is None else shift, total, even, width, eps,
                               0 if more is None else 1 if more.dim() == 2 else len(more), len(x), kind, shift is not None,
-                              x.is_cuda, _power(width), num_warps=min(16, max(4, _power(width) // 256)), **early(x))
+                              x.is_cuda, power(width), num_warps=min(16, max(4, power(width) // 256)), **early(x))
     return total, even
 
 
@@ -332,7 +329,7 @@ def _joined_kernel(x, more, gain, shift, total, even, width, eps, parts: tl.cons
 
 def _tile(programs: int, width: int) -> tuple[int, int]:
     """How many tokens a program looks at at once, and with how many warps: large pieces only where there are few programs."""
-    return (32, 1) if programs > 264 else (max(16, 8192 // _power(width)), 4)
+    return (32, 1) if programs > 264 else (max(16, 8192 // power(width)), 4)
 
 
 def _looked(qkv: Tensor, keys: Tensor, values: Tensor, here: Here, shape: Heads, window: int) -> Tensor:
@@ -350,10 +347,10 @@ def _looked(qkv: Tensor, keys: Tensor, values: Tensor, here: Here, shape: Heads,
         nothing if here.parents is None else here.parents, qkv if here.near is None else here.near,
         qkv if turn is None else turn.cosines, qkv if turn is None else turn.sines,
         0 if here.near is None else here.near.shape[1], 0 if turn is None or len(turn.cosines) == 1 else turn.cosines.stride(0),
-        rows, shape.factor, shape.heads, shape.kv_heads, width, _power(width), here.first is not None, here.parents is not None,
+        rows, shape.factor, shape.heads, shape.kv_heads, width, power(width), here.first is not None, here.parents is not None,
         here.near is not None, turn is not None, window, splits, qkv.is_cuda, block, num_warps=warps, **early(qkv))
     if splits > 1:
-        _merged_kernel[(rows, shape.heads)](parts, out, splits, qkv.is_cuda, _power(splits), shape.heads, width, _power(width),
+        _merged_kernel[(rows, shape.heads)](parts, out, splits, qkv.is_cuda, power(splits), shape.heads, width, power(width),
                                             num_warps=2, **early(qkv))
     return out
 
