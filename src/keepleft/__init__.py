@@ -17,6 +17,8 @@ _HOMES = {
     "attention.memory": "Memory",
     "attention.picture": "draw faults picture table",
     "attention.reading": "mask",
+    "auditing.audit": "audit",
+    "auditing.report": "Finding LeakError UncheckedError",
     "data.batch": "Batch",
     "data.batches": "Batches Bucketed Packed Windows",
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from keepleft.attention.memory import Memory
     from keepleft.attention.picture import draw, faults, picture, table
     from keepleft.attention.reading import mask
+    from keepleft.auditing.audit import audit
+    from keepleft.auditing.report import Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
     from keepleft.data.batches import Batches, Bucketed, Packed, Windows
     from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation

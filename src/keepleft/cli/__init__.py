@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import signature
+from keyword import iskeyword
 
 SAID = "said"  # what a command may ask for: the names of the options that were given, defaults or not
 
@@ -17,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     from jsonargparse import ArgumentParser
 
     from keepleft import __version__
+    from keepleft.cli.audit import look
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
@@ -28,9 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     commands: dict[str, Callable[..., int]] = {
         "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
-        "classify": classify, "fill": fill, "score": score, "eval": judged, "compare": compare, "export": give,
-        "doctor": doctor}
+        "classify": classify, "fill": fill, "score": score, "eval": judged, "audit": look, "compare": compare,
+        "export": give, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
+                            formatter_class=_layout(),  # of all commands
                             description="Train, run, serve, see and audit Transformers that do not peek.")
     chosen = parser.add_subcommands(metavar="command")
     for name, command in commands.items():
@@ -45,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"keepleft: {explained(str(error), parser, arguments)}", file=sys.stderr)
         return 2
     command = commands[given.subcommand]
-    options = {name: value for name, value in vars(given[given.subcommand]).items() if name != "config"}
+    options = {f"{name}_" if iskeyword(name) else name: value for name, value in vars(given[given.subcommand]).items()
+               if name != "config"}
     if SAID in signature(command).parameters:
         options[SAID] = frozenset(said.keys())
     try:
@@ -75,22 +79,42 @@ def spelt(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def _layout():  # type: ignore[no-untyped-def]
+    """Of a help text: paragraphs are filled, and examples, which are indented, keep their lines."""
+    from jsonargparse import DefaultHelpFormatter
+
+    class Layout(DefaultHelpFormatter):
+        def _fill_text(self, text: str, width: int, indent: str) -> str:
+            return "\n\n".join(part if part.startswith(" ") else super(Layout, self)._fill_text(part, width, indent)
+                               for part in text.split("\n\n"))
+
+    return Layout
+
+
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     """A command's own parser, from its signature and docstring; what has no default stands by itself, what is False
-    unless asked for is a flag, and what is a tuple of whole numbers takes several."""
+    unless asked for is a flag, and what is a tuple of whole numbers takes several. `with_` is --with, which no parameter may be
+    called."""
+    from typing import get_type_hints
+
     from docstring_parser import parse
     from jsonargparse import SUPPRESS, ArgumentParser
 
     said = parse(command.__doc__ or "")
     flags: set[str | int] = {name for name, parameter in signature(command).parameters.items() if parameter.default is False}
-    parser = ArgumentParser(description=said.short_description, exit_on_error=False, allow_abbrev=False)
+    parser = ArgumentParser(description="\n\n".join(filter(None, [said.short_description, said.long_description])),
+                            exit_on_error=False, allow_abbrev=False)
     if "recipe" in signature(command).parameters:
         parser.add_argument("--config", action="config", help="a YAML file with any of these options; later ones win")
     several: dict[str | int, tuple[int, ...]] = {name: given.default for name, given in signature(command).parameters.items()
                                                  if isinstance(given.default, tuple)}
     help_ = {parameter.arg_name: parameter.description for parameter in said.params}
     made_here = {name for name in (SAID, "inputs", "options") if name in signature(command).parameters}
-    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys() | made_here)
+    words: set[str | int] = {name for name in signature(command).parameters if iskeyword(name.rstrip("_"))}
+    parser.add_function_arguments(command, as_group=False, as_positional=True, skip=flags | several.keys() | made_here | words)
+    for word in map(str, words):
+        parser.add_argument(f"--{word.rstrip('_')}", type=get_type_hints(command)[word], help=help_.get(word),
+                            default=signature(command).parameters[word].default)
     if "inputs" in made_here:
         parser.add_argument("inputs", nargs="*", help=help_.get("inputs"))
     for name, numbers in several.items():

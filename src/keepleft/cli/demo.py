@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SOURCE, TARGET = ("Je", "suis", "heureux"), ("I", "am", "happy")
 SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
@@ -126,6 +128,7 @@ def translator(steps: int, out: str) -> bool:
         some = [english for english, _ in held[:4]]
         for english, other in zip(some, lessons.translated(lesson, language, some), strict=True):
             print(f"  {english:52} → {other}")
+    verdict(lesson.model)
     english = next(english for english, french in lesson.held["fr"] if 5 <= len(french.split()) <= 7)
     source, written, looked = lessons.alignment(lesson, "fr", english)
     if written:
@@ -133,6 +136,20 @@ def translator(steps: int, out: str) -> bool:
         print(lessons.drawn(source, written, looked))
         print(f"\nThe same as a picture: {lessons.picture(source, written, looked, out)}")
     return good
+
+
+def verdict(model: Any) -> None:
+    """Does the translator look where it says it looks? And would one without its mask be caught?"""
+    from copy import deepcopy
+
+    import keepleft as kl
+
+    report = kl.audit(model, budget="quick")
+    print(f"\nDoes it peek? {report.text().splitlines()[0]} ({', '.join(report.checked)}: {report.calls} calls)")
+    blind = deepcopy(model)
+    blind.decoder.masks = (kl.full,)
+    found = kl.audit(blind, budget="quick", checks=["future"]).findings
+    print(f"And with its mask taken away? {found[0] if found else 'nothing was found'}")
 
 
 def continuation(prompt: str) -> None:

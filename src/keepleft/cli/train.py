@@ -15,7 +15,7 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
           start: str | None = None, like: str | None = None, design: dict[str, Any] | None = None, words: Words = Words(),  # noqa: B008
           batch: Batching = Batching(), recipe: Wishes = Wishes(), lora: int = 0, last: int = 0,  # noqa: B008
           parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, board: bool = False,
-          resume: bool = False, said: frozenset[str] = frozenset()) -> int:
+          resume: bool = False, no_audit: bool = False, said: frozenset[str] = frozenset()) -> int:
     """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
 
     Args:
@@ -41,6 +41,7 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         device: cpu or cuda; None: a GPU if there is one
         board: write TensorBoard files too
         resume: go on with the run in --out, exactly where it was
+        no_audit: do not look for leaks before the first step
     """
     from keepleft.cli.show import Progress
     from keepleft.runs.resume import resumed
@@ -49,7 +50,8 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
 
     place = _place(out, task, resume)
     given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,
-                 batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board)
+                 batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board,
+                 audit=not no_audit)
     if resume and (place / CONFIG).exists():
         job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, said, place)
     elif resume and (task is None or train is None):

@@ -106,6 +106,7 @@ class Job:
     parallel: Literal["ddp", "fsdp"] | None = None
     device: str | None = None
     board: bool = False
+    audit: bool = True
 
 
 def write(job: Job) -> str:

@@ -26,6 +26,7 @@ from keepleft.data.tokenizer import read as read_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluate.likelihood import likelihood
 from keepleft.runs import finish, start
+from keepleft.runs.audited import audited
 from keepleft.runs.check import check
 from keepleft.runs.job import Job
 from keepleft.runs.metrics import Metrics, curve
@@ -118,6 +119,8 @@ def _ready(job: Job, team: Team, resume: bool, watch: Watch) -> Generator[Event,
         if settled.accumulate % team.world:
             yield (f"note: a step has {settled.accumulate} micro-batches for {team.world} processes, so some wait for others: "
                    "give batch.tokens and batch.micro so that they divide")
+        if job.audit and not began:
+            yield audited(model)
     return _Ready(settled, model, words, batches, valid)
 
 

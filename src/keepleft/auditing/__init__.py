@@ -1,0 +1,1 @@
+"""Claims and behaviour: does a model look where it says it looks?"""

@@ -1,0 +1,1 @@
+"""The seven checks: one file for each kind of leak."""

@@ -1,0 +1,184 @@
+"""Step by step from a cache, in pieces of any size: is it what one pass gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepleft.auditing import place, rounding, sentences
+from keepleft.auditing.checks.future import spot, where
+from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.report import Finding
+from keepleft.auditing.stepping import Stepper, stepper
+from keepleft.auditing.subject import Call, CallError
+from keepleft.auditing.ways import Way
+
+
+def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
+          reorder: Callable[..., Any] | None) -> None:
+    subject = inquiry.subject
+    try:
+        with subject.on(ways[0]):
+            found = stepper(subject, prefill, step, reorder)
+    except CallError as error:
+        inquiry.skip("cache", error)
+        return
+    if found is None:
+        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check one")
+        return
+    if inquiry.found("future"):
+        inquiry.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
+        return
+    plain = [way for way in ways if not way.train and way.mask == "absent" and not way.asked]
+    for n, way in enumerate(inquiry.timely(plain, "cache, further paths")):
+        thorough = inquiry.budget.broad and n == 0
+        for kind in found.kinds:
+            with inquiry.trying(f"cache, {kind}, {way.named(2)}"):
+                fine = way.but(dtype=torch.float64)
+                for there in [fine, *([way] if thorough else [])] if inquiry.double and way.dtype is None else [way]:
+                    with subject.on(there):
+                        if not Trial(inquiry, found, kind, there, thorough).whole():
+                            break
+
+
+@dataclass(frozen=True)
+class Trial:
+    inquiry: Inquiry
+    stepper: Stepper
+    kind: str
+    way: Way
+    thorough: bool
+
+    def whole(self) -> bool:
+        """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
+        t = self.inquiry.subject.length
+        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1] * t, [t - 3, 1, 2], [3, 5, t - 8], [1, 2, t - 3]]
+        if not self.thorough:
+            cuttings = cuttings[:2]
+        for n, sizes in enumerate(cuttings):
+            with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, t)}, pieces of {_said(sizes)}"):
+                if not self.pieces(sizes, seed=120 + n):
+                    return False
+        longer = [n for n in self.inquiry.lengths if t < n < self.inquiry.refused][:4 if self.thorough else 2]
+        for n in longer:
+            for sizes in ([n - 2, 1, 1], [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2], [2, n // 2, n - 2 - n // 2]):
+                with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, n)}"):
+                    if not self.pieces(sizes, seed=140 + n):
+                        return False
+        with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(1, t)}"):
+            if not self.pieces([t - 3, 1, 1, 1], seed=150, batch=1) or not self.pieces([2, 1, 1], seed=151, batch=2):  # shorter
+                return False
+        with self.inquiry.trying(f"cache, {self.kind}, rows in another order"):
+            return self.ordered()
+        return True
+
+    def pieces(self, sizes: list[int], seed: int, batch: int = 2) -> bool:
+        """Give a text in pieces, and compare what comes of each piece with one pass."""
+        subject = self.inquiry.subject
+        sizes = [n for n in sizes if n > 0]
+        call = subject.call(batch, sum(sizes), seed)
+        whole, state, at = subject.run(call, self.way), None, 0
+        for n, size in enumerate(sizes):
+            scores, state = self.stepper.go(call, at, size, state, self.kind, self.way)
+            if not self.same(whole, scores, call, at, size, sizes[:n + 1]):
+                return False
+            at += size
+        return True
+
+    def same(self, whole: Tensor, scores: Tensor, call: Call, at: int, size: int, sizes: list[int]) -> bool:
+        """Do the scores of one piece agree with those of one pass?"""
+        inquiry = self.inquiry
+        path = inquiry.took(self.way, *call.tokens.shape[:2]) + f", {self.kind}, in pieces of {_said(sizes)}"
+        got = _shaped(scores, whole, size)
+        want = whole[:, at + size - got.shape[1]:at + size]
+        move, large = rounding.moved(want, got).cpu(), rounding.scale(want)
+        limit = rounding.tolerance(inquiry, self.way)
+        if not float(move.max()) / large > limit:
+            return True
+        if (self.way.dtype or inquiry.subject.dtype) not in (torch.float32, torch.float64) and \
+                float(move.median()) / large <= limit:
+            return True
+        row, n = divmod(int(move.argmax()), move.shape[1])
+        reader = at + size - got.shape[1] + n
+        found, line = self.place(call, sizes, row, reader)
+        relative = float(move[row, n]) / large
+        inquiry.add(Finding("cache", reader, at, relative, path, found.module,
+                            f"position {reader}, reached in pieces of {_said(sizes)} from a cache, differs from one pass "
+                            f"{sentences.size(relative)}, through {found.module or inquiry.subject.name}; "
+                            f"{sentences.remedy('cache', found.sort)}.", "comparison", line, self.shown(call, sizes, reader)))
+        return False
+
+    def place(self, call: Call, sizes: list[int], row: int, reader: int) -> tuple[place.Place, str]:
+        """One pass against the last piece alone."""
+        subject, size = self.inquiry.subject, sizes[-1]
+        at = sum(sizes) - size
+
+        def before() -> Any:
+            state = None
+            for n, one in enumerate(sizes[:-1]):
+                _, state = self.stepper.go(call, sum(sizes[:n]), one, state, self.kind, self.way)
+            return state
+
+        def last(state: Any) -> Any:
+            return self.stepper.go(call, at, size, state, self.kind, self.way)
+
+        other = place.Spot(last, call.tokens.shape[0], size, row, reader - at, subject.widths, before)
+        return where(self.inquiry, spot(self.inquiry, self.way, call, row, reader), other,
+                     rounding.tolerance(self.inquiry, self.way))
+
+    def ordered(self) -> bool:
+        """Rows in another order, as beams need them."""
+        subject = self.inquiry.subject
+        call = subject.call(2, seed=160)
+        half = subject.length - 4
+        _, state = self.stepper.go(call, 0, half, None, self.kind, self.way)
+        rows = torch.tensor([1, 0])
+        state = self.stepper.turned(state, rows)
+        if state is None:
+            return True
+        turned = call.but(tokens=call.tokens[rows], source=None if call.source is None else call.source[rows])
+        scores, _ = self.stepper.go(turned, half, 1, state, self.kind, self.way)
+        whole = subject.run(turned, self.way)
+        got = _shaped(scores, whole, 1)
+        move, large = rounding.moved(whole[:, half:half + 1], got).cpu(), rounding.scale(whole)
+        path = self.inquiry.took(self.way, 2, half + 1) + f", {self.kind}, rows in another order"
+        relative = float(move.max()) / large
+        if relative > rounding.tolerance(self.inquiry, self.way):
+            self.inquiry.add(Finding("cache", half, None, relative, path, "", "after its rows were put into another order, the cache "
+                                     f"still has them as they were: the next step differs {sentences.size(relative)}; reorder "
+                                     "every tensor that the cache keeps.", "comparison"), "order")
+            return False
+        return True
+
+    def shown(self, call: Call, sizes: list[int], reader: int) -> str:
+        if call.tokens.is_floating_point():
+            return ""
+        return (f"a = torch.tensor({call.tokens.tolist()})  # in one pass, then in pieces of {_said(sizes)} from a cache;\n"
+                f"# the scores at position {reader} must be the same up to rounding")
+
+
+def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
+    """(B, n, …): scores of every position of a piece, or of its last one."""
+    if scores.dim() == whole.dim() - 1:
+        scores = scores[:, None]
+    if scores.dim() != whole.dim() or scores.shape[0] != whole.shape[0] or scores.shape[1] not in (1, size) or \
+            scores.shape[2:] != whole.shape[2:]:
+        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be compared")
+    return scores
+
+
+def _said(sizes: list[int]) -> str:
+    """5, 1 × 8"""
+    out: list[str] = []
+    n = 0
+    while n < len(sizes):
+        same = 1
+        while n + same < len(sizes) and sizes[n + same] == sizes[n]:
+            same += 1
+        out.append(f"{sizes[n]}" if same == 1 else f"{sizes[n]} × {same}")
+        n += same
+    return ", ".join(out)

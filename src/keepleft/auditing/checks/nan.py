@@ -1,0 +1,99 @@
+"""A row with nothing to see: NaN in what comes out, or only in what flows back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from keepleft.auditing import place, sentences
+from keepleft.auditing.checks.future import spot
+from keepleft.auditing.checks.padding import kept, laid
+from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.report import Finding
+from keepleft.auditing.subject import Call, CallError
+from keepleft.auditing.ways import Way
+
+
+def nan(inquiry: Inquiry, ways: Sequence[Way]) -> None:
+    for way in inquiry.timely(ways, "nan, further paths"):
+        for told, call, real in _calls(inquiry):
+            with inquiry.trying(f"nan, {told}, {way.named(*call.tokens.shape[:2])}"), inquiry.subject.on(way):
+                if _forward(inquiry, way, told, call):
+                    _backward(inquiry, way, told, call, real)
+
+
+def _calls(inquiry: Inquiry) -> Iterator[tuple[str, Call, Tensor]]:
+    """What may leave a query with nothing to see, with the places whose outputs are wanted."""
+    subject = inquiry.subject
+    for length in (1, 2, subject.length):
+        yield f"{length} positions", subject.call(2, length, seed=70), torch.ones(2, length, dtype=torch.bool)
+    whole = subject.length
+    if subject.reader is not None:
+        left = kept(torch.tensor([whole, whole - 4]), whole, "left")
+        if subject.reader.form != "lengths":
+            yield "padding on the left", laid(subject, subject.call(2, seed=71), left, "left", False), left
+        none = kept(torch.tensor([whole, whole - 4, 0]), whole, "right")
+        yield "a row of nothing but padding", laid(subject, subject.call(3, seed=72), none, "right", False), none
+    if subject.source_reader is not None:
+        none = kept(torch.tensor([subject.source_length, 0]), subject.source_length, "right")
+        yield ("a source of nothing but padding", subject.call(2, seed=73).but(source_keep=none),
+               torch.ones(2, whole, dtype=torch.bool))
+
+
+def _forward(inquiry: Inquiry, way: Way, told: str, call: Call) -> bool:
+    subject = inquiry.subject
+    out = subject.run(call, way)
+    path = inquiry.took(way, *call.tokens.shape[:2]) + f", {told}"
+    bad = (out.isnan().flatten(2).any(2) if out.dim() > 2 else out.isnan()).cpu()
+    if not bad.any():
+        return True
+    row, reader = bad.nonzero()[0].tolist()
+    name = place.broken(subject.module, spot(inquiry, way, call, row, reader))
+    inquiry.add(Finding("nan", reader, None, float("inf"), path, name,
+                        f"position {reader} of row {row} is NaN with {told}, through {name or subject.name}; "
+                        f"{sentences.remedy('nan', '')}.", "forward"))
+    return False
+
+
+def _backward(inquiry: Inquiry, way: Way, told: str, call: Call, real: Tensor) -> None:
+    """Only what is wanted is judged; the gradients of weights must still be numbers."""
+    subject = inquiry.subject
+    if subject.module is None:
+        return
+    weights = [p for p in subject.module.parameters() if p.requires_grad]
+    if not weights or subject.selector is None:
+        return
+
+    def loss() -> Tensor:
+        with torch.enable_grad():
+            out = subject.chosen(subject.raw(call, way), *call.tokens.shape[:2])
+            wanted = out[real.to(out.device)]
+            direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3)).to(wanted)
+            return (wanted * direction).sum()
+
+    value = loss()
+    if not value.requires_grad:
+        return
+    before = [p.grad for p in weights]
+    try:
+        for p in weights:
+            p.grad = None
+        try:
+            torch.autograd.backward(value)
+        except RuntimeError as error:
+            raise CallError(f"no gradients: {error}") from error
+        if all(p.grad is None or p.grad.isfinite().all() for p in weights):
+            return
+        for p in weights:
+            p.grad = None
+        name = place.broken_backward(subject.module, loss)
+    finally:
+        for p, grad in zip(weights, before, strict=True):
+            p.grad = grad
+    path = inquiry.took(way, *call.tokens.shape[:2]) + f", {told}"
+    inquiry.add(Finding("nan", None, None, float("inf"), path, name,
+                        f"what comes out are numbers, but gradients are NaN or infinite with {told}, through "
+                        f"{name or subject.name}; {sentences.remedy('nan', '')}, and choose between values before they are "
+                        "computed, not after.", "gradient"), "backward")

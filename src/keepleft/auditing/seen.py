@@ -1,0 +1,28 @@
+"""What a call is made of: how often attention is computed, and in which precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FUSED = ("_softmax", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+
+
+class Seen(TorchDispatchMode):
+    """Counts while calls are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attentions, self.coarse = 0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        if "scaled_dot_product" in name or name in _FUSED:
+            self.attentions += 1
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype in (torch.float32, torch.bfloat16, torch.float16) and out.dim() > 1:
+            self.coarse = True
+        return out

@@ -1,0 +1,160 @@
+"""Ways to get inside a call without touching the model: gradients to what comes in, large scores, large and poisoned inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from keepleft.auditing.subject import Call, CallError, Subject
+from keepleft.auditing.ways import Way
+
+LARGE, HUGE = 1e5, 1e4  # scores; inputs
+_PRODUCTS = ("bmm", "baddbmm", "mm", "addmm")
+Touch = Callable[[Tensor], Tensor]
+
+
+class UntracedError(Exception):
+    """What comes in could not be followed."""
+
+
+class Embedded(TorchFunctionMode):
+    """Does something to the vectors of the words, where they are looked up."""
+
+    def __init__(self, tokens: Tensor, touch: Touch) -> None:
+        super().__init__()
+        self.tokens, self.touch, self.used = tokens, touch, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (F.embedding, torch.embedding) and isinstance(out, Tensor):
+            looked = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
+                           and not value.is_floating_point()), None)
+            if looked is not None and looked.shape == self.tokens.shape and torch.equal(looked, self.tokens.to(looked)):
+                self.used = True
+                return self.touch(out)
+        return out
+
+
+def touched(subject: Subject, call: Call, way: Way, touch: Touch) -> Any:
+    """The whole output of a call whose vectors were touched on their way in; None where none were seen."""
+    called = subject.entry
+    given = subject.arguments(call, way)
+    if call.tokens.is_floating_point():
+        return subject.invoke(called, given, touch={subject.main: touch})
+    with Embedded(call.tokens.to(subject.device), touch) as mode:
+        out = subject.invoke(called, given)
+    return out if mode.used else None
+
+
+def traced(subject: Subject, call: Call, way: Way) -> tuple[Tensor, Tensor]:
+    """The output with its graph, and the leaf (B, T, D) that stands for what came in."""
+    leaves: list[Tensor] = []
+
+    def leaf(vectors: Tensor) -> Tensor:
+        leaves.append(vectors.detach().clone().requires_grad_())
+        return leaves[-1].clone()
+
+    with torch.enable_grad():
+        out = touched(subject, call, way, leaf)
+    if out is None or not leaves:
+        raise UntracedError("no embedding of the tokens was seen: give features, or use torch's embedding")
+    found = subject.chosen(out, *call.tokens.shape[:2])
+    if not found.requires_grad:
+        raise UntracedError("the output has no gradient")
+    return found, leaves[0]
+
+
+def enlarged(subject: Subject, call: Call, way: Way, where: Tensor | None, value: float = HUGE) -> Tensor | None:
+    """The output with vectors at some positions so many times as large."""
+    def touch(vectors: Tensor) -> Tensor:
+        return vectors if where is None else torch.where(_over(where, vectors), vectors * value, vectors)
+
+    return _run(subject, call, way, touch)
+
+
+def poisoned(subject: Subject, call: Call, way: Way, where: Tensor, value: float) -> Tensor | None:
+    """The output with vectors at some positions replaced by NaN or infinity."""
+    return _run(subject, call, way,
+                lambda vectors: torch.where(_over(where, vectors), torch.full_like(vectors, value), vectors))
+
+
+def _run(subject: Subject, call: Call, way: Way, touch: Touch) -> Tensor | None:
+    with torch.no_grad():
+        out = touched(subject, call, way, touch)
+    return None if out is None else subject.chosen(out, *call.tokens.shape[:2]).detach()
+
+
+def _over(where: Tensor, vectors: Tensor) -> Tensor:
+    """(1, T, 1 …)"""
+    return where.to(vectors.device).view(1, -1, *[1] * (vectors.dim() - 2))
+
+
+class Scores:
+    """Scores of attention made large: by as much each time as the first time."""
+
+    def __init__(self, length: int, sign: float = 1.0) -> None:
+        self.length, self.sign = length, sign
+        self.factors: list[float] = []
+        self.recorded = False
+
+    def on(self) -> _Larger:
+        return _Larger(self)
+
+
+class _Larger(TorchDispatchMode):
+    def __init__(self, scores: Scores) -> None:
+        super().__init__()
+        self.scores, self.at = scores, 0
+        self.first = not scores.recorded
+        scores.recorded = True
+
+    def factor(self, largest: Callable[[], float]) -> float:
+        """A power of two, so that it rounds nothing."""
+        if self.first:
+            self.scores.factors.append(2.0 ** round(math.log2(LARGE / max(largest(), 1e-20))))
+        self.at += 1
+        if self.at > len(self.scores.factors):
+            raise CallError("the number of attentions changes from call to call")
+        return self.scores.sign * self.scores.factors[self.at - 1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().partition("::")[2].partition(".")[0]
+        if "scaled_dot_product" in name and "backward" not in name and len(args) > 2:
+            q, k = args[0], args[1]
+            if q.shape[-2] == k.shape[-2] == self.scores.length:
+                scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+                k_ = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.dim() == 4 and q.shape[1] != k.shape[1] else k
+                factor = self.factor(lambda: float((q.double() @ k_.double().transpose(-1, -2)).abs().max()) * scale)
+                return func(q * factor, *args[1:], **kwargs)
+        out = func(*args, **kwargs)
+        if name in _PRODUCTS and isinstance(out, Tensor) and out.dim() >= 2 and \
+                out.shape[-1] == out.shape[-2] == self.scores.length:
+            return out * self.factor(lambda: float(out.abs().max()))
+        return out
+
+
+def under(subject: Subject, call: Call, way: Way, scores: Scores | None, where: Tensor | None,
+          value: float | None = None) -> Callable[[], Any]:
+    """The same strained call again, to look where it enters."""
+    def run() -> Any:
+        if scores is not None:
+            with scores.on():
+                return subject.raw(call, way)
+        if where is None:
+            return subject.raw(call, way)
+
+        def touch(vectors: Tensor) -> Tensor:
+            new = vectors * HUGE if value is None else torch.full_like(vectors, value)
+            return torch.where(_over(where, vectors), new, vectors)
+
+        return touched(subject, call, way, touch)
+
+    return run

@@ -1,0 +1,1 @@
+"""Small random models of every kind that a library offers, to be audited."""

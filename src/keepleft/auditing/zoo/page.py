@@ -1,0 +1,54 @@
+"""The table of a zoo run: as a page to read, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+
+from keepleft.auditing.report import plain
+from keepleft.auditing.zoo.run import CLEAN, LEAK, SKIPPED, Row
+
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 78rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+td, th { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid #8884 }
+th { position: sticky; top: 0; background: Canvas }
+.leak { font-weight: bold; color: #b3261e } .clean { color: #2e7d32 } .skipped { color: #80868b }
+@media (prefers-color-scheme: dark) { .leak { color: #f2b8b5 } .clean { color: #81c995 } }
+code { font-size: .9em } small { color: GrayText } details { margin: .1rem 0 }
+"""
+
+
+def as_json(rows: Sequence[Row], about: dict[str, str]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    return json.dumps(plain({"about": about, "counts": dict(sorted(counts.items())), "rows": [asdict(row) for row in rows]}),
+                      indent=1, ensure_ascii=False) + "\n"
+
+
+def as_html(rows: Sequence[Row], about: dict[str, str]) -> str:
+    """Leaks first, then what was skipped, then what is clean."""
+    counts = Counter(row.verdict for row in rows)
+    order = {LEAK: 0, SKIPPED: 1, CLEAN: 2}
+    told = ", ".join(f"{name} {value}" for name, value in about.items())
+    out = ["<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+           f"<title>keepleft: the zoo, {escape(told)}</title><style>{STYLE}</style>",
+           f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
+           f"skipped. <small>{escape(told)}</small></p>",
+           "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this build "
+           "of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
+           "<table><tr><th>class<th>verdict<th>what was found<th>not checked"]
+    for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
+        found = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
+        left = "".join(f"<div>{escape(line)}</div>" for line in row.left)
+        out.append(f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td class={row.verdict}>"
+                   f"{row.verdict}<td>{found}<td><details><summary>{len(row.left)}</summary><small>{left}</small></details>")
+    return "\n".join([*out, "</table></html>\n"])
+
+
+def _finding(finding: dict[str, object]) -> str:
+    return (f"<div><b>{escape(str(finding['kind']))}</b> {escape(str(finding['message']))}<br><small>"
+            f"{escape(str(finding['path']))}</small></div>")

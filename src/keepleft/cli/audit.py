@@ -1,0 +1,196 @@
+"""keepleft audit"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from keepleft.cli import targets
+from keepleft.cli.show import Bar
+
+if TYPE_CHECKING:
+    from keepleft.auditing.report import Report
+
+CODES = {"clean": 0, "leak": 1, "unchecked": 2}
+
+
+def look(inputs: list[str], hf_config: str | None = None, arch: str | None = None,
+         with_: Literal["keepleft", "transformers"] = "keepleft", claim: str | None = None, checks: str | None = None,
+         budget: Literal["quick", "standard", "full"] = "standard", layers: int | None = None, limit: float | None = 60.0,
+         html: str | None = None, junit: str | None = None, zoo: str | None = None, json: bool = False,
+         said: frozenset[str] = frozenset()) -> int:
+    """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no other row.
+
+    Any model, ours or not:
+
+      keepleft audit runs/mine/model                    a model directory, ours or Hugging Face's
+      keepleft audit my/model.py:build                  a function without arguments that gives a torch model
+      keepleft audit package.module:build --claim "causal & window(3)" --html audit.html
+      keepleft audit --hf-config config.json --arch LlamaForCausalLM --budget quick
+
+    The function may also give (model, example), or a dict of arguments of keepleft.audit with the model under target:
+
+      def build():
+          model = MyModel(vocab=100)
+          return model, torch.randint(0, 100, (2, 16))
+
+    Exit codes: 0 clean, 1 leak, 2 it could not be audited.
+
+    Args:
+        inputs: a model directory, a GGUF file, an installed model, a name on the Hugging Face hub, or code: FILE.py:NAME or
+            MODULE:NAME
+        hf_config: a config.json of Hugging Face's; the model gets random weights
+        arch: the class of transformers to audit, such as AutoModelForCausalLM or LlamaForCausalLM; the one that the
+            configuration names if nothing is said
+        with_: whose code is audited, given a model directory: ours, or that of transformers
+        claim: where the model says it looks, such as "causal & window(3)"; full for an encoder. What one of our models is
+            built with, causal for any other, if nothing is said
+        checks: some of future, padding, packing, cache, batch, nan, labels, with commas between them; all if nothing is said
+        budget: how much is tried: seconds, about a minute, or everything
+        layers: how often a mask that forgets (window) is applied in turn; counted if nothing is said
+        limit: seconds for one call of the model; null: no limit
+        html: a file for a page with a picture of who moves whom
+        junit: a file for build servers, as JUnit XML
+        zoo: audit a tiny random model of every class of this library: transformers
+        json: print the whole report as JSON
+    """
+    if zoo is not None:
+        return _zoo(zoo, inputs, budget=budget, html=html, json=json)
+    name = _what(inputs, hf_config, arch, with_)
+    for file in (html, junit):
+        if file is not None and Path(file).is_dir():
+            raise ValueError(f"{file} is a folder: name a file in it")
+    for option, number in (("layers", layers), ("limit", limit)):
+        if number is not None and number <= 0:
+            raise ValueError(f"--{option} is {number:g}: it must be more than 0")
+    asked = {"claim": _claim(claim), "checks": _listed(checks), "budget": budget, "layers": layers, "limit": limit}
+    asked = {key: value for key, value in asked.items() if key in said and (value is not None or key == "limit")}
+    with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # what a model prints is no verdict
+        options = _built(inputs, hf_config, arch, with_)
+        taken = claim is None and "claim" not in options
+        report = _audited(options | asked, name, lambda line: bar.at(0, line[:72]))
+    code = _delivered(report, html=html, junit=junit, json=json)
+    if taken and any(finding.kind == "future" for finding in report.findings):
+        print("keepleft: the claim was taken to be causal; if the model is meant to see what comes later, give --claim full",
+              file=sys.stderr)
+    return code
+
+
+def _claim(text: str | None) -> Any:
+    if text is None:
+        return None
+    from keepleft.attention.reading import mask
+
+    try:
+        return mask(text)
+    except ValueError as error:
+        raise ValueError(f"--claim is {text!r}: {error}") from error
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [name for name in text.replace(",", " ").split() if name]
+
+
+def _what(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> str:
+    """The name of what is audited: one thing, said in one way."""
+    if len(inputs) + (hf_config is not None) != 1:
+        told = " and ".join([*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])])
+        raise ValueError(f"{told} were given: one model at a time" if told else
+                         "say which model: a directory, FILE.py:FUNCTION, MODULE:FUNCTION, or --hf-config config.json")
+    if arch is not None and hf_config is None and with_ != "transformers":
+        raise ValueError(f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers")
+    if hf_config is not None:
+        return f"{hf_config}, random weights"
+    if with_ == "transformers" and targets.is_code(inputs[0]):
+        raise ValueError(f"--with transformers is for model directories: {inputs[0]} is code")
+    return inputs[0]
+
+
+def _built(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> dict[str, Any]:
+    """Arguments of keepleft.audit. Whatever goes wrong here is said in one line."""
+    import torch
+
+    torch.manual_seed(0)  # random weights are the same each time
+    if hf_config is not None:
+        build = lambda: targets.configured(hf_config, arch)
+    elif targets.is_code(inputs[0]):
+        build = lambda: targets.code(inputs[0])
+    elif with_ == "transformers":
+        build = lambda: targets.published(inputs[0], arch)
+    else:
+        build = lambda: targets.directory(inputs[0])
+    try:
+        return build()
+    except (ValueError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # transformers may raise anything
+        raise ValueError(f"{hf_config or inputs[0]} could not be built: {type(error).__name__}: {error}") from error
+
+
+def _audited(options: dict[str, Any], name: str, tell: Callable[[str], None]) -> Report:
+    import keepleft as kl
+
+    try:
+        report = kl.audit(**{"tell": tell, **options})
+    except (ValueError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # exit code 1 would say that it leaks
+        traceback.print_exc()
+        raise ValueError(f"the audit of {name} broke off: {type(error).__name__}: {error}") from error
+    about = {"keepleft": kl.__version__, **report.about}
+    if "transformers" in sys.modules:
+        about["transformers"] = sys.modules["transformers"].__version__
+    return replace(report, subject=f"{report.subject} ({name})", about=about)
+
+
+def _delivered(report: Report, *, html: str | None, junit: str | None, json: bool) -> int:
+    """The verdict first: a file that cannot be written does not take it away."""
+    from keepleft.disk import atomic
+
+    _say(report.json() if json else report.text())
+    for file, content in ((html, report.html), (junit, report.junit)):
+        if file is not None:
+            with atomic.explained(file):
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                atomic.text(Path(file), content())
+    return CODES[report.verdict]
+
+
+def _say(text: str) -> None:
+    """To stdout; whoever has read enough of it does not change the exit code."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _zoo(name: str, chosen: list[str], *, budget: str, html: str | None, json: bool) -> int:
+    """Every class of a library, or those that are named."""
+    if name != "transformers":
+        raise ValueError(f"--zoo is {name!r}: there is transformers")
+    import torch
+    import transformers
+
+    from keepleft.auditing.zoo.page import as_html, as_json
+    from keepleft.auditing.zoo.run import CLEAN, LEAK, run
+    from keepleft.auditing.zoo.tiny import classes
+    from keepleft.disk import atomic
+
+    names = chosen or classes()
+    rows: list[Any] = []
+    with Bar("auditing", len(names)) as bar:
+        for row in run(names, budget):
+            rows.append(row)
+            bar.at(len(rows), f"{row.name}: {row.verdict}")
+    about = {"transformers": transformers.__version__, "torch": str(torch.__version__), "budget": budget}
+    if html is not None:
+        atomic.text(Path(html), as_html(rows, about))
+    _say(as_json(rows, about) if json else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows))
+    verdicts = {row.verdict for row in rows}
+    return 1 if LEAK in verdicts else 0 if CLEAN in verdicts else 2

@@ -1,0 +1,16 @@
+"""A look at a model before it is trained: what peeks learns nothing that lasts."""
+
+from __future__ import annotations
+
+from keepleft.attention.masks import causal, full
+from keepleft.auditing.audit import audit
+from keepleft.models.wholes import Model
+
+
+def audited(model: Model) -> str:
+    """A line that says that it is clean; an error that says where it is not."""
+    report = audit(model, claim=causal if model.design.decoder is not None else full, budget="quick")
+    if not report.ok:
+        raise ValueError(f"the model was audited before its first step, and is not as it should be (--no-audit trains it all the "
+                         f"same)\n{report.text()}")
+    return f"audit: {', '.join(report.checked)} are clean ({report.calls} calls, {report.seconds:.1f} s)"

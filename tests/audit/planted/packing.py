@@ -1,0 +1,247 @@
+"""Several texts in one row, and one of them moves another; or a text in a pack is not what it is alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from audit.planted.case import Planted, seeded
+from audit.planted.parts import VOCAB, WIDTH, Masked, lower, waves
+
+
+def starts(segments):
+    """Where the text of every token begins (B, T)."""
+    at = torch.arange(segments.shape[1], device=segments.device).expand(segments.shape)
+    first = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
+    return torch.where(first, at, 0).cummax(1).values
+
+
+class Packed(nn.Module):
+    """Causal, right for packs: texts do not see each other, and each begins at position 0."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(layers or [Masked(), Masked()])
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def positions(self, segments):
+        return torch.arange(segments.shape[1], device=segments.device) - starts(segments)
+
+    def seen(self, layer, segments):
+        """What the layer of this number may look at (B, 1, T, T)."""
+        return ((segments[:, :, None] == segments[:, None, :]) & lower(segments.shape[1], segments.device))[:, None]
+
+    def forward(self, tokens, segment_ids=None):
+        segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
+        x = self.embed(tokens)
+        x = x + waves(self.positions(segments), WIDTH).to(x.dtype)
+        for number, layer in enumerate(self.layers):
+            x = x + layer(x, self.seen(number, segments))
+        return self.head(x)
+
+
+class Open(Packed):
+    """Positions begin anew, attention does not."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, torch.ones_like(segments))
+
+
+class LastOpen(Packed):
+    """The last layer does not know of texts."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, torch.ones_like(segments) if layer == len(self.layers) - 1 else segments)
+
+
+class TrainingOpen(Packed):
+    """Texts are kept apart in training only."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, segments if self.training else torch.ones_like(segments))
+
+
+class NotReset(Packed):
+    """Texts do not see each other, but positions run on."""
+
+    def positions(self, segments):
+        return torch.arange(segments.shape[1], device=segments.device).expand(segments.shape)
+
+
+class NotEarlier(Packed):
+    """Segments are compared with >=: a later text sees all earlier ones."""
+
+    def seen(self, layer, segments):
+        later = segments[:, :, None] >= segments[:, None, :]
+        return (later & lower(segments.shape[1], segments.device))[:, None] if layer == 1 else super().seen(layer, segments)
+
+
+class AsBits(Packed):
+    """Segments become booleans before they are compared: 1, 2 and 3 are all True."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, segments.bool())
+
+
+class EvenAndOdd(Packed):
+    """Texts alternate between 0 and 1: the third sees the first."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, segments % 2)
+
+
+class Late(Packed):
+    """The border is one token late: the first token of a text belongs to the one before."""
+
+    def seen(self, layer, segments):
+        return super().seen(layer, torch.cat([segments[:, :1], segments[:, :-1]], 1))
+
+
+class Sink(Packed):
+    """The first token of the row is a sink for every text."""
+
+    def seen(self, layer, segments):
+        seen = super().seen(layer, segments).clone()
+        if layer == 1:
+            seen[..., 0] = True
+        return seen
+
+
+class Conv(nn.Module):
+    """A causal convolution that runs over borders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3)
+
+    def forward(self, x, seen):
+        return torch.tanh(self.conv(F.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2))
+
+
+class Shift(nn.Module):
+    """Reads the token before, across the border."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x, seen):
+        return x * self.mix + F.pad(x, (0, 0, 1, -1)) * (1 - self.mix)
+
+
+class RunningMean(nn.Module):
+    """The mean of the own text's tokens, divided by the count of all tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, seen):
+        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
+        return (seen[:, 0].to(x.dtype) @ self.value(x)) / count[:, None]
+
+
+class Crowded(nn.Module):
+    """Each expert serves four tokens of a row, whatever text they belong to."""
+
+    def __init__(self, experts: int = 2) -> None:
+        super().__init__()
+        self.capacity = 4
+        self.router = nn.Linear(WIDTH, experts)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(experts)])
+
+    def forward(self, x, seen):
+        chosen = F.one_hot(self.router(x).argmax(-1), len(self.experts))
+        served = (chosen * (chosen.cumsum(1) <= self.capacity)).to(x.dtype)
+        return sum(served[..., n, None] * expert(x) for n, expert in enumerate(self.experts))
+
+
+class Scan(nn.Module):
+    """A state-space scan that forgets at borders if it is told of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.randn(WIDTH))
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, seq_idx=None):
+        u = self.enter(x)
+        state, states = torch.zeros_like(u[:, 0]), []
+        for t in range(x.shape[1]):
+            if seq_idx is not None and t > 0:
+                state = state * (seq_idx[:, t] == seq_idx[:, t - 1])[:, None].to(x.dtype)
+            state = torch.sigmoid(self.decay) * state + u[:, t]
+            states.append(state)
+        return x + self.leave(torch.stack(states, 1))
+
+
+class StateSpace(nn.Module):
+    """Two scans, and only the first is told where texts begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.mixers = nn.ModuleList([Scan(), Scan()])
+        self.lm_head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids, seq_idx=None):
+        x = self.mixers[0](self.embedding(input_ids), seq_idx)
+        return {"logits": self.lm_head(self.mixers[1](x))}
+
+
+class Recurrent(nn.Module):
+    """A GRU that runs on through the next text; only its embedding knows of texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(VOCAB, 11), nn.Embedding(61, 11)
+        self.rnn = nn.GRU(11, 13, batch_first=True)
+        self.head = nn.Linear(13, VOCAB)
+
+    def forward(self, tokens, doc_ids=None):
+        doc_ids = torch.zeros_like(tokens) if doc_ids is None else doc_ids
+        at = torch.arange(tokens.shape[1], device=tokens.device) - starts(doc_ids)
+        return self.head(self.rnn(self.embed(tokens) + self.place(at))[0])
+
+
+class Given(nn.Module):
+    """Takes segments and positions, uses the positions, and forgets the segments."""
+
+    def __init__(self, width: int = 10) -> None:
+        super().__init__()
+        self.tok, self.place = nn.Embedding(29, width), nn.Embedding(67, width)
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.head = nn.Linear(width, 29)
+
+    def forward(self, input_ids, position_ids=None, segment_ids=None):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        x = self.tok(input_ids) + self.place(position_ids)
+        y, _ = self.attn(x, x, x, attn_mask=~lower(x.shape[1], x.device), need_weights=False)
+        return self.head(x + y)
+
+
+def packed(name, module, model=Packed, *layers):
+    return Planted(name, seeded(lambda: model(*[layer() for layer in layers])), "packing", module)
+
+
+PLANTED = [
+    packed("positions reset, attention open", "layers.0", Open),
+    packed("last layer open", "layers.2", LastOpen, Masked, Masked, Masked),
+    packed("texts apart in training only", "layers.0", TrainingOpen),
+    packed("positions not reset", "", NotReset),
+    packed("segments compared with >=", "layers.1", NotEarlier),
+    packed("segments compared as booleans", "layers.0", AsBits),
+    packed("segments told apart by one bit", "layers.0", EvenAndOdd),
+    packed("border one token late", "layers.0", Late),
+    packed("the row's first token as sink", "layers.1", Sink),
+    packed("convolution over the border", "layers.1", Packed, Masked, Conv),
+    packed("token shift over the border", "layers.0", Packed, Shift, Masked),
+    packed("divided by the tokens of all texts", "layers.1", Packed, Masked, RunningMean),
+    packed("texts share the experts' places", "layers.1", Packed, Masked, Crowded),
+    packed("state runs into the next text", "mixers.1", StateSpace),
+    packed("GRU runs into the next text", "rnn", Recurrent),
+    packed("segments forgotten, positions used", "attn", Given),
+]

@@ -1,0 +1,30 @@
+"""The audit is silent on honest models, and what is almost honest is told by the right word."""
+
+from __future__ import annotations
+
+import pytest
+from audit.honest import peers, plain
+
+import keepleft as kl
+
+
+def audited(case, budget="quick"):
+    target, example, *more = case.build()
+    return kl.audit(target, example, claim=kl.causal if case.claim is None else case.claim, budget=budget, **case.options, **(more[0] if more else {}))
+
+
+def test_there_are_many_honest_models():
+    assert len(plain.HONEST) >= 40
+    assert len(peers.HONEST) >= 20
+
+
+@pytest.mark.parametrize("case", plain.HONEST, ids=lambda case: case.name)
+def test_an_honest_model_is_clean(case):
+    report = audited(case)
+    assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("case", peers.HONEST, ids=lambda case: case.name)
+def test_an_honest_class_of_transformers_is_clean(case):
+    report = audited(case)
+    assert report.ok, report.text()
