@@ -1,4 +1,4 @@
-"""No false alarm on a GPU, where kernels are not deterministic: honest models in bfloat16 and float32, and leaks that are found.
+"""No false alarm on a GPU, where kernels are not deterministic: honest models in bfloat16 and float32; leaks are found.
 
     python bench/audit_gpu.py [--part 0/8]
 """
@@ -21,12 +21,14 @@ def main() -> None:
     part, parts = map(int, (sys.argv[2] if len(sys.argv) > 2 else "0/1").split("/"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
-    print(f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}\n{'model':44} {'dtype':10} verdict     calls  seconds")
+    print(f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}")
+    print(f"{'model':44} {'dtype':10} verdict     calls  seconds")
     wrong = 0
     for dtype in (torch.float32, torch.bfloat16):
         for preset in HONEST[part::parts]:
             model = kl.build(kl.presets.small(getattr(kl.presets, preset)), generator=torch.Generator().manual_seed(0))
-            wrong += shown(f"ours, {preset}", model.to(device, dtype), dtype, kl.full if preset == "bert" else kl.causal, "clean")
+            claim = kl.full if preset == "bert" else kl.causal
+            wrong += shown(f"ours, {preset}", model.to(device, dtype), dtype, claim, "clean")
     from audit.honest import peers, plain
     from audit.planted import future
 
@@ -35,13 +37,17 @@ def main() -> None:
         for case in [*peers.HONEST, *rounding][part::parts]:
             target, example, *more = case.build()
             if isinstance(target, torch.nn.Module):
-                wrong += shown(case.name, target.to(device, dtype), dtype, kl.causal if case.claim is None else case.claim, "clean", example,
+                wrong += shown(case.name, target.to(device, dtype), dtype, claimed(case), "clean", example,
                                **case.options, **(more[0] if more else {}))
     for case in future.PLANTED[part::parts]:
         target, example, *more = case.build()
         if isinstance(target, torch.nn.Module):
-            wrong += shown(f"planted: {case.name}", target.to(device), torch.float32, kl.causal if case.claim is None else case.claim, "leak", example)
+            wrong += shown(f"planted: {case.name}", target.to(device), torch.float32, claimed(case), "leak", example)
     print(f"{wrong} verdicts are not as they should be")
+
+
+def claimed(case):
+    return kl.causal if case.claim is None else case.claim
 
 
 def shown(name, model, dtype, claim, wanted, example=None, **options) -> int:

@@ -33,7 +33,8 @@ def main() -> None:
     for row in run(names, given.budget, given.limit, given.workers):
         rows.append(row)
         found = "; ".join(f"{one['kind']} {one['module']} {one['size']:.2g}" for one in row.findings)
-        print(f"{len(rows):4}/{len(names)} {row.name:48} {row.verdict:8} {row.seconds:6.1f} s  {found or row.why[:110]}", flush=True)
+        told = found or row.why[:110]
+        print(f"{len(rows):4}/{len(names)} {row.name:48} {row.verdict:8} {row.seconds:6.1f} s  {told}", flush=True)
     about = {"transformers": transformers.__version__, "torch": torch.__version__, "budget": given.budget,
              "date": time.strftime("%Y-%m-%d")}
     rows.sort(key=lambda row: row.name)

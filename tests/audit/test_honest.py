@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from audit.honest import peers, plain
 
 import keepleft as kl
+from audit.honest import peers, plain
 
 
 def audited(case, budget="quick"):
     target, example, *more = case.build()
-    return kl.audit(target, example, claim=kl.causal if case.claim is None else case.claim, budget=budget, **case.options, **(more[0] if more else {}))
+    claim = kl.causal if case.claim is None else case.claim
+    return kl.audit(target, example, claim=claim, budget=budget, **case.options, **(more[0] if more else {}))
 
 
 def test_there_are_many_honest_models():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ class TaughtPacked(nn.Module):
         out = []
         for row, marks in zip(tokens, segments, strict=True):
             cuts = [0, *(1 + (marks[1:] != marks[:-1]).nonzero().flatten()).tolist(), len(row)]
-            texts = Ragged.of([row[a:b].tolist() for a, b in zip(cuts, cuts[1:], strict=False)])
+            texts = Ragged.of([row[a:b].tolist() for a, b in pairwise(cuts)])
             layout = packed([np.arange(len(cuts) - 1)], texts, width=len(row), height=1)
             inputs = {"tokens": torch.from_numpy(layout.lay(texts, 0)), "segments": torch.from_numpy(layout.segments(texts))}
             out.append(self.model(**inputs))

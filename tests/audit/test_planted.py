@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from audit.planted import batch, cache, future, labels, nan, packing, padding
 
 import keepleft as kl
+from audit.planted import batch, cache, future, labels, nan, packing, padding
 
 PLANTED = [case for room in (future, padding, packing, cache, batch, nan, labels) for case in room.PLANTED]
 

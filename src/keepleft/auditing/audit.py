@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
+import random
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +19,7 @@ from keepleft.auditing import guard, rounding
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.inquiry import PROBES, Inquiry
 from keepleft.auditing.report import KINDS, Report
+from keepleft.auditing.roles import ASKED, OTHERWISE
 from keepleft.auditing.seen import Seen
 from keepleft.auditing.subject import Call, CallError, Reader, Subject, UnfitError
 from keepleft.auditing.ways import BUDGETS, Way
@@ -40,26 +44,59 @@ def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None
     tried = _among("probe", probes, PROBES)
     if budget not in BUDGETS:
         raise ValueError(f"there is no budget {budget!r}: there are {', '.join(BUDGETS)}")
+    _sensible(prefill, step, layers, vocab, time, limit)
     began = clock.monotonic()
-    subject = Subject(target, example, vocab=vocab, time=time, limit=limit, claim=claim)
-    inquiry = Inquiry(subject, claim, layers, BUDGETS[budget], chosen, tried, tell=tell or (lambda _: None))
-    chance = torch.random.get_rng_state()
-    try:
-        with guard.kept(subject.module), guard.woken(subject.module) as asleep:
-            if asleep:
-                inquiry.note(f"{asleep} weights are all zero and would hide what stands behind them: they were woken for the audit")
-            _audited(inquiry, prefill, step, reorder)
-    except UnfitError as error:
-        inquiry.skip("the audit", error, fatal=True)
-    finally:
-        torch.random.set_rng_state(chance)
+    with torch.inference_mode(False), torch.enable_grad():
+        subject = Subject(target, example, vocab=vocab, time=time, limit=limit, claim=claim)
+        inquiry = Inquiry(subject, claim, layers, BUDGETS[budget], chosen, tried, tell=tell or (lambda _: None))
+        claimed: Table = ()
+        measured: Table = ()
+        try:
+            with _chance(), guard.kept(subject.module), guard.woken(subject.module) as asleep:
+                if asleep:
+                    many = "weight is" if asleep == 1 else "weights are"
+                    inquiry.note(f"{asleep} {many} all zero and would hide what stands behind: woken for the audit")
+                _audited(inquiry, prefill, step, reorder)
+                claimed, measured = _influence(inquiry)
+        except UnfitError as error:
+            inquiry.skip("the audit", error, fatal=True)
+        except CallError as error:
+            inquiry.skip("the audit", f"{subject.name} broke off: {error}", fatal=True)
     if subject.mutated:
         inquiry.skip("the verdict", f"{subject.name} changes what it is given in place: copy the input first", fatal=True)
-    claimed, measured = _influence(inquiry)
+    if subject.moves:
+        inquiry.note("calls change its buffers (running statistics, say): they were put back before each call")
     return Report(subject.name, repr(claim), budget, tuple(inquiry.findings.values()), tuple(inquiry.skipped),
                   tuple(inquiry.notes), tuple(inquiry.checked), tuple(inquiry.paths), tuple(inquiry.blocked), claimed, measured,
                   clock.monotonic() - began, subject.calls,
                   {"torch": torch.__version__, "python": platform.python_version(), "device": str(subject.device)})
+
+
+Table = tuple[tuple[Any, ...], ...]
+
+
+@contextmanager
+def _chance() -> Iterator[None]:
+    """Everyone's random numbers go on afterwards as if nothing had been."""
+    own, many = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(many)
+
+
+def _sensible(prefill: Any, step: Any, layers: Any, vocab: Any, time: Any, limit: Any) -> None:
+    if (prefill is None) != (step is None):
+        raise ValueError("prefill= and step= belong together: give both, or neither")
+    for name, value in (("layers", layers), ("vocab", vocab)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 1")
+    if time not in (0, 1):
+        raise ValueError(f"time is {time!r}: it is 1 for (B, T, …) and 0 for (T, B, …)")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+        raise ValueError(f"limit is {limit!r}: it must be seconds, more than 0, or None")
 
 
 def _among(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
@@ -81,6 +118,9 @@ def _audited(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
         inquiry.budget = budget
         inquiry.lengths = _lengths(inquiry)
         _round(inquiry, prefill, step, reorder)
+    for name in inquiry.checks:
+        if name not in inquiry.checked and name in inquiry.undone:
+            inquiry.blocked.append(inquiry.undone[name])
 
 
 def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
@@ -103,16 +143,21 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
             inquiry.skip("future", f"the claim {inquiry.claim} allows every position to read every other")
             continue
         if inquiry.late:
-            inquiry.skip(name if name not in inquiry.checked else f"{name}, further paths", f"the time of the {inquiry.budget.name} "
-                         "budget was up; budget='full' has no limit", fatal=not inquiry.checked)
+            late = f"the time of the {inquiry.budget.name} budget was up; budget='full' has no limit"
+            if name in inquiry.checked:
+                inquiry.skip(f"{name}, further paths", late)
+            elif not any(line.startswith(f"{name}: ") for line in inquiry.skipped):
+                inquiry.fail(name, late)
             continue
-        before, calls = len(inquiry.skipped), inquiry.done
+        calls = inquiry.done
+        inquiry.tell(name)
         go()
-        if not any(line.startswith(f"{name}: ") for line in inquiry.skipped[before:]) and name not in inquiry.checked:
-            if inquiry.done > calls:
-                inquiry.checked.append(name)
-            else:
-                inquiry.skip(name, "nothing of it could be checked; the lines above say why", fatal=name == "future")
+        if name in inquiry.checked or any(line.startswith(f"{name}: ") for line in inquiry.skipped):
+            continue
+        if inquiry.done > calls:
+            inquiry.checked.append(name)
+        else:
+            inquiry.fail(name, "nothing of it could be checked; the lines above say why")
 
 
 def _first(inquiry: Inquiry) -> None:
@@ -124,18 +169,29 @@ def _first(inquiry: Inquiry) -> None:
         except CallError as error:
             raise UnfitError(f"{subject.name} does not run on {_shown(subject)}: {error}") from error
         one, other = subject.call(2), subject.call(2, seed=1)
+        weights = [p._version for p in _weights(subject)]
         first = subject.run(one, way)
-        if not first.isfinite().any():
+        if [p._version for p in _weights(subject)] != weights:
+            raise UnfitError(f"{subject.name} changes its own weights when it is called: nothing can be compared; keep forward "
+                             "free of that")
+        sound = first.isfinite().flatten(2).any(2)
+        if not sound.any():
             raise UnfitError(f"{subject.name} gives nothing but NaN or infinity: its weights or its input are broken")
+        if not sound.all() and "nan" not in inquiry.checks:
+            first_bad = int((~sound).nonzero()[0, 1])
+            raise UnfitError(f"{subject.name} gives NaN at position {first_bad}: let the nan check look at it")
+        if _draws(subject, one, train=False):
+            raise UnfitError(f"{subject.name} draws random numbers in eval mode: nothing can be compared; draw them in train "
+                             "mode only")
         subject.run(other, way)
         again = subject.run(one, way)
         change = float(rounding.moved(first, again).max()) / rounding.scale(first)
         if change > 1e-3:
-            raise UnfitError(f"{subject.name} gives another output for the same input ({change:.2g} of the largest): it keeps state "
-                        "between calls or draws random numbers of its own; reset it in forward, or wrap it so that each call "
-                        "begins anew")
+            raise UnfitError(f"{subject.name} gives another output for the same input ({change:.2g} of the largest): it keeps "
+                             "state between calls or draws random numbers of its own; reset it in forward, or wrap it so that "
+                             "each call begins anew")
         if change:
-            inquiry.note(f"the same input gives outputs that differ by {change:.2g} of the largest: kernels are not deterministic")
+            inquiry.note(f"the same input gives outputs {change:.2g} of the largest apart: kernels are not deterministic")
         if not float(rounding.moved(first, subject.run(other, way)).max()):
             raise UnfitError(f"{subject.name} gives the same output whatever it is given: nothing can be seen of what it reads")
         if subject.reader is not None and subject.reader.name == "mask":
@@ -145,6 +201,15 @@ def _first(inquiry: Inquiry) -> None:
 def _begun(inquiry: Inquiry, way: Way) -> None:
     """The first call. Some models take one length only; some give every position's scores only when targets are given."""
     subject = inquiry.subject
+    first = subject.main
+    for rival in subject.rivals():  # which of two sequences does the output follow?
+        for main, looked in ((first, rival), (rival, first)):
+            try:
+                subject.look(main, looked)
+                subject.run(subject.call(2), way)
+                return
+            except (CallError, UnfitError, ValueError):
+                subject.look(first, None)
     try:
         subject.run(subject.call(2), way)
     except CallError:
@@ -196,10 +261,13 @@ def _learned(inquiry: Inquiry) -> None:
     module = subject.module
     inquiry.quantised = module is not None and any("quantized" in type(part).__module__ for part in module.modules())
     if inquiry.quantised:
-        inquiry.note("the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest output are taken "
-                     "for rounding")
+        inquiry.note("the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest output are "
+                     "taken for rounding")
     inquiry.double = False
-    if module is not None and not inquiry.quantised and subject.dtype != torch.float64 and _small(module):
+    quickly = inquiry.large and not inquiry.budget.broad
+    if quickly:
+        inquiry.note("it is large, so the quick budget compares in its own precision only")
+    if module is not None and not inquiry.quantised and not quickly and subject.dtype != torch.float64 and _small(module):
         fine = way.but(dtype=torch.float64)
         try:
             with subject.on(fine):
@@ -214,9 +282,13 @@ def _learned(inquiry: Inquiry) -> None:
             inquiry.note("in training it draws random numbers besides dropout: only calls of the same shape are compared there")
 
 
-def _draws(subject: Subject, call: Call) -> bool:
-    """Does training depend on chance?"""
-    way, outs = Way(train=True), []
+def _weights(subject: Subject) -> list[Tensor]:
+    return [p for p in subject.module.parameters() if not p.is_inference()] if subject.module is not None else []
+
+
+def _draws(subject: Subject, call: Call, *, train: bool = True) -> bool:
+    """Does the output depend on chance?"""
+    way, outs = Way(train=train), []
     try:
         for subject.seed in (0, 1):
             with subject.on(way):
@@ -237,7 +309,12 @@ def _lengths(inquiry: Inquiry) -> list[int]:
     """Below, at and above every whole number in the configuration, and twice as long; what matters most first."""
     most, out = inquiry.budget.longest, dict.fromkeys([1, 2])
     for n in inquiry.subject.facts.numbers:
-        out |= dict.fromkeys(length for length in (n + 1, 2 * n + 1, n, n - 1) if 1 <= length <= most)
+        some = (n + 1, min(2 * n + 1, max(most, n + 2)), n, n - 1, n + 2)
+        out |= dict.fromkeys(length for length in some if 1 <= length <= most)
+    beyond = sorted(n for n in inquiry.subject.facts.numbers if n >= most)
+    if beyond and inquiry.budget.broad:
+        told = ", ".join(map(str, beyond[:8])) + (" …" if len(beyond) > 8 else "")
+        inquiry.skip("lengths beyond the budget's", f"{told}: texts of up to {most} were tried")
     known = [n for n in out if n != inquiry.subject.length]
     kept: list[int] = []
     cost = 0
@@ -275,7 +352,7 @@ def offered(inquiry: Inquiry) -> Iterator[Way]:
                 inquiry.skip(f"{name} attention", "it needs a GPU and its package" if "flash" in name else
                              "it compiles for minutes on a CPU; budget='full' does")
     if module is not None:
-        offers += [plain.but(flag=(name, not value)) for name, value in guard.flags(module).items()]
+        offers += [plain.but(flag=flag) for flag in guard.flags(module)[:6]]
     yield from offers
     if broad:
         yield from (way.but(train=True) for way in offers)
@@ -286,6 +363,9 @@ def offered(inquiry: Inquiry) -> Iterator[Way]:
         yield plain.but(asked=((weights, not now),), **eager)
         if broad:
             yield plain.but(asked=((weights, not now),), train=True, **eager)
+    more = [name for name, value in subject.sig.defaults.items() if isinstance(value, bool) and name != weights
+            and ASKED.search(name) and not OTHERWISE.search(name)]
+    yield from (plain.but(asked=((name, not subject.sig.defaults[name]),)) for name in more[:6])
     use = subject.sig.role("use_cache")
     if use is not None and broad:
         yield from (plain.but(asked=((use, value),)) for value in (True, False))
@@ -306,12 +386,14 @@ def offered(inquiry: Inquiry) -> Iterator[Way]:
     if subject.wrapped:
         yield plain.but(wrapped=True)
     if module is not None and not inquiry.quantised and (broad or sum(p.numel() for p in module.parameters()) < 1e7):
-        for kind in (torch.bfloat16, torch.float64, torch.float32) if broad else (torch.bfloat16,):
+        for kind in (torch.bfloat16, torch.float32, torch.float64)[:3 if broad else 2]:
             if kind != subject.dtype and (kind != torch.float64 or inquiry.double):
                 yield plain.but(dtype=kind)
+        if broad and subject.dtype == torch.float32:
+            yield plain.but(autocast=True)
 
 
-def _influence(inquiry: Inquiry) -> tuple[tuple[tuple[bool, ...], ...], tuple[tuple[float, ...], ...]]:
+def _influence(inquiry: Inquiry) -> tuple[Table, Table]:
     """Claimed and measured: one source at a time, on the plain path."""
     subject = inquiry.subject
     if subject.selector is None or (inquiry.late and not inquiry.findings):

@@ -13,9 +13,10 @@ from torch import nn
 from keepleft.models.design import Classes, Pooled
 from keepleft.models.wholes import EncoderDecoder, Model
 
-_MATTERS = re.compile(r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag|"
-                      r"constant", re.I)
+_MATTERS = re.compile(r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag",
+                      re.I)
 _IDS = re.compile(r"(token_id|token_index|_token|token_ids|_idx)$")
+_NAMED = re.compile(r"(^|_)(pad|eos|bos|sep|eot|eod|cls|mask|end|start|doc)\w*(_id|_idx|_token|_token_id|_index)$|_token_id$")
 _WIDTHS = frozenset("in_features out_features num_embeddings embedding_dim embed_dim num_heads head_dim hidden_size input_size "
                     "num_layers num_features in_channels out_channels vocab_size kdim vdim padding_idx n_head n_heads".split())
 FARTHEST = 4096
@@ -33,7 +34,7 @@ class Facts:
     pair: bool = False                                        # an encoder-decoder
     hugging: bool = False
     ours: bool = False
-    pad: int | None = None
+    marks: tuple[int, ...] = ()                               # ids that its modules know by name
     entry: Any = None                                         # what to call instead, where the model gives one vector a text
 
     @property
@@ -48,7 +49,13 @@ def facts(target: Any, module: nn.Module | None) -> Facts:
     config = getattr(module, "config", None)
     if module is not None and hasattr(config, "to_dict") and hasattr(config, "model_type"):
         return _hugging(module, config)
-    return Facts(numbers=_ordered(_numbers(target, module)), layers=_layers(module))
+    return Facts(numbers=_ordered(_numbers(target, module)), layers=_layers(module), marks=_marks(module))
+
+
+def _marks(module: nn.Module | None) -> tuple[int, ...]:
+    """Tokens that attributes speak of: pad_id, eos_token_id …"""
+    own = [part for part in (module.modules() if module is not None else ()) if not type(part).__module__.startswith("torch.")]
+    return tuple(sorted({value for part in own for name, value in vars(part).items() if type(value) is int and _NAMED.search(name)}))
 
 
 def _ours(model: Model) -> Facts:
@@ -78,8 +85,7 @@ def _hugging(module: nn.Module, config: Any) -> Facts:
         except (NotImplementedError, AttributeError, TypeError):
             table = None
     known = [n for n in (vocab, table) if isinstance(n, int)]
-    return Facts(min(known) if known else None, None, frozenset(special), layers, _ordered(iter(numbers)), pair, hugging=True,
-                 pad=getattr(text, "pad_token_id", None))
+    return Facts(min(known) if known else None, None, frozenset(special), layers, _ordered(iter(numbers)), pair, hugging=True)
 
 
 def _layers(module: nn.Module | None) -> int | None:
@@ -160,6 +166,6 @@ def _ordered(found: Iterator[tuple[int, str]]) -> dict[int, str]:
             names[n] = name
 
     def rank(n: int) -> tuple[int, int]:
-        return 0 if _MATTERS.search(names[n]) else 2 if names[n] in _WIDTHS else 1, n
+        return 0 if _MATTERS.search(names[n]) else 3 if names[n] in _WIDTHS else 2 if names[n] == "constant" else 1, n
 
     return {n: names[n] for n in sorted(names, key=rank)}

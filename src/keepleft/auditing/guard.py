@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from keepleft.auditing.roles import FLAGS
+from keepleft.auditing.roles import CHOICES, CHOOSES, FLAGS
 
 
-class HungError(TimeoutError):
-    """A call took longer than it may."""
+class HungError(BaseException):
+    """A call took longer than it may. Not an Exception, so that a model's own `except Exception` does not swallow it."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def limited(seconds: float | None) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise HungError(f"a call took longer than {seconds:g} s")
 
-    before, left = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, left = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
@@ -46,20 +46,30 @@ def limited(seconds: float | None) -> Iterator[None]:
 def woken(module: nn.Module | None, seed: int = 0) -> Iterator[int]:
     """Weights that are all zero (a gate, an output projection before training) hide what stands behind them: for a while
     they are not zero. Says how many there are."""
-    asleep = [] if module is None else [p for p in module.parameters() if p.requires_grad and p.is_floating_point()
-                                        and p.numel() and p.device.type != "meta" and not p.detach().count_nonzero()]
-    if asleep:
-        chance = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for p in asleep:
-                wide = p.shape[-1] if p.dim() > 1 else 4
-                p.copy_(torch.randn(p.shape, generator=chance) / math.sqrt(max(1, wide)) * 0.5)
+    chance, asleep = torch.Generator().manual_seed(seed), []
     try:
+        for p in module.parameters() if module is not None else ():
+            if p.requires_grad and p.is_floating_point() and p.numel() and p.device.type != "meta" and not _any(p):
+                wide, was = p.shape[-1] if p.dim() > 1 else 4, p.detach().clone() if p.detach().signbit().any() else None
+                try:
+                    with torch.no_grad():
+                        p.copy_(torch.randn(p.shape, generator=chance) / math.sqrt(max(1, wide)) * 0.5)
+                except RuntimeError:  # it cannot be written: sharded, or made for inference
+                    continue
+                asleep.append((p, was))
         yield len(asleep)
     finally:
         with torch.no_grad():
-            for p in asleep:
-                p.zero_()
+            for p, was in asleep:
+                p.zero_() if was is None else p.copy_(was)
+
+
+def _any(weight: Tensor) -> bool:
+    """Is any of it not zero? What cannot be looked at counts as awake."""
+    try:
+        return bool(weight.detach().count_nonzero())
+    except (RuntimeError, NotImplementedError):
+        return True
 
 
 @contextmanager
@@ -88,22 +98,58 @@ def cast(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def kept(module: nn.Module | None) -> Iterator[None]:
-    """Buffers (running statistics, caches) and modes are as before afterwards."""
-    if module is None:
-        yield
-        return
-    buffers = [(b, b.detach().clone()) for b in module.buffers() if b.device.type != "meta"]
-    modes = [(part, part.training) for part in module.modules()]
+def modes(module: nn.Module) -> Iterator[None]:
+    """Train and eval, part by part, as before afterwards."""
+    before = [(part, part.training) for part in module.modules()]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                if buffer.shape == value.shape and not torch.equal(buffer, value):
-                    buffer.copy_(value)
-        for part, mode in modes:
+        for part, mode in before:
             part.training = mode
+
+
+@contextmanager
+def kept(module: nn.Module | None) -> Iterator[None]:
+    """Buffers (running statistics, caches), modes and attributes are as before afterwards, and what was added is gone."""
+    if module is None:
+        yield
+        return
+    before = buffers(module)
+    held = [(part, dict(vars(part)), dict(part._parameters), dict(part._buffers), set(part._non_persistent_buffers_set))
+            for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    try:
+        yield
+    finally:
+        for part, attributes, parameters, own, fleeting in held:
+            vars(part).clear()
+            vars(part).update(attributes)
+            part._parameters.clear()
+            part._parameters.update(parameters)
+            part._buffers.clear()
+            part._buffers.update(own)
+            part._non_persistent_buffers_set.clear()
+            part._non_persistent_buffers_set.update(fleeting)
+        returned(before)
+
+
+Kept = list[tuple[Tensor, int, Tensor]]
+
+
+def buffers(module: nn.Module | None) -> Kept:
+    """Every buffer with its version and its value."""
+    return [(b, b._version, b.detach().clone()) for b in (module.buffers() if module is not None else ())
+            if b.device.type != "meta" and not b.is_inference()]
+
+
+def returned(before: Kept) -> bool:
+    """Put buffers back that have changed since; says whether any had."""
+    changed = [(b, value) for b, version, value in before if b._version != version and b.shape == value.shape]
+    with torch.no_grad():
+        for b, value in changed:
+            b.copy_(value)
+    for n, (b, _, value) in enumerate(before):
+        before[n] = (b, b._version, value)
+    return bool(changed)
 
 
 _DROP = re.compile(r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop")
@@ -140,20 +186,22 @@ def training(module: nn.Module, on: bool, *, deep: bool = False) -> Iterator[Non
         yield
 
 
-def flags(module: nn.Module) -> dict[str, bool]:
-    """Attributes that choose between implementations, with what they are now."""
-    out: dict[str, bool] = {}
+def flags(module: nn.Module) -> list[tuple[str, Any]]:
+    """Attributes that choose between implementations, each with a value that it does not have now."""
+    out: dict[tuple[str, Any], None] = {}
     for part in module.modules():
         for name, value in vars(part).items():
             if isinstance(value, bool) and any(word in name.lower() for word in FLAGS):
-                out.setdefault(name, value)
-    return out
+                out[name, not value] = None
+            elif isinstance(value, str) and value.lower() in CHOICES and CHOOSES.search(name):
+                out |= dict.fromkeys((name, other) for other in ("eager", "sdpa") if other != value)
+    return list(out)
 
 
 @contextmanager
-def flagged(module: nn.Module, name: str, value: bool) -> Iterator[None]:
+def flagged(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """An attribute of that name, wherever it stands, has another value for a while."""
-    before = [(part, vars(part)[name]) for part in module.modules() if isinstance(vars(part).get(name), bool)]
+    before = [(part, vars(part)[name]) for part in module.modules() if isinstance(vars(part).get(name), type(value))]
     for part, _ in before:
         setattr(part, name, value)
     try:

@@ -34,6 +34,7 @@ class Inquiry:
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
+    undone: dict[str, str] = field(default_factory=dict)  # a check that applies and could not be made; the line that says so
     checked: list[str] = field(default_factory=list)
     paths: dict[str, None] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
@@ -45,6 +46,12 @@ class Inquiry:
     recent: list[tuple[Call, Way, Tensor]] = field(default_factory=list)
     refused: int = 1 << 30       # a length that the model does not take, nor any longer one
     tell: Callable[[str], None] = lambda _: None
+
+    @property
+    def large(self) -> bool:
+        """Is one call slow enough that some of them must do for all?"""
+        module = self.subject.module
+        return self.budget.seconds is not None and module is not None and sum(p.numel() for p in module.parameters()) > 3e7
 
     # -- the claim
 
@@ -108,6 +115,11 @@ class Inquiry:
             self.skipped.append(line)
         if fatal and line not in self.blocked:
             self.blocked.append(line)
+
+    def fail(self, check: str, why: object) -> None:
+        """A whole check that applies could not be made: without it there is no verdict."""
+        self.skip(check, why)
+        self.undone[check] = f"{check}: {why}"
 
     def note(self, line: str) -> None:
         if line not in self.notes:

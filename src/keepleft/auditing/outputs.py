@@ -50,7 +50,7 @@ class Selector:
         for key in self.way:
             value = dict(named(value))[key]
         tensor: Tensor = value.movedim((self.batch, self.time), (0, 1))
-        return tensor
+        return tensor[..., None] if tensor.dim() == 2 else tensor
 
     def __str__(self) -> str:
         return ".".join(map(str, self.way)) or "the output"
@@ -67,6 +67,11 @@ def selector(value: Any, batch: int, length: int) -> Selector | None:
         if tensor.dim() >= 2 and tensor.shape[0] == batch and length in tensor.shape[2:]:
             return Selector(way, 2 + tuple(tensor.shape[2:]).index(length), 0)
     return None
+
+
+def selectors(value: Any, batch: int, length: int) -> list[Selector]:
+    """Every output for each position, (B, T, …)."""
+    return [Selector(way, 1, 0) for way, tensor in parts(value) if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length)]
 
 
 def find(value: Any, names: tuple[str, ...]) -> Any:

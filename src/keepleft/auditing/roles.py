@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +12,18 @@ from torch import nn
 
 NAMES = {
     # the audited sequence and the one it looks back at
-    "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids target_ids trg "
-              "decoder_inputs decoder_tokens y",
+    "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids trg trg_ids "
+              "decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
     "source": "src source src_tokens source_tokens src_ids source_ids encoder_inputs encoder_tokens",
     "tokens": "input_ids tokens ids idx token_ids input_values input_features inputs_embeds x inputs input features "
               "hidden_states",
     # who is real: 1 or True = a real token
-    "keep": "attention_mask keep_mask token_mask valid_mask input_mask",
+    "keep": "attention_mask keep_mask token_mask valid_mask input_mask valid",
     # 1 or True = padding
-    "drop": "key_padding_mask padding_mask pad_mask src_key_padding_mask",
+    "drop": "key_padding_mask padding_mask pad_mask src_key_padding_mask encoder_padding_mask",
     "either": "mask",                       # one or the other: behaviour tells
-    "lengths": "lengths seq_lens seq_lengths valid_lens input_lengths lens",
+    "lengths": "lengths seq_lens seq_lengths valid_lens input_lengths lens length x_lens x_lengths seq_len input_lens "
+               "feat_lens",
     "target_keep": "decoder_attention_mask tgt_mask_keep target_mask_keep",
     "target_drop": "tgt_key_padding_mask",
     "source_keep": "source_attention_mask encoder_attention_mask",
@@ -29,8 +31,8 @@ NAMES = {
     "positions": "position_ids positions pos position pos_ids",
     "segments": "segment_ids segments doc_ids document_ids docs doc_id seq_idx sequence_ids documents segment_id seg_ids segs",
     "source_segments": "source_segments",
-    "labels": "labels",
-    "targets": "targets",
+    "labels": "labels lm_labels",
+    "targets": "targets target_ids y",
     "cache": "past_key_values cache_params past_key_value kv_cache cache past layer_past state mems hidden kv_caches caches "
              "past_kv past_kvs past_state",
     "use_cache": "use_cache return_cache",
@@ -39,7 +41,13 @@ NAMES = {
     "weights": "output_attentions return_attention return_attentions need_weights return_weights return_attn output_attn",
 }
 _ROLE = {name: role for role, names in NAMES.items() for name in names.split()}
-FLAGS = ("flash", "sdpa", "fused", "xformers", "mem_eff", "efficient", "fast_path", "use_fast")  # parts of such a flag's name
+FLAGS = ("flash", "sdpa", "fused", "xformers", "mem_eff", "efficient", "fast", "checkpoint", "triton", "kernel", "optimi",
+         "chunked", "low_mem")  # parts of the name of an attribute that chooses between implementations
+CHOICES = frozenset("eager sdpa flash flash_attn flash_attention math manual naive torch fused xformers reference "
+                    "vanilla".split())
+CHOOSES = re.compile(r"attn|attention|impl|backend|kernel|mode", re.I)  # the name of one that does so by a word
+ASKED = re.compile(r"^(return|output|need|with|use|get)_|checkpoint")   # a keyword that asks for more, not for something else
+OTHERWISE = re.compile(r"causal|mask|bidirectional|train|shift|loss|cache")
 
 
 @dataclass(frozen=True)

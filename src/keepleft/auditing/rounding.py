@@ -25,8 +25,7 @@ def moved(a: Tensor, b: Tensor) -> Tensor:
 
 def scale(out: Tensor) -> float:
     """What a change is measured by: the largest output."""
-    finite = out[out.isfinite()]
-    return max(float(finite.abs().max()) if finite.numel() else 1.0, 1e-30)
+    return max(float(torch.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0).abs().max()), 1e-30)
 
 
 def tolerance(inquiry: Inquiry, way: Way) -> float:
@@ -45,7 +44,7 @@ def real(inquiry: Inquiry, way: Way, a: Call, b: Call, row: int, reader: int, si
     which the same thing changes while something beside it differs, so that rounding falls another way."""
     if size == float("inf"):
         return True
-    kind = way.dtype or inquiry.subject.dtype
+    kind = torch.bfloat16 if way.autocast else way.dtype or inquiry.subject.dtype
     if inquiry.quantised:
         return size > 0.2
     eps = torch.finfo(kind).eps
@@ -57,6 +56,8 @@ def real(inquiry: Inquiry, way: Way, a: Call, b: Call, row: int, reader: int, si
             return False
         if precise is not None and precise > 1e-5:
             return True
+    if size <= 8 * eps and not (kind == torch.float32 and inquiry.double and not way.wrapped):
+        return False  # nothing finer is at hand
     agreement = coherent(inquiry, way, a, b, row, reader, shakes)
     return size > 8 * eps if agreement is None else agreement > SHAKEN
 

@@ -16,7 +16,7 @@ from keepleft.auditing.subject import Call, CallError, Subject
 from keepleft.auditing.ways import Way
 
 LARGE, HUGE = 1e5, 1e4  # scores; inputs
-_PRODUCTS = ("bmm", "baddbmm", "mm", "addmm")
+_PRODUCTS = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the first factor
 Touch = Callable[[Tensor], Tensor]
 
 
@@ -42,13 +42,30 @@ class Embedded(TorchFunctionMode):
         return out
 
 
+class Within(TorchFunctionMode):
+    """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.embedding, torch.embedding):
+            ids = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
+                        and not value.is_floating_point()), None)
+            table = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
+                          and value.is_floating_point()), None)
+            if ids is not None and table is not None and ids.numel() and int(ids.max()) >= len(table):
+                raise IndexError(f"{int(ids.max())} is beyond the end of a table of {len(table)}")
+        return func(*args, **(kwargs or {}))
+
+
 def touched(subject: Subject, call: Call, way: Way, touch: Touch) -> Any:
     """The whole output of a call whose vectors were touched on their way in; None where none were seen."""
     called = subject.entry
     given = subject.arguments(call, way)
     if call.tokens.is_floating_point():
         return subject.invoke(called, given, touch={subject.main: touch})
-    with Embedded(call.tokens.to(subject.device), touch) as mode:
+    turned = subject.time == 0
+    tokens = call.tokens.to(subject.device)
+    change = (lambda vectors: touch(vectors.transpose(0, 1)).transpose(0, 1)) if turned else touch
+    with Embedded(tokens.T if turned else tokens, change) as mode:
         out = subject.invoke(called, given)
     return out if mode.used else None
 
@@ -92,8 +109,8 @@ def _run(subject: Subject, call: Call, way: Way, touch: Touch) -> Tensor | None:
 
 
 def _over(where: Tensor, vectors: Tensor) -> Tensor:
-    """(1, T, 1 …)"""
-    return where.to(vectors.device).view(1, -1, *[1] * (vectors.dim() - 2))
+    """(T,) or (B, T) → (1 or B, T, 1 …)"""
+    return where.to(vectors.device).view(-1, where.shape[-1], *[1] * (vectors.dim() - 2))
 
 
 class Scores:
@@ -118,7 +135,8 @@ class _Larger(TorchDispatchMode):
     def factor(self, largest: Callable[[], float]) -> float:
         """A power of two, so that it rounds nothing."""
         if self.first:
-            self.scores.factors.append(2.0 ** round(math.log2(LARGE / max(largest(), 1e-20))))
+            found = largest()
+            self.scores.factors.append(2.0 ** round(math.log2(LARGE / found)) if 1e-20 < found < 1e20 else 1.0)
         self.at += 1
         if self.at > len(self.scores.factors):
             raise CallError("the number of attentions changes from call to call")
@@ -134,11 +152,13 @@ class _Larger(TorchDispatchMode):
                 k_ = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.dim() == 4 and q.shape[1] != k.shape[1] else k
                 factor = self.factor(lambda: float((q.double() @ k_.double().transpose(-1, -2)).abs().max()) * scale)
                 return func(q * factor, *args[1:], **kwargs)
-        out = func(*args, **kwargs)
-        if name in _PRODUCTS and isinstance(out, Tensor) and out.dim() >= 2 and \
-                out.shape[-1] == out.shape[-2] == self.scores.length:
-            return out * self.factor(lambda: float(out.abs().max()))
-        return out
+        first = _PRODUCTS.get(name)
+        if first is not None and len(args) > first + 1:
+            a, b = args[first:first + 2]
+            if a.shape[-2] == b.shape[-1] == self.scores.length:
+                factor = self.factor(lambda: float((a.double() @ b.double()).abs().max()))
+                args = (*args[:first], a * factor, *args[first + 1:])
+        return func(*args, **kwargs)
 
 
 def under(subject: Subject, call: Call, way: Way, scores: Scores | None, where: Tensor | None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -80,6 +82,8 @@ class Subject:
         self.calls, self.mutated = 0, False
         self.drops = self.random = False        # does training drop things beyond attributes; does it draw in spite of that?
         self.seed = 0
+        self.buffers: guard.Kept = []           # as they were when a path was entered
+        self.moves = False                      # does a call change buffers?
         self.skipped: list[str] = []
         self.constant: dict[str, Any] = {}      # arguments that never change
         self.pairing: dict[str, Tensor] = {}    # further tensors of the example, fitted to each call
@@ -89,7 +93,8 @@ class Subject:
         self.positions = self.sig.role("positions")
         self.segments = self.sig.role("segments")
         self.selector: outputs.Selector | None = None
-        self.widths = frozenset(n for p in self.module.parameters() for n in p.shape) if self.module is not None else frozenset()
+        weights = list(self.module.parameters()) if self.module is not None else []
+        self.widths = frozenset(n for p in weights for n in p.shape)
 
     # -- what the arguments are
 
@@ -101,11 +106,14 @@ class Subject:
 
     def _tell(self, example: Tensor | Mapping[str, Any] | None, vocab: int | None) -> None:
         sig, facts = self.sig, self.facts
+        if not sig.names:
+            raise ValueError(f"{self.name} takes nothing by name: wrap it in a function of tokens")
         if isinstance(example, Tensor):
-            example = {sig.names[0] if sig.names else "input": example}
+            example = {sig.names[0]: example}
+        if example is not None and not (isinstance(example, Mapping) and any(isinstance(v, Tensor) for v in example.values())):
+            raise TypeError(f"the example is a {type(example).__name__}: give a tensor of ids (B, T) or features (B, T, D), or "
+                            "a dict of forward arguments with such tensors")
         given: dict[str, Any] = dict(example) if example is not None else {}
-        if example is not None and not any(isinstance(value, Tensor) for value in given.values()):
-            raise TypeError(f"the example is {example!r}: give a tensor of ids (B, T) or features (B, T, D), or a dict of them")
 
         def present(role: str, *, always: bool = False) -> str | None:
             name = sig.role(role)
@@ -146,16 +154,18 @@ class Subject:
 
     def _words(self, example: Any, vocab: int | None, special: set[int]) -> words.Words:
         if isinstance(example, Tensor):
-            if example.dim() < 2:
-                raise ValueError(f"the example has shape {tuple(example.shape)}: give ids (B, T) or features (B, T, D)")
+            if example.dim() < 2 or not example.numel() or example.is_complex():
+                raise ValueError(f"the example is {str(example.dtype)[6:]} of shape {tuple(example.shape)}: give ids (B, T) or "
+                                 "features (B, T, D), with something in them")
             if example.is_floating_point():
                 return words.like(example if self.time == 1 else example.transpose(0, 1), special, None)
-            return words.like(example, special, vocab or self.facts.vocab or self._table(int(example.max()) + 1))
+            known = vocab or self.facts.vocab or self._table(int(example.max()) + 1)
+            return words.like(example, special, known, self.facts.marks)
         known = vocab or self.facts.vocab or self._table(0)
         if not known:
-            raise ValueError(f"what {self.name} takes is not known: give an example, a tensor of ids (B, T) or features (B, T, D), "
-                             "or a dict of forward arguments")
-        return words.like(torch.zeros(1, 1, dtype=torch.long), special, known)
+            raise ValueError(f"what {self.name} takes is not known: give an example, a tensor of ids (B, T) or features "
+                             "(B, T, D), or a dict of forward arguments")
+        return words.like(torch.zeros(1, 1, dtype=torch.long), special, known, self.facts.marks)
 
     def _table(self, least: int) -> int | None:
         """How many ids there are: as many as the smallest table of embeddings has that can hold the example's."""
@@ -178,6 +188,25 @@ class Subject:
         return (first(("target_keep", "keep"), ("target_drop", "drop")),
                 first(("source_keep", "keep"), ("source_drop", "drop"), ("keep", "keep"), ("drop", "drop"), ("either", "keep")))
 
+    def rivals(self) -> list[str]:
+        """Further sequences of the example under names that say nothing: one of them may be what is looked back at."""
+        given = self.given.get(self.main)
+        if self.looked is not None or given is None or self.facts.ours or self.facts.hugging:
+            return []
+        return [name for name, value in self.pairing.items() if value.dim() >= 2 and value.shape[0] == given.shape[0]
+                and value.dtype != torch.bool and value.shape[-1] != value.shape[-2]]
+
+    def look(self, main: str, looked: str | None) -> None:
+        """Take another argument for the audited sequence, and another for what it looks back at."""
+        self.main, self.looked = main, looked
+        special = set(self.facts.special)
+        self.words = self._words(self.given[main], None, special)
+        self.source_words = None if looked is None else self._words(self.given[looked], None, special)
+        free = {name: value for name, value in self.given.items() if name not in (main, looked) and role_of(name) is None}
+        self.pairing = {name: value for name, value in free.items() if isinstance(value, Tensor) and value.dim() > 0}
+        self.selector = None
+        self.reader, self.source_reader = self._readers()
+
     # -- calls
 
     def call(self, batch: int, length: int | None = None, seed: int = 0) -> Call:
@@ -191,7 +220,8 @@ class Subject:
         batch, length = call.tokens.shape[:2]
         out: dict[str, Any] = dict(self.constant)
         for name, value in self.pairing.items():
-            out[name] = self._fitted(value, batch, length)
+            fitted = self._fitted(value, batch, length)
+            out[name] = fitted.to(way.dtype) if way.dtype is not None and fitted.is_floating_point() else fitted
         tokens = call.tokens
         if tokens.is_floating_point() and way.dtype is not None:
             tokens = tokens.to(way.dtype)
@@ -202,7 +232,8 @@ class Subject:
                 source = source.to(way.dtype)
             out[self.looked] = source if self.time == 1 else source.transpose(0, 1)
         keep = call.keep
-        if keep is None and (way.mask in ("ones", "boolean") or (self.reader is not None and self.reader.name in self.sig.required)):
+        needed = self.reader is not None and self.reader.name in self.sig.required
+        if keep is None and (way.mask in ("ones", "boolean") or needed):
             keep = torch.ones(batch, length, dtype=torch.bool)
         if self.reader is not None and keep is not None and not (self.reader.form == "segments" and call.segments is not None):
             out[self.reader.name] = self._square(keep, way) if way.mask == "square" else \
@@ -222,7 +253,8 @@ class Subject:
                 out[told] = whole if told == self.positions else torch.ones_like(whole)
         for role in ("labels", "targets"):
             told = self.sig.role(role)
-            if told is not None and (call.labels is not None or told in self.sig.required or (role == "targets" and self.last_only)):
+            needed = told in self.sig.required or (role == "targets" and self.last_only)
+            if told is not None and (call.labels is not None or needed):
                 out[told] = torch.zeros(batch, length, dtype=torch.long) if call.labels is None else call.labels
         out |= dict(way.asked)
         out |= dict(call.extra)
@@ -249,12 +281,12 @@ class Subject:
         first = self.given[self.main].shape if self.main in self.given else (0, 0)
         rows, long = (first[0], first[1]) if self.time == 1 else (first[1], first[0])
         for axis in range(value.dim()):
-            if axis == 0 and value.shape[0] == rows and value.shape[0] != long and batch != rows:
-                value = value.index_select(0, torch.arange(batch) % rows)
+            if axis == 0 and value.shape[0] == rows and (rows != long or value.dim() > 1):
+                value = value.index_select(0, torch.zeros(batch, dtype=torch.long, device=value.device))  # alike in every row
             elif value.shape[axis] == long and length != long:
                 if length > long and value.dim() >= 2 and value.shape[-1] == value.shape[-2] == long:
                     raise CallError(f"the example fixes the length {long}: a longer one cannot be made from it")
-                value = value.index_select(axis, torch.arange(length) % long)
+                value = value.index_select(axis, torch.arange(length, device=value.device) % long)
         return value
 
     def raw(self, call: Call, way: Way, called: Callable[..., Any] | None = None) -> Any:
@@ -266,12 +298,14 @@ class Subject:
         """Call something with copies of what it is given (touched where asked for), in time, with the same chance each time."""
         copies = {name: self.placed(value) for name, value in given.items()}
         for name, change in (touch or {}).items():
-            copies[name] = change(copies[name])
-        first = [copies.pop(name) for name in self.sig.only_positional if name in copies] if called in (self.target, self.entry) \
-            else []
+            copies[name] = change(copies[name]) if self.time == 1 else change(copies[name].transpose(0, 1)).transpose(0, 1)
+        placed = self.sig.only_positional if called in (self.target, self.entry) else ()
+        first = [copies.pop(name) for name in placed if name in copies]
         held = {name: (value, value.clone()) for name, value in copies.items() if isinstance(value, Tensor)}
         held |= {str(n): (value, value.clone()) for n, value in enumerate(first) if isinstance(value, Tensor)}
         self.calls += 1
+        random.seed(self.seed)
+        np.random.seed(self.seed)
         torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would note down a whole stack each time
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(self.seed)
@@ -281,10 +315,12 @@ class Subject:
                 out = called(*first, *rest, **copies)
         except guard.HungError as error:
             raise UnfitError(f"{self.name} hangs: {error}; give a smaller model, or more time with limit=") from error
-        except (KeyboardInterrupt, MemoryError):
+        except (KeyboardInterrupt, MemoryError, CallError):
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit in a model is the model's affair
             raise CallError(_short(error)) from error
+        finally:
+            self.moves = guard.returned(self.buffers) or self.moves
         if any(value.shape != was.shape or not torch.equal(value, was) for value, was in held.values()
                if not value.is_floating_point() or not value.isnan().any()):
             self.mutated = True
@@ -328,18 +364,41 @@ class Subject:
         """On a code path: modes, implementation, flags and weights as it says."""
         with ExitStack() as stack:
             if self.module is not None:
-                stack.enter_context(guard.kept(self.module))
+                stack.enter_context(guard.modes(self.module))
                 try:
                     stack.enter_context(guard.training(self.module, way.train, deep=self.drops))
                 except Exception as error:
-                    raise CallError(f"it cannot be put into {'train' if way.train else 'eval'} mode: {_short(error)}") from error
+                    mode = "train" if way.train else "eval"
+                    raise CallError(f"it cannot be put into {mode} mode: {_short(error)}") from error
                 if way.flag is not None:
                     stack.enter_context(guard.flagged(self.module, *way.flag))
                 if way.implementation is not None:
                     stack.enter_context(implemented(self.module, way.implementation))
                 if way.dtype is not None and way.dtype != self.dtype:
                     stack.enter_context(guard.cast(self.module, way.dtype))
+                if way.dtype == torch.float64:
+                    stack.enter_context(plain_experts(self.module))
+                if way.autocast:
+                    stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+                stack.enter_context(guard.kept(self.module))  # innermost: what a call adds goes before weights come back
+                before, self.buffers = self.buffers, guard.buffers(self.module)
+                stack.callback(setattr, self, "buffers", before)
             yield
+
+
+@contextmanager
+def plain_experts(module: Any) -> Iterator[None]:
+    """Grouped products of experts know no float64: one expert after the other does."""
+    configs = {id(config): config for part in module.modules()
+               if (config := getattr(part, "config", None)) is not None and hasattr(config, "_experts_implementation")}
+    before = [(config, config._experts_implementation) for config in configs.values()]
+    for config, _ in before:
+        config._experts_implementation = "eager"
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._experts_implementation = name
 
 
 @contextmanager

@@ -16,11 +16,13 @@ class Way:
 
     train: bool = False
     implementation: str | None = None               # of attention, where the model offers several
-    flag: tuple[str, bool] | None = None            # an attribute that chooses between implementations
+    flag: tuple[str, Any] | None = None             # an attribute that chooses between implementations
     asked: tuple[tuple[str, Any], ...] = ()         # arguments such as output_attentions=True
     mask: str = "absent"                            # absent, ones, boolean or square
     batch: int = 2
     dtype: torch.dtype | None = None                # None: as it is
+    autocast: bool = False                          # to bfloat16
+    output: str = ""                                # another output than the main one
     wrapped: bool = False                           # through the compiled or distributed wrapper
 
     def but(self, **changes: Any) -> Way:
@@ -31,6 +33,8 @@ class Way:
         out = ["train" if self.train else "eval"]
         if self.wrapped:
             out.append("as wrapped")
+        if self.autocast:
+            out.append("autocast to bfloat16")
         if self.implementation:
             out.append(f"{self.implementation} attention")
         if self.flag:
@@ -41,6 +45,8 @@ class Way:
         out.append(f"batch {self.batch if batch is None else batch}")
         if length is not None:
             out.append(f"length {length}")
+        if self.output:
+            out.append(f"output {self.output}")
         if self.dtype is not None:
             out.append(str(self.dtype).removeprefix("torch."))
         return ", ".join(out)

@@ -11,6 +11,6 @@ def audited(model: Model) -> str:
     """A line that says that it is clean; an error that says where it is not."""
     report = audit(model, claim=causal if model.design.decoder is not None else full, budget="quick")
     if not report.ok:
-        raise ValueError(f"the model was audited before its first step, and is not as it should be (--no-audit trains it all the "
-                         f"same)\n{report.text()}")
+        raise ValueError("the model was audited before its first step, and is not as it should be (--no-audit trains it all "
+                         f"the same)\n{report.text()}")
     return f"audit: {', '.join(report.checked)} are clean ({report.calls} calls, {report.seconds:.1f} s)"

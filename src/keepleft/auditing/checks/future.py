@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from keepleft.auditing import place, rounding, sentences, strain
+from keepleft.auditing import outputs, place, rounding, sentences, strain
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.report import Finding
 from keepleft.auditing.subject import Call, CallError
@@ -73,11 +74,30 @@ def future(inquiry: Inquiry, ways: Sequence[Way]) -> None:
         _poisoned(inquiry, plain)
     if "length" in inquiry.probes:
         _lengths(inquiry, plain)
+    if "substitution" in inquiry.probes:
+        _others(inquiry, plain)
     for n, length in enumerate(inquiry.timely(inquiry.lengths, "future, further lengths")):
         if "substitution" in inquiry.probes and length > 1:
             _path(inquiry, plain, length, ROWS, 1, (), sweep=True)
             if inquiry.budget.broad and n < 8:
                 _path(inquiry, plain.but(train=True), length, ROWS, 1, (), sweep=True)
+
+
+def _others(inquiry: Inquiry, way: Way) -> None:
+    """Further outputs for each position (a value head, heads that look several words ahead) are held to the claim too."""
+    subject = inquiry.subject
+    with inquiry.trying("future, further outputs"):
+        with subject.on(way), torch.no_grad():
+            found = outputs.selectors(subject.raw(subject.call(2), way), 2, subject.length)
+        main = subject.selector
+        for other in found[:6]:
+            if other != main and ("output", other) not in inquiry.tried:
+                inquiry.tried.add(("output", other))
+                try:
+                    subject.selector = other
+                    _path(inquiry, way.but(output=str(other)), subject.length, way.batch, 1, ())
+                finally:
+                    subject.selector = main
 
 
 def _path(inquiry: Inquiry, way: Way, length: int, batch: int, seeds: int, kinds: Sequence[str], *,
@@ -94,6 +114,8 @@ def _path(inquiry: Inquiry, way: Way, length: int, batch: int, seeds: int, kinds
     with inquiry.trying(what), subject.on(way):
         allowed = inquiry.allowed(length)
         tried = variants(allowed, seeds, kinds)
+        if inquiry.large:  # many rows at once, and a few cuts where there is to be one row
+            batch, tried = (1, _cuts(inquiry, allowed)) if batch == 1 else (max(batch, len(tried)), variants(allowed, 1))
         if inquiry.budget.broad and not sweep:
             tried += singles(allowed)
         batch = max(1, min(batch, TOKENS // length)) if sweep else batch
@@ -101,6 +123,8 @@ def _path(inquiry: Inquiry, way: Way, length: int, batch: int, seeds: int, kinds
         base = subject.call(batch, length, seed=length)
         out = subject.run(base, way)
         size = rounding.scale(out)
+        if out.isnan().any() and way.dtype is None and not way.autocast:
+            broken(inquiry, way, base, out)
         for n in range(0, len(tried), batch):
             if inquiry.late and n:
                 inquiry.skip(what, "the time was up in the middle of it")
@@ -124,12 +148,12 @@ def _taken(inquiry: Inquiry, way: Way, length: int) -> bool:
     """Does it take a text of this length at all? A table of positions has an end."""
     subject = inquiry.subject
     try:
-        with subject.on(way):
+        with subject.on(way), strain.Within() if subject.device.type == "cuda" else nullcontext():
             subject.run(subject.call(1, length), way)
     except CallError as error:
         if length > subject.length:
             inquiry.refused = min(inquiry.refused, length)
-        inquiry.skip(f"lengths {'from ' if length > subject.length else ''}{length}{' on' if length > subject.length else ''}", error)
+        inquiry.skip(f"lengths from {length} on" if length > subject.length else f"length {length}", error)
         return False
     return True
 
@@ -140,8 +164,10 @@ def judged(inquiry: Inquiry, way: Way, base: Call, new: Call, row: int, hits: Te
     subject = inquiry.subject
     reader = int(torch.where(hits, move, -1.0).argmax())
     relative = float(move[reader]) / size
-    if relative == float("inf"):
-        inquiry.note(f"on {way.named(len(base.tokens))}, position {reader} turns to NaN with what it may not see")
+    if relative == float("inf"):  # it breaks: that is a matter of its own
+        if way.dtype is None and not way.autocast:
+            broken(inquiry, way, new, subject.run(new, way))
+        return False
     own = base.but(tokens=base.tokens.clone())
     own.tokens[row] = new.tokens[row]
     if len(base.tokens) > 1:  # do other rows do it?
@@ -155,6 +181,18 @@ def judged(inquiry: Inquiry, way: Way, base: Call, new: Call, row: int, hits: Te
     source, pair, largest = _source(inquiry, way, base, own, row, reader, variant)
     report(inquiry, way, base, pair, row, reader, source, max(relative, largest / size), probe)
     return True
+
+
+def broken(inquiry: Inquiry, way: Way, call: Call, out: Tensor) -> None:
+    """NaN in an output, with nothing but words put in."""
+    bad = out.isnan().flatten(2).any(2).cpu()
+    if not bad.any() or "nan" not in inquiry.checks:
+        return
+    row, reader = bad.nonzero()[0].tolist()
+    name = place.broken(inquiry.subject.module, spot(inquiry, way, call, row, reader))
+    inquiry.add(Finding("nan", reader, None, float("inf"), inquiry.took(way, *call.tokens.shape[:2]), name,
+                        f"position {reader} of row {row} is NaN for plain words, through {name or inquiry.subject.name}; "
+                        f"{sentences.remedy('nan', '')}.", "forward"))
 
 
 def _source(inquiry: Inquiry, way: Way, base: Call, own: Call, row: int, reader: int,
@@ -293,7 +331,7 @@ def _flows(out: Tensor, leaf: Tensor, readers: range) -> Iterator[tuple[int, Ten
             raise CallError(f"no gradients: {str(error)[:160]}") from error
         if flow is None:
             continue
-        yield reader, torch.nan_to_num(flow[0].abs().flatten(1).amax(1).double(), nan=0.0).cpu()
+        yield reader, torch.nan_to_num(flow[0].abs().reshape(len(flow[0]), -1).amax(1).double(), nan=0.0).cpu()
 
 
 def _lasting(inquiry: Inquiry, way: Way, base: Call, reader: int, source: int, relative: float) -> bool:
@@ -315,84 +353,105 @@ def _lasting(inquiry: Inquiry, way: Way, base: Call, reader: int, source: int, r
 
 def _strained(inquiry: Inquiry, way: Way) -> None:
     """A mask of finite numbers holds until a score beats it: so scores are made large, and so is what comes in."""
-    subject, length = inquiry.subject, inquiry.subject.length
+    length = inquiry.subject.length
     for sign in (1.0, -1.0):
         _bent(inquiry, way, length, "large scores", strain.Scores(length, sign))
     _bent(inquiry, way, length, "large inputs", None)
 
 
+def _cuts(inquiry: Inquiry, allowed: Tensor) -> list[Variant]:
+    """What is hidden from each reader; from a few of them only, where the model is large."""
+    every = variants(allowed, 1)
+    if not inquiry.large:
+        return every
+    return [every[n] for n in sorted({0, len(every) // 2, len(every) - 1})]
+
+
 def _bent(inquiry: Inquiry, way: Way, length: int, name: str, scores: strain.Scores | None) -> None:
+    """All cuts at once, one in each row."""
     subject = inquiry.subject
+    if inquiry.quantised or inquiry.late:
+        return
     allowed = inquiry.allowed(length)
+    cuts = _cuts(inquiry, allowed)
     base = subject.call(1, length, seed=length + 2)
+    base = _rows(base, len(cuts))
+    there = torch.stack([one.changed for one in cuts])
     with inquiry.trying(f"future under {name}"), subject.on(way):
-        for one in variants(allowed, 1):
-            new = base if scores is None else base.but(tokens=changed(inquiry, base.tokens, one))
-            if scores is None:
-                a, b = strain.enlarged(subject, base, way, None), strain.enlarged(subject, new, way, one.changed)
-                if a is None or b is None:
-                    return
-            else:
-                with scores.on():
-                    a = subject.run(base, way)
-                if not scores.factors:
-                    inquiry.note("no attention scores were seen, so no large ones were tried")
-                    return
-                with scores.on():
-                    b = subject.run(new, way)
-            if not (a.isfinite().all() and b.isfinite().all()):
+        if scores is None:
+            new, b = base, strain.enlarged(subject, base, way, there)
+            if b is None:
                 return
-            move, size = rounding.moved(a, b)[0].cpu(), rounding.scale(a)
-            hits = (move > 0) & ~(allowed & one.changed).any(1)
-            if not hits.any() or float(move[hits].max()) / size < 1e-6:
-                continue
-            if inquiry.found("future"):
+            a = subject.run(base, way)
+        else:
+            new = base.but(tokens=torch.cat([changed(inquiry, base.tokens[:1], one) for one in cuts]))
+            with scores.on():
+                a = subject.run(base, way)
+            if not scores.factors:
+                inquiry.note("no attention scores were seen, so no large ones were tried")
                 return
-            reader = int(torch.where(hits, move, -1.0).argmax())
-            source = int(one.changed.nonzero()[0])
-            first, second = (spot(inquiry, way, call, 0, reader, strain.under(subject, call, way, scores, bent))
-                             for call, bent in ((base, None), (new, one.changed)))
-            found, line = where(inquiry, first, second)
-            relative = float(move[reader]) / size
-            why = (f"once scores reach {strain.LARGE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
-                   "boolean mask" if scores else f"once inputs reach {strain.HUGE:g}; {sentences.remedy('future', found.sort)}")
-            inquiry.add(Finding("future", reader, source, relative, f"{inquiry.took(way, 1, length)}, {name}", found.module,
-                                f"position {reader} reads position {source}, out of its sight, through "
-                                f"{found.module or subject.name} {why}.", "magnitude", line,
-                                reproducer(inquiry, way, base, new, 0, reader)), "magnitude")
+            with scores.on():
+                b = subject.run(new, way)
+        if not (a.isfinite().all() and b.isfinite().all()) or inquiry.found("future"):
             return
+        inquiry.took(way, len(cuts), length)
+        move, size = rounding.moved(a, b).cpu(), rounding.scale(a)
+        hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in cuts])
+        if not hits.any() or float(move[hits].max()) / size < 1e-6:
+            return
+        row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
+        source = int(cuts[row].changed.nonzero()[0])
+        first, second = (spot(inquiry, way, call, row, reader, strain.under(subject, call, way, scores, bent))
+                         for call, bent in ((base, None), (new, there)))
+        found, line = where(inquiry, first, second)
+        why = (f"once scores reach {strain.LARGE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
+               "boolean mask" if scores else f"once inputs reach {strain.HUGE:g}; {sentences.remedy('future', found.sort)}")
+        inquiry.add(Finding("future", reader, source, float(move[row, reader]) / size,
+                            f"{inquiry.took(way, len(cuts), length)}, {name}", found.module,
+                            f"position {reader} reads position {source}, out of its sight, through "
+                            f"{found.module or subject.name} {why}.", "magnitude", line,
+                            reproducer(inquiry, way, base, new, row, reader)), "magnitude")
+
+
+def _rows(call: Call, rows: int) -> Call:
+    """The same text in every row."""
+    return call.but(tokens=call.tokens[:1].repeat(rows, *[1] * (call.tokens.dim() - 1)),
+                    source=None if call.source is None else call.source[:1].repeat(rows, *[1] * (call.source.dim() - 1)))
 
 
 def _poisoned(inquiry: Inquiry, way: Way) -> None:
     """NaN and infinity where a reader may not look. NaN behind it proves nothing, since 0 · NaN is NaN in honest kernels
     too; another number does."""
     subject, length = inquiry.subject, inquiry.subject.length
+    if inquiry.quantised or inquiry.late:
+        return
     allowed = inquiry.allowed(length)
-    base = subject.call(1, length, seed=length + 3)
+    cuts = _cuts(inquiry, allowed)
+    base = _rows(subject.call(1, length, seed=length + 3), len(cuts))
+    there = torch.stack([one.changed for one in cuts])
     with inquiry.trying("future by poison"), subject.on(way):
         out = subject.run(base, way)
         for value in (float("nan"), float("inf")):
-            for one in variants(allowed, 1):
-                new = strain.poisoned(subject, base, way, one.changed, value)
-                if new is None:
-                    inquiry.note("no embedding was seen, so nothing was poisoned")
-                    return
-                move = torch.where(new.isfinite().flatten(2).all(2), rounding.moved(out, new), 0.0)[0].cpu()
-                hits = (move > 0) & ~(allowed & one.changed).any(1)
-                size = rounding.scale(out)
-                if not hits.any() or float(move[hits].max()) / size < 1e-5 or inquiry.found("future"):
-                    continue
-                reader = int(torch.where(hits, move, -1.0).argmax())
-                source = int(one.changed.nonzero()[0])
-                ill = strain.under(subject, base, way, None, one.changed, value)
-                found, line = where(inquiry, spot(inquiry, way, base, 0, reader), spot(inquiry, way, base, 0, reader, ill))
-                relative = float(move[reader]) / size
-                inquiry.add(Finding("future", reader, source, relative, f"{inquiry.took(way, 1, length)}, {value} as input",
-                                    found.module, f"position {reader} gives another number when position {source}, out of its "
-                                    f"sight, holds {value}: something looks at the whole sequence; "
-                                    f"{sentences.remedy('future', found.sort)}.", "poison", line,
-                                    reproducer(inquiry, way, base, base, 0, reader)))
+            new = strain.poisoned(subject, base, way, there, value)
+            if new is None:
+                inquiry.note("no embedding was seen, so nothing was poisoned")
                 return
+            inquiry.took(way, len(cuts), length)
+            move = torch.where(new.isfinite().flatten(2).all(2), rounding.moved(out, new), 0.0).cpu()
+            hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in cuts])
+            size = rounding.scale(out)
+            if not hits.any() or float(move[hits].max()) / size < 1e-5 or inquiry.found("future"):
+                continue
+            row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
+            source = int(cuts[row].changed.nonzero()[0])
+            ill = strain.under(subject, base, way, None, there, value)
+            found, line = where(inquiry, spot(inquiry, way, base, row, reader), spot(inquiry, way, base, row, reader, ill))
+            inquiry.add(Finding("future", reader, source, float(move[row, reader]) / size,
+                                f"{inquiry.took(way, len(cuts), length)}, {value} as input", found.module,
+                                f"position {reader} gives another number when position {source}, out of its sight, holds "
+                                f"{value}: something looks at the whole sequence; {sentences.remedy('future', found.sort)}.",
+                                "poison", line, reproducer(inquiry, way, base, base, row, reader)))
+            return
 
 
 # -- length
@@ -423,7 +482,8 @@ def _lengths(inquiry: Inquiry, way: Way) -> None:
                 if inquiry.found("future"):
                     return
                 reader = int(move.argmax())
-                found, line = where(inquiry, spot(inquiry, there, brief, 0, reader), spot(inquiry, there, long, 0, reader), limit)
+                found, line = where(inquiry, spot(inquiry, there, brief, 0, reader), spot(inquiry, there, long, 0, reader),
+                                    limit)
                 relative = float(move[reader]) / size
                 inquiry.add(Finding("future", reader, short, relative, there.named(1, short + more), found.module,
                                     f"position {reader} changes when {more} more positions follow, from {short} to "
@@ -440,5 +500,6 @@ def _longer(inquiry: Inquiry, brief: Call, long: Call, reader: int) -> str:
                f"[:, {reader}]).abs().max()  # must be rounding only"
     assert subject.selector is not None
     picked = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in subject.selector.way)
-    return (f"a = torch.tensor({long.tokens.tolist()})\n(model({subject.main}=a){picked}[0, {reader}] - model({subject.main}=a[:, "
-            f":{brief.tokens.shape[1]}]){picked}[0, {reader}]).abs().max()  # must be rounding only")
+    called = f"model({subject.main}={{}}){picked}[0, {reader}]"
+    return (f"a = torch.tensor({long.tokens.tolist()})\n({called.format('a')} - {called.format(f'a[:, :{brief.tokens.shape[1]}]')})"
+            ".abs().max()  # must be rounding only")

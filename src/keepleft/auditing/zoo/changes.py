@@ -84,6 +84,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_talker_code_predictor": {"num_code_groups": 33, "layer_types": ["full_attention", "full_attention"]},
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 4,
                        "indexer_compress_ratio": 2},
+    "recurrent_gemma": {"num_hidden_layers": 3},  # two are recurrent, the third attends
     "udop": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     "vibevoice_acoustic_tokenizer": {"num_filters": 2},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},

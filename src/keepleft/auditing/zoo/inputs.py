@@ -112,7 +112,7 @@ SPECIAL: dict[str, Callable[[Draw], Arguments]] = {
         "inputs_embeds": draw.numbers(draw.length, draw.config.hidden_size)},
     "Qwen3OmniMoeTalkerForConditionalGeneration": lambda draw: {
         "inputs_embeds": draw.numbers(draw.length, draw.config.text_config.hidden_size),
-        "talker_input_ids": draw.tokens(draw.length)},
+        "talker_input_ids": draw.tokens(draw.length), "attention_mask": torch.ones(draw.batch, draw.length, dtype=torch.long)},
     "SeamlessM4TTextToUnitForConditionalGeneration": lambda draw: {
         "inputs_embeds": draw.numbers(draw.length, draw.config.hidden_size), "decoder_input_ids": _target(draw)},
     "Speech2TextForConditionalGeneration": _speech("input_features", FRAMES, lambda config: config.input_feat_per_channel),

@@ -38,8 +38,8 @@ def as_html(rows: Sequence[Row], about: dict[str, str]) -> str:
            f"<title>keepleft: the zoo, {escape(told)}</title><style>{STYLE}</style>",
            f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
            f"skipped. <small>{escape(told)}</small></p>",
-           "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this build "
-           "of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
+           "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this "
+           "build of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
            "<table><tr><th>class<th>verdict<th>what was found<th>not checked"]
     for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
         found = "".join(_finding(finding) for finding in row.findings) or escape(row.why)

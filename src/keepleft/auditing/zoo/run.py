@@ -59,7 +59,7 @@ def run(names: Sequence[str], budget: str = "standard", limit: float = 240.0, wo
     torch.set_num_threads(1)  # before any work here, so that what is forked finds no threads missing
     ways = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if "fork" in ways else "spawn")
-    waiting, busy = list(reversed(names)), {}
+    waiting, busy = list(reversed(names)), dict[str, tuple[Any, Any, float]]()
     while waiting or busy:
         while waiting and len(busy) < workers:
             name = waiting.pop()
