@@ -180,9 +180,6 @@ def _first(inquiry: Inquiry) -> None:
         if not sound.all() and "nan" not in inquiry.checks:
             first_bad = int((~sound).nonzero()[0, 1])
             raise UnfitError(f"{subject.name} gives NaN at position {first_bad}: let the nan check look at it")
-        if _draws(subject, one, train=False):
-            raise UnfitError(f"{subject.name} draws random numbers in eval mode: nothing can be compared; draw them in train "
-                             "mode only")
         subject.run(other, way)
         again = subject.run(one, way)
         change = float(rounding.moved(first, again).max()) / rounding.scale(first)
@@ -190,6 +187,9 @@ def _first(inquiry: Inquiry) -> None:
             raise UnfitError(f"{subject.name} gives another output for the same input ({change:.2g} of the largest): it keeps "
                              "state between calls or draws random numbers of its own; reset it in forward, or wrap it so that "
                              "each call begins anew")
+        if _draws(subject, one, train=False):
+            raise UnfitError(f"{subject.name} draws random numbers in eval mode: nothing can be compared; draw them in train "
+                             "mode only")
         if change:
             inquiry.note(f"the same input gives outputs {change:.2g} of the largest apart: kernels are not deterministic")
         if not float(rounding.moved(first, subject.run(other, way)).max()):

@@ -55,7 +55,8 @@ def facts(target: Any, module: nn.Module | None) -> Facts:
 def _marks(module: nn.Module | None) -> tuple[int, ...]:
     """Tokens that attributes speak of: pad_id, eos_token_id …"""
     own = [part for part in (module.modules() if module is not None else ()) if not type(part).__module__.startswith("torch.")]
-    return tuple(sorted({value for part in own for name, value in vars(part).items() if type(value) is int and _NAMED.search(name)}))
+    found = [(name, value) for part in own for name, value in vars(part).items() if type(value) is int]
+    return tuple(sorted({value for name, value in found if _NAMED.search(name)}))
 
 
 def _ours(model: Model) -> Facts:

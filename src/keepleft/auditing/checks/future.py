@@ -500,6 +500,6 @@ def _longer(inquiry: Inquiry, brief: Call, long: Call, reader: int) -> str:
                f"[:, {reader}]).abs().max()  # must be rounding only"
     assert subject.selector is not None
     picked = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in subject.selector.way)
-    called = f"model({subject.main}={{}}){picked}[0, {reader}]"
-    return (f"a = torch.tensor({long.tokens.tolist()})\n({called.format('a')} - {called.format(f'a[:, :{brief.tokens.shape[1]}]')})"
-            ".abs().max()  # must be rounding only")
+    called, cut = f"model({subject.main}={{}}){picked}[0, {reader}]", f"a[:, :{brief.tokens.shape[1]}]"
+    return (f"a = torch.tensor({long.tokens.tolist()})\n({called.format('a')} - {called.format(cut)}).abs().max()"
+            "  # must be rounding only")
