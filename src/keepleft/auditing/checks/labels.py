@@ -251,12 +251,15 @@ def _aligned(inquiry: Inquiry, way: Way, asked: Asked, rows: int) -> bool:
 
 
 def _longer(inquiry: Inquiry, way: Way, asked: Asked) -> None:
-    """Losses in chunks go wrong where a chunk ends: longer texts have more of them."""
-    known = sorted(n for n in inquiry.lengths if inquiry.subject.length < n < min(inquiry.refused, FARTHEST))
-    for length in known[-1:] if not inquiry.budget.broad else known[-1:-4:-1]:
-        with inquiry.trying(f"labels, {way.named(2, length)}"):
-            if not Scores(inquiry, way, asked, 2, length).whole():
-                return
+    """Losses in chunks go wrong where a chunk ends: one text that is longer than most chunks, or as long as it can be."""
+    known = sorted(n for n in inquiry.lengths if inquiry.subject.length < n < inquiry.refused)
+    longest = min(inquiry.budget.longest, FARTHEST) + 1
+    for length in ([longest] if longest < inquiry.refused else []) + known[:-4:-1]:
+        try:
+            Scores(inquiry, way, asked, 2, length).whole()
+        except CallError:
+            continue  # another length may do
+        return
 
 
 def _rest(asked: Asked, call: Call, way: Way) -> int:
