@@ -84,8 +84,9 @@ def packing(inquiry: Inquiry, ways: Sequence[Way]) -> None:
         return
     for way in inquiry.timely(ways, "packing, further paths"):
         for told, rows in _layouts(inquiry, telling):
+            alone = 2 if told == "three texts" else int(inquiry.budget.broad or way == ways[0])
             with inquiry.trying(f"packing, {told}, {way.named(len(rows))}"):
-                if not _texts(inquiry, way, telling, rows, thorough=told == "three texts"):
+                if not _texts(inquiry, way, telling, rows, alone):
                     break
     if telling.how == "segments" and subject.positions is not None and not subject.facts.ours and not inquiry.found("packing"):
         _without_positions(inquiry, ways[0])
@@ -141,7 +142,7 @@ def _by_positions(inquiry: Inquiry, telling: Telling, way: Way) -> None:
     for there in ways:
         trial = _trial(inquiry)
         with trial.trying(f"packing, {told}, {there.named(1)}"):
-            apart.append(_texts(trial, there, telling, rows, thorough=True))
+            apart.append(_texts(trial, there, telling, rows, 2))
         for line in trial.skipped:
             inquiry.skip(*line.split(": ", 1))
     if apart and apart[0]:
@@ -158,7 +159,7 @@ def _without_positions(inquiry: Inquiry, way: Way) -> None:
     telling = Telling(inquiry.subject, "segments", placed=False)
     trial, rows = _trial(inquiry), _layouts(inquiry, telling)[0][1]
     with trial.trying("packing"):
-        if not _texts(trial, way, telling, rows):
+        if not _texts(trial, way, telling, rows, 1):
             inquiry.note(f"{inquiry.subject.segments} alone does not keep packed texts as they are alone: give "
                          f"{inquiry.subject.positions} that begin anew with each text as well")
 
@@ -169,8 +170,9 @@ def _trial(inquiry: Inquiry) -> Inquiry:
                    purity=inquiry.purity, quantised=inquiry.quantised, began=inquiry.began)
 
 
-def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], *, thorough: bool = False) -> bool:
-    """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with itself alone."""
+def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], alone: int) -> bool:
+    """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with itself alone, in
+    so many precisions, the finest first."""
     subject = inquiry.subject
     call = subject.call(len(rows), seed=90)
     packed = telling.packed(call, rows)
@@ -181,7 +183,7 @@ def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], *,
         plain = 0 not in sum((row.names for row in rows), ()) or _ordinary(inquiry, way, telling)
         if not _apart(inquiry, way, packed, rows, plain):
             return False
-    for there in (fine, way) if fine != way and thorough else (fine,):
+    for there in dict.fromkeys([fine, way][:alone]):
         with subject.on(there):
             if not _as_alone(inquiry, there, telling, packed, rows, plain):
                 return False
