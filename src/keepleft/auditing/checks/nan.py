@@ -16,6 +16,8 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.subject import Call, CallError
 from keepleft.auditing.ways import Way
 
+LONG = 192  # tokens: half of something, so often, is nothing in single precision
+
 
 def nan(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> None:
     """In the model's own precision, forward and backward; in coarser ones, forward and only where a mask makes it NaN."""
@@ -62,7 +64,7 @@ def _masked(inquiry: Inquiry) -> Iterator[tuple[str, Call, Tensor]]:
 def _long(inquiry: Inquiry) -> None:
     """One long text: products of many decays come to nothing, sums to infinity. A table of positions may end before."""
     subject, way = inquiry.subject, Way()
-    longest = sorted({inquiry.budget.longest, *inquiry.lengths}, reverse=True)
+    longest = sorted({max(LONG, inquiry.budget.longest), *inquiry.lengths}, reverse=True)
     for length in [n for n in longest if subject.length < n < inquiry.refused][:4]:
         if ("nan", length) in inquiry.tried:
             return
@@ -78,11 +80,9 @@ def _long(inquiry: Inquiry) -> None:
 def _coarse(inquiry: Inquiry, way: Way) -> None:
     """A model that never claimed a precision may leave its range, but not for want of something to see."""
     subject = inquiry.subject
-    one, two = subject.call(2, 1, seed=70), subject.call(2, 2, seed=70)
-    if subject.run(one, way).isnan().any():
+    if subject.run(subject.call(2, 1, seed=70), way).isnan().any():
         return
-    hides = not inquiry.silent  # the first of two positions must not see the second
-    if hides and not _forward(inquiry, way, "2 positions", two):
+    if not inquiry.silent and not _forward(inquiry, way, "3 positions", subject.call(2, 3, seed=70)):  # the first hides nothing
         return
     for told, call, _ in _masked(inquiry):
         open_ = call.but(keep=None, source_keep=None, positions=None)
