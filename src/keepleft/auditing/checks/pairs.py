@@ -63,7 +63,7 @@ def agree(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
     relative = float(move[n]) / size
     (row, reader), (row_, reader_) = pair.at[n].tolist(), pair.also[n].tolist()
     if pair.exact and not rounding.real(inquiry, way, pair.one, pair.other, row, reader, relative,
-                                              _shakes(inquiry, pair, row, reader)):
+                                              _shakes(inquiry, way, pair, row, reader, relative)):
         return True
     if not pair.exact and (way.dtype or subject.dtype) not in (torch.float32, torch.float64) and \
             float(move.median()) / size <= limit:
@@ -100,8 +100,12 @@ def _moves(one: Tensor, other: Tensor, size: float) -> Tensor:
     return torch.nan_to_num(change, nan=0.0, posinf=size).cpu()
 
 
-def _shakes(inquiry: Inquiry, pair: Pair, row: int, reader: int) -> list[tuple[Call, Call]]:
-    """The same change with another word at the ends of the row that is watched, in both calls."""
+def _shakes(inquiry: Inquiry, way: Way, pair: Pair, row: int, reader: int, size: float) -> list[tuple[Call, Call]]:
+    """The same change with another word at the ends of the row that is watched, in both calls. Only coarse numbers need it:
+    their rounding is as large as a leak may be. What is as small as their last place stays rounding."""
+    kind = way.dtype or inquiry.subject.dtype
+    if kind not in COARSE or size <= 2 * torch.finfo(kind).eps:
+        return []
     ends = [at for r, at in pair.at.tolist() if r == row and at != reader]
     out = []
     for at in sorted({ends[0], ends[-1]}) if ends else ():
@@ -117,7 +121,7 @@ def _shakes(inquiry: Inquiry, pair: Pair, row: int, reader: int) -> list[tuple[C
 
 def _tolerated(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
     """Is NaN not to be reported here? Then the places that are numbers are compared."""
-    if way.dtype in COARSE:  # another precision than its own may be beyond it
+    if way.dtype is not None:  # another precision than its own may be beyond it
         return True
     if "nan" in inquiry.checks:
         return False
