@@ -122,8 +122,8 @@ def _shakes(inquiry: Inquiry, way: Way, pair: Pair, row: int, reader: int, size:
 def _tolerated(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
     """Is NaN not to be reported here? Then the places that are numbers are compared."""
     if "nan" not in inquiry.checks:
-        inquiry.skip(f"{pair.kind} where outputs are NaN", "NaN compares with nothing; with nan among the checks it is said where "
-                     "it begins")
+        inquiry.skip(f"{pair.kind} where outputs are NaN", "NaN compares with nothing; with nan among the checks it is said "
+                     "where it begins")
         return True
     return way.dtype is not None  # another precision than its own may be beyond it
 
