@@ -5,55 +5,86 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from keepleft.auditing.checks.pairs import Pair, agree
+from keepleft.auditing.checks.padding import neighbours
+from keepleft.auditing.checks.pairs import Pair, agree, further
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.subject import Call
 from keepleft.auditing.ways import Way
 
+MANY = 8  # rows, so that groups of two and of four are more than one
 
-def batch(inquiry: Inquiry, ways: Sequence[Way]) -> None:
-    subject = inquiry.subject
-    for way in inquiry.timely(ways, "batch, further paths"):
+
+def batch(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> None:
+    """All of it on the ways that matter most, and one exact look at each of every way."""
+    subject, broad = inquiry.subject, inquiry.budget.broad
+    for n, way in enumerate(inquiry.timely(ways, "batch, further paths")):
         with inquiry.trying(f"batch, {way.named(3)}"), subject.on(way):
-            if not all(agree(inquiry, way, pair) for rows in ((2, 3, 8) if inquiry.budget.broad else (3,))
+            if not all(agree(inquiry, way, pair) for rows in ((2, 3, MANY) if broad else (3, MANY) if n == 0 else (3,))
                        for pair in _pairs(inquiry, rows)):
                 continue
         fine = way.but(dtype=torch.float64) if inquiry.double and way.dtype is None else way
         with inquiry.trying(f"batch, {fine.named(3)}"), subject.on(fine):
-            base = subject.call(3, seed=81)
-            for row in range(3):
-                alone = base.but(tokens=base.tokens[row:row + 1], source=None if base.source is None else base.source[row:row + 1])
-                at = torch.stack([torch.zeros(subject.length, dtype=torch.long), torch.arange(subject.length)], 1)
-                also = at + torch.tensor([row, 0])
-
-                def told(row: int, reader: int, module: str, size: str) -> str:
-                    return f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
-
-                if not agree(inquiry, fine, Pair("batch", alone, base, at, also, False, told, None, "alone")):
-                    break
+            if not all(agree(inquiry, fine, pair) for pair in _alone(inquiry)):
+                continue
+        if (n == 0 or broad) and "padding" not in inquiry.checks:  # else it is looked at once padding itself is right
+            neighbours(inquiry, fine)
+    for way in inquiry.timely(further(inquiry, "batch", ways, every), "batch, further paths"):
+        with inquiry.trying(f"batch, {way.named(3)}"), subject.on(way):
+            base = subject.call(3, seed=80)
+            new = subject.words.others(base.tokens, 82)
+            all(agree(inquiry, way, _pair(inquiry, base, stays, new)) for stays in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool())
 
 
 def _pairs(inquiry: Inquiry, rows: int) -> Iterator[Pair]:
-    """One row stays, the others change: to anything, to words that are all the same, to copies of it."""
+    """Some rows stay, the others change: to anything, to words that are all the same, to copies of the one that stays."""
     subject = inquiry.subject
     base = subject.call(rows, seed=80)
+    each = torch.eye(rows, dtype=torch.bool)
+    new = subject.words.others(base.tokens, 82)
+    if rows < MANY:
+        for row, stays in enumerate(each):
+            copies = base.tokens[row:row + 1].expand_as(base.tokens)
+            changes = [new, copies, *(change for _, change in subject.words.kinds(base.tokens))]
+            for change in changes if inquiry.budget.broad else changes[:3]:
+                yield _pair(inquiry, base, stays, change)
+    else:  # of any two rows, one changes and the other stays, both ways round
+        for bit in range((rows - 1).bit_length()):
+            half = (torch.arange(rows) >> bit & 1).bool()
+            yield _pair(inquiry, base, half, new)
+            yield _pair(inquiry, base, ~half, new)
+    if rows == 3 or (rows > 3 and inquiry.budget.broad):
+        yield from (_pair(inquiry, base, ~one, new) for one in each)
+
+
+def _pair(inquiry: Inquiry, base: Call, stays: Tensor, new: Tensor) -> Pair:
+    """Every row that stays is watched."""
+    subject = inquiry.subject
 
     def told(row: int, reader: int, module: str, size: str) -> str:
         return f"other rows of the batch move row {row}: position {reader} moves {size}, through {module}"
 
-    kinds = subject.words.kinds(base.tokens)
-    for row in range(min(rows, 3)):
-        stays = torch.arange(rows) == row
-        places = torch.stack([torch.full((subject.length,), row), torch.arange(subject.length)], 1)
-        shape = (rows, *[1] * (base.tokens.dim() - 1))
-        changes = [subject.words.others(base.tokens, 82), base.tokens[row:row + 1].expand_as(base.tokens),
-                   *(new for _, new in kinds)]
-        for new in changes if inquiry.budget.broad else changes[:3]:
-            tokens = torch.where(stays.view(shape), base.tokens, new.to(base.tokens.dtype))
-            other: Call = base.but(tokens=tokens)
-            if base.source is not None and subject.source_words is not None:
-                shape_ = (rows, *[1] * (base.source.dim() - 1))
-                other = other.but(source=torch.where(stays.view(shape_), base.source,
-                                                     subject.source_words.others(base.source, 83).to(base.source.dtype)))
-            yield Pair("batch", base, other, places, places, True, told, None)
+    def mixed(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where(stays.view(-1, *[1] * (old.dim() - 1)), old, new.to(old.dtype))
+
+    other = base.but(tokens=mixed(base.tokens, new))
+    if base.source is not None and subject.source_words is not None:
+        other = other.but(source=mixed(base.source, subject.source_words.others(base.source, 83)))
+    places = stays[:, None].expand(base.tokens.shape[:2]).nonzero()
+    return Pair("batch", base, other, places, places, True, told)
+
+
+def _alone(inquiry: Inquiry) -> Iterator[Pair]:
+    """Each of three rows by itself."""
+    subject = inquiry.subject
+    base = subject.call(3, seed=81)
+
+    def told(row: int, reader: int, module: str, size: str) -> str:
+        return f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
+
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone = base.but(tokens=base.tokens[one], source=None if base.source is None else base.source[one])
+        at = torch.stack([torch.zeros(subject.length, dtype=torch.long), torch.arange(subject.length)], 1)
+        yield Pair("batch", alone, base, at, at + torch.tensor([row, 0]), False, told, None, "alone")

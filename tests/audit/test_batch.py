@@ -1,0 +1,98 @@
+"""Rows of a batch: none moves another, however many there are, on whichever path, whatever their padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import keepleft as kl
+from keepleft.auditing.checks import batch
+from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.subject import Subject
+from keepleft.auditing.ways import BUDGETS, Way
+
+VOCAB, WIDTH = 37, 12
+
+
+class Recurrent(nn.Module):
+    """A GRU over groups of four rows, as one does to spare memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.gru = nn.Embedding(VOCAB, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def mixed(self, x):
+        return x
+
+    def carried(self, state):
+        """What one group hands to the next."""
+        return
+
+    def forward(self, tokens):
+        out, state = [], None
+        for rows in tokens.split(4):
+            state = self.carried(state) if state is not None and state.shape[1] == len(rows) else None
+            x, state = self.gru(self.mixed(self.embed(rows)), state)
+            out.append(self.head(x))
+        return torch.cat(out)
+
+
+class Carried(Recurrent):
+    """The state of one group of rows begins the next."""
+
+    def carried(self, state):
+        return state
+
+
+class LastReadsFirst(Recurrent):
+    def mixed(self, x):
+        return x if len(x) < 3 else torch.cat([x[:-1], x[-1:] + 0.1 * x[:1]])
+
+
+class HalfMixes(Recurrent):
+    def mixed(self, x):
+        return x - x.mean(0, keepdim=True) if x.dtype == torch.bfloat16 else x
+
+
+class Padded(Recurrent):
+    """Takes lengths; the average is of this row's real tokens so far."""
+
+    def real(self, lengths):
+        return lengths[:, None, None].float()
+
+    def forward(self, tokens, lengths=None):
+        lengths = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
+        x = self.embed(tokens)
+        return self.head(self.gru(x)[0] / self.real(lengths).to(x) * lengths[:, None, None].to(x))
+
+
+class OthersLengths(Padded):
+    """Divided by the mean length of the batch."""
+
+    def real(self, lengths):
+        return lengths.float().mean().expand(len(lengths))[:, None, None]
+
+
+def some():
+    return torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("model", "found"), [(Recurrent, False), (Carried, True), (LastReadsFirst, True), (Padded, False),
+                                              (OthersLengths, True)])
+def test_rows_are_kept_apart(model, found) -> None:
+    report = kl.audit(model(), some(), checks=["batch"], budget="quick")
+    assert {finding.kind for finding in report.findings} == ({"batch"} if found else set()), report.text()
+    assert found or report.ok
+
+
+@pytest.mark.parametrize(("model", "found"), [(Recurrent, False), (HalfMixes, True)])
+def test_each_path_that_is_offered_is_looked_at(model, found) -> None:
+    subject = Subject(model().eval(), some(), claim=kl.causal)
+    inquiry = Inquiry(subject, kl.causal, 1, BUDGETS["quick"], ("batch",), double=False)
+    with subject.on(Way()):
+        subject.run(subject.call(2), Way())
+    batch.batch(inquiry, [], [Way(dtype=torch.bfloat16)])
+    assert inquiry.found("batch") == found

@@ -1,0 +1,102 @@
+"""NaN: in one row, in a long text, in coarse numbers under a mask; and it is never told as another leak."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import keepleft as kl
+
+VOCAB, WIDTH = 37, 12
+
+
+class Decoder(nn.Module):
+    """A running mean, with a place for something that breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+
+    def part(self, x, mask):
+        return x
+
+    def forward(self, input_ids, attention_mask=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.embed(input_ids) * mask[..., None].to(self.embed.weight)
+        past = x.cumsum(1) / mask.cumsum(1).clamp(min=1)[..., None].to(x)
+        return self.head(self.part(x + past, mask))
+
+
+class OneRow(Decoder):
+    """The deviation over rows, of which there may be one."""
+
+    def part(self, x, mask):
+        return x + 0 * x[:, :1].std(0, keepdim=True)
+
+
+class Decayed(Decoder):
+    """A scan by division: the decay of a long text comes to nothing."""
+
+    def part(self, x, mask):
+        decay = 0.5 ** torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        return (x / decay).cumsum(1) * decay
+
+
+class DecayedStep(Decoder):
+    """The same, step by step."""
+
+    def part(self, x, mask):
+        out, state = [], torch.zeros_like(x[:, 0])
+        for now in x.unbind(1):
+            state = state * 0.5 + now
+            out.append(state)
+        return torch.stack(out, 1)
+
+
+class HalfMask(Decoder):
+    """What hides padding is beyond float16, and zero times infinity is NaN."""
+
+    def part(self, x, mask):
+        return x + 0 * ((1 - mask)[..., None] * 1e5).to(x.dtype)
+
+
+class HalfRange(Decoder):
+    """Beyond float16 whatever is masked: it never claimed that precision."""
+
+    def part(self, x, mask):
+        return x + 0 * torch.full_like(x, 300.0).pow(2)
+
+
+class PadsBreak(Decoder):
+    """Divides by whether the text is padded."""
+
+    def part(self, x, mask):
+        return x + 0 / mask.to(x.dtype).min(1, keepdim=True).values[..., None]
+
+
+class PadsRight(Decoder):
+    """Padding has no share in it; every number stays one."""
+
+    def part(self, x, mask):
+        return x * mask[..., None].to(x)
+
+
+def some():
+    return torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("model", "found"), [(Decoder, False), (OneRow, True), (Decayed, True), (DecayedStep, False),
+                                              (HalfMask, True), (HalfRange, False), (PadsBreak, True), (PadsRight, False)])
+def test_nan_is_found_where_it_is_the_models_doing(model, found) -> None:
+    report = kl.audit(model(), some(), checks=["nan", "padding", "batch"], budget="quick")
+    assert {finding.kind for finding in report.findings} == ({"nan"} if found else set()), report.text()
+    assert found or report.ok
+
+
+@pytest.mark.parametrize(("model", "check"), [(OneRow, "batch"), (PadsBreak, "padding")])
+def test_nan_is_no_leak_of_another_kind(model, check) -> None:
+    report = kl.audit(model(), some(), checks=[check], budget="quick")
+    assert not report.findings
+    assert any(line.startswith(f"{check} where outputs are NaN") for line in report.skipped)
