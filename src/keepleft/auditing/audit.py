@@ -129,9 +129,9 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
     few = few if inquiry.budget.broad else few[:2]
     steps: dict[str, Callable[[], None]] = {
         "future": lambda: future.future(inquiry, ways),
-        "batch": lambda: batch.batch(inquiry, few),
-        "nan": lambda: nan.nan(inquiry, [*few, *(way for way in ways if way.dtype == torch.bfloat16)]),
-        "padding": lambda: padding.padding(inquiry, few),
+        "batch": lambda: batch.batch(inquiry, few, ways),
+        "nan": lambda: nan.nan(inquiry, few, ways),
+        "padding": lambda: padding.padding(inquiry, few, ways),
         "packing": lambda: packing.packing(inquiry, few),
         "cache": lambda: cache.cache(inquiry, few, prefill, step, reorder),
         "labels": lambda: labels.labels(inquiry, few),
