@@ -368,49 +368,77 @@ def _cuts(inquiry: Inquiry, allowed: Tensor) -> list[Variant]:
 
 
 def _bent(inquiry: Inquiry, way: Way, length: int, name: str, scores: strain.Scores | None) -> None:
-    """All cuts at once, one in each row."""
+    """All cuts at once, one in each row; what moves is looked at again in a row by itself."""
     subject = inquiry.subject
-    if inquiry.quantised or inquiry.late:
+    if inquiry.quantised or inquiry.late or inquiry.found("future"):
         return
-    allowed = inquiry.allowed(length)
-    cuts = _cuts(inquiry, allowed)
     base = subject.call(1, length, seed=length + 2)
-    base = _rows(base, len(cuts))
-    there = torch.stack([one.changed for one in cuts])
-    with inquiry.trying(f"future under {name}"), subject.on(way):
+
+    def pair(cuts: list[Variant]) -> _Strained | None:
+        """Without and with what is hidden changed, under strain."""
+        rows, there = _rows(base, len(cuts)), torch.stack([one.changed for one in cuts])
         if scores is None:
-            new, b = base, strain.enlarged(subject, base, way, there)
-            if b is None:
-                return
-            a = subject.run(base, way)
-        else:
-            new = base.but(tokens=torch.cat([changed(inquiry, base.tokens[:1], one) for one in cuts]))
-            with scores.on():
-                a = subject.run(base, way)
-            if not scores.factors:
-                inquiry.note("no attention scores were seen, so no large ones were tried")
-                return
-            with scores.on():
-                b = subject.run(new, way)
-        if not (a.isfinite().all() and b.isfinite().all()) or inquiry.found("future"):
+            b = strain.enlarged(subject, rows, way, there)
+            return None if b is None else _Strained(rows, rows, subject.run(rows, way), b, None, there)
+        new = rows.but(tokens=torch.cat([changed(inquiry, base.tokens, one) for one in cuts]))
+        again = strain.Scores(length, scores.sign)
+        with again.on():
+            a = subject.run(rows, way)
+        if not again.factors:
+            inquiry.note("no attention scores were seen, so no large ones were tried")
+            return None
+        with again.on():
+            return _Strained(rows, new, a, subject.run(new, way), again, there)
+
+    with inquiry.trying(f"future under {name}"), subject.on(way):
+        hit = _singled(inquiry, way, pair, 1e-6)
+        if hit is None:
             return
-        inquiry.took(way, len(cuts), length)
-        move, size = rounding.moved(a, b).cpu(), rounding.scale(a)
-        hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in cuts])
-        if not hits.any() or float(move[hits].max()) / size < 1e-6:
-            return
-        row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
-        source = int(cuts[row].changed.nonzero()[0])
-        first, second = (spot(inquiry, way, call, row, reader, strain.under(subject, call, way, scores, bent))
-                         for call, bent in ((base, None), (new, there)))
+        found_, reader, source, size = hit
+        first, second = (spot(inquiry, way, call, 0, reader, strain.under(subject, call, way, found_.scores, bent))
+                         for call, bent in ((found_.base, None), (found_.new, found_.there)))
         found, line = where(inquiry, first, second)
         why = (f"once scores reach {strain.LARGE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
                "boolean mask" if scores else f"once inputs reach {strain.HUGE:g}; {sentences.remedy('future', found.sort)}")
-        inquiry.add(Finding("future", reader, source, float(move[row, reader]) / size,
-                            f"{inquiry.took(way, len(cuts), length)}, {name}", found.module,
+        inquiry.add(Finding("future", reader, source, size, f"{inquiry.took(way, 1, length)}, {name}", found.module,
                             f"position {reader} reads position {source}, out of its sight, through "
                             f"{found.module or subject.name} {why}.", "magnitude", line,
-                            reproducer(inquiry, way, base, new, row, reader)), "magnitude")
+                            reproducer(inquiry, way, found_.base, found_.new, 0, reader)), "magnitude")
+
+
+@dataclass(frozen=True)
+class _Strained:
+    """Two calls and what they gave."""
+
+    base: Call
+    new: Call
+    a: Tensor
+    b: Tensor
+    scores: strain.Scores | None
+    there: Tensor
+
+
+def _singled(inquiry: Inquiry, way: Way, pair: Callable[[list[Variant]], _Strained | None],
+             least: float) -> tuple[_Strained, int, int, float] | None:
+    """The cut that moves a reader: found among all, then seen in a row by itself, where no other row can have done it."""
+    length = inquiry.subject.length
+    allowed = inquiry.allowed(length)
+    cuts = _cuts(inquiry, allowed)
+    for _ in ("all cuts", "the one that moves something"):
+        got = pair(cuts)
+        if got is None:
+            return None
+        inquiry.took(way, len(cuts), length)
+        sound = got.a.isfinite().flatten(2).all(2) & got.b.isfinite().flatten(2).all(2)
+        if got.scores is not None and not sound.all():
+            return None
+        move, size = torch.where(sound, rounding.moved(got.a, got.b), 0.0).cpu(), rounding.scale(got.a)
+        hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in cuts])
+        if not hits.any() or float(move[hits].max()) / size < least:
+            return None
+        row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
+        cuts = [cuts[row]]
+    return got, reader, int(cuts[0].changed.nonzero()[0]), float(move[0, reader]) / size
 
 
 def _rows(call: Call, rows: int) -> Call:
@@ -423,34 +451,27 @@ def _poisoned(inquiry: Inquiry, way: Way) -> None:
     """NaN and infinity where a reader may not look. NaN behind it proves nothing, since 0 · NaN is NaN in honest kernels
     too; another number does."""
     subject, length = inquiry.subject, inquiry.subject.length
-    if inquiry.quantised or inquiry.late:
+    if inquiry.quantised or inquiry.late or inquiry.found("future"):
         return
-    allowed = inquiry.allowed(length)
-    cuts = _cuts(inquiry, allowed)
-    base = _rows(subject.call(1, length, seed=length + 3), len(cuts))
-    there = torch.stack([one.changed for one in cuts])
+    base = subject.call(1, length, seed=length + 3)
     with inquiry.trying("future by poison"), subject.on(way):
-        out = subject.run(base, way)
         for value in (float("nan"), float("inf")):
-            new = strain.poisoned(subject, base, way, there, value)
-            if new is None:
-                inquiry.note("no embedding was seen, so nothing was poisoned")
-                return
-            inquiry.took(way, len(cuts), length)
-            move = torch.where(new.isfinite().flatten(2).all(2), rounding.moved(out, new), 0.0).cpu()
-            hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in cuts])
-            size = rounding.scale(out)
-            if not hits.any() or float(move[hits].max()) / size < 1e-5 or inquiry.found("future"):
+
+            def pair(cuts: list[Variant], value: float = value) -> _Strained | None:
+                rows, there = _rows(base, len(cuts)), torch.stack([one.changed for one in cuts])
+                ill = strain.poisoned(subject, rows, way, there, value)
+                return None if ill is None else _Strained(rows, rows, subject.run(rows, way), ill, None, there)
+
+            hit = _singled(inquiry, way, pair, 1e-5)
+            if hit is None:
                 continue
-            row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
-            source = int(cuts[row].changed.nonzero()[0])
-            ill = strain.under(subject, base, way, None, there, value)
-            found, line = where(inquiry, spot(inquiry, way, base, row, reader), spot(inquiry, way, base, row, reader, ill))
-            inquiry.add(Finding("future", reader, source, float(move[row, reader]) / size,
-                                f"{inquiry.took(way, len(cuts), length)}, {value} as input", found.module,
+            got, reader, source, size = hit
+            ill = strain.under(subject, got.base, way, None, got.there, value)
+            found, line = where(inquiry, spot(inquiry, way, got.base, 0, reader), spot(inquiry, way, got.base, 0, reader, ill))
+            inquiry.add(Finding("future", reader, source, size, f"{inquiry.took(way, 1, length)}, {value} as input", found.module,
                                 f"position {reader} gives another number when position {source}, out of its sight, holds "
                                 f"{value}: something looks at the whole sequence; {sentences.remedy('future', found.sort)}.",
-                                "poison", line, reproducer(inquiry, way, base, base, row, reader)))
+                                "poison", line, reproducer(inquiry, way, got.base, got.base, 0, reader)))
             return
 
 
