@@ -17,6 +17,8 @@ SHAKEN = 0.7     # changes that point the same way, whatever shakes the rounding
 
 def moved(a: Tensor, b: Tensor) -> Tensor:
     """(B, T): the largest change at each position; infinite where a number came or went."""
+    if torch.equal(a, b):  # the rule, for honest models
+        return torch.zeros(a.shape[:2], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32, device=a.device)
     a, b = a.float() if a.dtype != torch.float64 else a, b.float() if b.dtype != torch.float64 else b
     change = (a - b).abs()
     change = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros_like(change), change)
