@@ -79,8 +79,13 @@ def _located(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph:
         if (event.known and event.behind and _differ(event.behind, mate.behind, tolerance)
                 and not _differ(event.before, mate.before, tolerance)):
             name = event.name or _pooled(first, second, tolerance)
-            return Place(name, sort(module.get_submodule(name), one), "")
+            return Place(name, sort(part(module, name), one), "")
     return None
+
+
+def part(module: nn.Module, name: str) -> nn.Module:
+    """By its name, in scripted modules too."""
+    return dict(module.named_modules())[name]
 
 
 def _mates(first: list[Event], second: list[Event]) -> Iterator[tuple[Event, Event]]:
@@ -151,10 +156,10 @@ def _events(module: nn.Module, spot: Spot, graph: bool = False) -> list[Event]:
     def watched() -> Iterator[None]:
         hooks = []
         try:
-            for name, part in module.named_modules():
+            for name, inner in module.named_modules():
                 with suppress(RuntimeError, NotImplementedError, AttributeError):  # scripted parts refuse
-                    hooks.append(part.register_forward_pre_hook(enter(name), with_kwargs=True))
-                    hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+                    hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
+                    hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
             yield
         finally:
             for hook in hooks:
@@ -188,8 +193,6 @@ def _late(value: Any, spot: Spot) -> tuple[Held, set[int]]:
     for way, tensor in _tensors(value):
         n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == spot.batch else 0
         if spot.reader is not None and n > spot.length > 1:
-            if n in spot.widths:
-                return {}, set()
             lengths.add(n)
             held[way] = tensor[spot.row, spot.reader + n - spot.length].detach().double().flatten().clone()
     return held, lengths
@@ -409,9 +412,9 @@ def broken_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
                 tensor.register_hook(behind)
 
     try:
-        for name, part in module.named_modules():
-            hooks.append(part.register_forward_pre_hook(enter(name), with_kwargs=True))
-            hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+        for name, inner in module.named_modules():
+            hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
+            hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
         torch.autograd.backward(run())
     except Exception:  # it changes things in place, which hooks do not bear, or bears no hooks
         return ""

@@ -29,7 +29,8 @@ def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | N
         inquiry.skip("cache", error)
         return
     if found is None:
-        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check one")
+        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
+                     "one")
         return
     if inquiry.found("future"):
         inquiry.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
@@ -173,14 +174,9 @@ class Trial:
         whole = subject.run(turned, self.way)
         got = _shaped(scores, whole, 1)
         move, large = rounding.moved(whole[:, half:half + 1], got).cpu(), rounding.scale(whole)
-        path = self.inquiry.took(self.way, 2, half + 1) + f", {self.kind}, rows in another order"
-        relative = float(move.max()) / large
-        if relative > rounding.tolerance(self.inquiry, self.way):
-            self.inquiry.add(Finding("cache", half, None, relative, path, "", "after its rows were put into another order, the cache "
-                                     f"still has them as they were: the next step differs {sentences.size(relative)}; reorder "
-                                     "every tensor that the cache keeps.", "comparison"), "order")
-            return False
-        return True
+        return self.alike(float(move.max()) / large, half, "rows in another order",
+                          "its rows were put into another order, the cache still has them as they were",
+                          "reorder every tensor that the cache keeps")
 
     def cropped(self) -> bool:
         """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from there."""
@@ -195,21 +191,26 @@ class Trial:
         scores, _ = self.stepper.go(call, half, 1, state, self.kind, self.way)
         whole = subject.run(call, self.way)[:, half:half + 1]
         relative = float(rounding.moved(whole, _shaped(scores, whole, 1)).max()) / rounding.scale(whole)
-        path = self.inquiry.took(self.way, 2, 2 * half) + f", {self.kind}, cut back from {2 * half} to {half}"
-        if relative > rounding.tolerance(self.inquiry, self.way):
-            self.inquiry.add(Finding("cache", half, None, relative, path, "", f"after it was cut back from {2 * half} positions to "
-                                     f"{half}, the cache still knows of the others: the next step differs {sentences.size(relative)}; "
-                                     "take back every tensor and every count that the cache keeps.", "comparison"), "crop")
-            return False
-        return True
+        return self.alike(relative, half, f"cut back from {2 * half} to {half}",
+                          f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
+                          "take back every tensor and every count that the cache keeps")
+
+    def alike(self, relative: float, reader: int, what: str, fault: str, remedy: str) -> bool:
+        """Is what comes after something was done to the cache what one pass gives?"""
+        path = self.inquiry.took(self.way, 2, reader + 1) + f", {self.kind}, {what}"
+        if relative <= rounding.tolerance(self.inquiry, self.way):
+            return True
+        self.inquiry.add(Finding("cache", reader, None, relative, path, "", f"after {fault}: the next step differs "
+                                 f"{sentences.size(relative)}; {remedy}.", "comparison"), what.partition(" ")[0])
+        return False
 
     def shown(self, call: Call, sizes: list[int], reader: int) -> str:
         if call.tokens.is_floating_point():
             return ""
         more = "" if call.keep is None else f"keep = torch.tensor({call.keep.long().tolist()})  # 0: padding\n"
         more += "" if call.positions is None else f"positions = torch.tensor({call.positions.tolist()})\n"
-        return (f"a = torch.tensor({call.tokens.tolist()})  # in one pass, then in pieces of {_said(sizes)} from a cache;\n{more}"
-                f"# the scores at position {reader} must be the same up to rounding")
+        return (f"a = torch.tensor({call.tokens.tolist()})\n{more}# in one pass, then in pieces of {_said(sizes)} from a "
+                f"cache: the scores at position {reader} must be the same up to rounding")
 
 
 def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
@@ -218,7 +219,8 @@ def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
         scores = scores[:, None]
     if scores.dim() != whole.dim() or scores.shape[0] != whole.shape[0] or scores.shape[1] not in (1, size) or \
             scores.shape[2:] != whole.shape[2:]:
-        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be compared")
+        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be "
+                        "compared")
     return scores
 
 
