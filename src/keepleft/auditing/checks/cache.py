@@ -58,9 +58,9 @@ class Trial:
     def whole(self) -> bool:
         """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
         t = self.inquiry.subject.length
-        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1] * t, [t - 3, 1, 2], [3, 5, t - 8], [1, 2, t - 3]]
+        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1, 2, t - 3], [1] * t, [t - 3, 1, 2], [3, 5, t - 8]]
         if not self.thorough or self.stepper.single:
-            cuttings = cuttings[:1 if self.stepper.single else 2]
+            cuttings = cuttings[:1 if self.stepper.single else 3]
         for n, sizes in enumerate(cuttings):
             with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, t)}, pieces of {_said(sizes)}"):
                 if not self.pieces(sizes, seed=120 + n):
