@@ -64,7 +64,20 @@ class Stepper:
             return None
         for name in ("crop", "truncate", "trim", "rollback", "rewind"):
             if not isinstance(_held(state), dict | list) and callable(getattr(state, name, None)):
-                return self._done(name, getattr(state, name), state, half)
+                method = getattr(state, name)
+
+                def cut(count: int, method: Callable[..., Any] = method) -> Any:
+                    try:
+                        return method(count)
+                    except ValueError:  # transformers takes how much to drop, below zero
+                        return method(-count)
+
+                try:
+                    return self._done(name, cut, state, half)
+                except CallError as error:
+                    if isinstance(error.__cause__, AttributeError):  # some of its layers cannot
+                        return None
+                    raise
         return None
 
     def _done(self, name: str, method: Callable[..., Any], state: Any, *given: Any) -> Any:
