@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,8 @@ class Spot:
     widths: frozenset[int] = frozenset()     # sizes that weights have: an axis of such a size may not be time
     before: Callable[[], Any] | None = None  # what leads up to it, and is not looked at; `run` takes what it gives
 
-    def go(self, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        with torch.no_grad():
+    def go(self, watch: Callable[[], AbstractContextManager[Any]], graph: bool = False) -> None:
+        with torch.set_grad_enabled(graph):
             given = () if self.before is None else (self.before(),)
             with watch():
                 self.run(*given)
@@ -43,56 +43,75 @@ class Place:
     line: str = ""
 
 
+Held = dict[tuple[Any, ...], Tensor]  # by the argument or the part of an output that it is
+
+
 @dataclass
 class Event:
     """One call of one module: what stood at the reader's position before and behind it."""
 
     name: str
     depth: int
-    before: list[Tensor] = field(default_factory=list)
-    behind: list[Tensor] = field(default_factory=list)
-    timeless: list[Tensor] = field(default_factory=list)   # outputs without a time axis, whole
-    known: bool = True                                     # is it known what came in at the reader's position?
+    before: Held = field(default_factory=dict)
+    behind: Held = field(default_factory=dict)
+    timeless: Held = field(default_factory=dict)   # outputs without a time axis, whole
+    known: bool = True                             # is it known what came in at the reader's position?
 
 
 def located(module: nn.Module | None, one: Spot, other: Spot, tolerance: float = 0.0) -> Place:
     """Compare two runs, part by part, in the order in which parts finish."""
     if module is None:
         return Place()
-    first, second = _events(module, one), _events(module, other)
+    try:
+        found = _located(module, one, other, tolerance, False)
+        return found or _located(module, one, other, tolerance, True) or Place()
+    except Exception:  # it is a name in a message; a leak is told without it too
+        return Place()
+
+
+def _located(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph: bool) -> Place | None:
+    """None where nothing differs, or only what differed before."""
+    first, second = _events(module, one, graph), _events(module, other, graph)
     if [event.name for event in first] != [event.name for event in second]:  # experts may be called or not
         names = {event.name for event in first} & {event.name for event in second}
         first, second = ([event for event in events if event.name in names] for events in (first, second))
+    for event, mate in _mates(first, second):
+        if (event.known and event.behind and _differ(event.behind, mate.behind, tolerance)
+                and not _differ(event.before, mate.before, tolerance)):
+            name = event.name or _pooled(first, second, tolerance)
+            return Place(name, sort(part(module, name), one), "")
+    return None
+
+
+def part(module: nn.Module, name: str) -> nn.Module:
+    """By its name, in scripted modules too."""
+    return dict(module.named_modules())[name]
+
+
+def _mates(first: list[Event], second: list[Event]) -> Iterator[tuple[Event, Event]]:
+    """The calls of the same part in two runs, in turn."""
     seen: dict[str, list[Event]] = {}
     for event in second:
         seen.setdefault(event.name, []).append(event)
     for event in first:
-        if not seen.get(event.name):
-            continue
-        mate = seen[event.name].pop(0)
-        if (event.known and event.behind and _differ(event.behind, mate.behind, tolerance)
-                and not _differ(event.before, mate.before, tolerance)):
-            name = event.name or _pooled(first, second, tolerance)
-            return Place(name, sort(module.get_submodule(name), one), "")
-    return Place()
+        if seen.get(event.name):
+            yield event, seen[event.name].pop(0)
 
 
 def _pooled(first: list[Event], second: list[Event], tolerance: float) -> str:
     """Nothing below the whole mixes positions in its own output: a part that gathers over time may be what does it."""
-    mates: dict[str, list[Event]] = {}
-    for event in second:
-        mates.setdefault(event.name, []).append(event)
-    for event in first:
-        mate = mates[event.name].pop(0) if mates.get(event.name) else None
-        if (mate is not None and event.name and event.timeless and event.before
-                and _differ(event.timeless, mate.timeless, tolerance) and not _differ(event.before, mate.before, tolerance)):
+    for event, mate in _mates(first, second):
+        if (event.name and event.timeless and event.before and _differ(event.timeless, mate.timeless, tolerance)
+                and not _differ(event.before, mate.before, tolerance)):
             return event.name
     return ""
 
 
-def _differ(one: list[Tensor], other: list[Tensor], tolerance: float) -> bool:
-    for a, b in zip(one, other, strict=False):
-        if a.shape != b.shape:
+def _differ(one: Held, other: Held, tolerance: float) -> bool:
+    """A state that only one of two runs is given says nothing."""
+    for key, a in one.items():
+        b = other.get(key)
+        if b is None or a.shape != b.shape:
             continue
         same = (a == b) | (a.isnan() & b.isnan())
         if not same.all() and (tolerance == 0 or not _near(a, b, tolerance)):
@@ -107,58 +126,81 @@ def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return float((a - b).abs().max()) <= tolerance * size
 
 
-def _events(module: nn.Module, spot: Spot) -> list[Event]:
+def _events(module: nn.Module, spot: Spot, graph: bool = False) -> list[Event]:
     """What every part saw and gave at one place, in the order in which they finish."""
     done: list[Event] = []
-    open_: list[Event] = []
-    hooks = []
+    open_: list[tuple[Event, Held, set[int]]] = []
 
     def enter(name: str) -> Callable[..., None]:
         def note(part: nn.Module, given: tuple[Any, ...], named_: dict[str, Any]) -> None:
             event = Event(name, len(open_))
-            event.before = [slice_ for value in (*given, *named_.values()) for slice_ in _slices(value, spot, ids=True)]
-            event.known = bool(event.before) or not any(
-                True for value in (*given, *named_.values()) for _ in _tensors(value, ids=True))
-            open_.append(event)
+            all_: dict[Any, Any] = dict(enumerate(given)) | named_
+            event.before = _slices(all_, spot, ids=True)
+            event.known = bool(event.before) or not any(True for _ in _tensors(all_, ids=True))
+            open_.append((event, *_late({} if event.before else all_, spot)))
 
         return note
 
     def leave(part: nn.Module, given: Any, named_: Any, out: Any) -> None:
-        event = open_.pop()
-        event.behind = list(_slices(out, spot))
-        event.timeless = [tensor.detach().float().clone() for tensor in _tensors(out) if _at(tensor, spot) is None
-                          and tensor.numel() < 1 << 20 and not _map(tensor, spot)]
+        event, late, lengths = open_.pop()
+        event.behind = _slices(out, spot)
+        if late and not event.behind:
+            behind, also = _late(out, spot)
+            if behind and len(lengths | also) == 1:
+                event.before, event.behind, event.known = late, behind, True
+        event.timeless = {way: tensor.detach().float().clone() for way, tensor in _tensors(out) if _at(tensor, spot) is None
+                          and tensor.numel() < 1 << 20 and not _map(tensor, spot) and not _long(tensor, spot)}
         done.append(event)
 
     @contextmanager
     def watched() -> Iterator[None]:
-        for name, part in module.named_modules():
-            hooks.append(part.register_forward_pre_hook(enter(name), with_kwargs=True))
-            hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+        hooks = []
         try:
+            for name, inner in module.named_modules():
+                with suppress(RuntimeError, NotImplementedError, AttributeError):  # scripted parts refuse
+                    hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
+                    hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    spot.go(watched)
+    spot.go(watched, graph)
     return done
 
 
-def _tensors(value: Any, depth: int = 0, ids: bool = False) -> Iterator[Tensor]:
+def _tensors(value: Any, depth: int = 0, ids: bool = False) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Each with the way to it."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or (ids and value.dtype in (torch.int64, torch.int32)):
-            yield value
-    elif depth < 3:
-        for _, part in named(value):
-            yield from _tensors(part, depth + 1, ids)
+            yield (), value
+    elif depth < 4:
+        for key, part in named(value):
+            for way, tensor in _tensors(part, depth + 1, ids):
+                yield (key, *way), tensor
 
 
-def _slices(value: Any, spot: Spot, *, ids: bool = False) -> Iterator[Tensor]:
-    for tensor in _tensors(value, ids=ids):
-        found = _at(tensor, spot)
-        if found is not None:
-            yield found.detach().double().flatten().clone()
+def _slices(value: Any, spot: Spot, *, ids: bool = False) -> Held:
+    found = ((way, _at(tensor, spot)) for way, tensor in _tensors(value, ids=ids))
+    return {way: tensor.detach().double().flatten().clone() for way, tensor in found if tensor is not None}
+
+
+def _late(value: Any, spot: Spot) -> tuple[Held, set[int]]:
+    """Where something stands before the text (a learned prompt), its positions are counted from the end: what stands at the
+    reader's, and the lengths that there are."""
+    held: Held = {}
+    lengths: set[int] = set()
+    for way, tensor in _tensors(value):
+        n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == spot.batch else 0
+        if spot.reader is not None and n > spot.length > 1:
+            lengths.add(n)
+            held[way] = tensor[spot.row, spot.reader + n - spot.length].detach().double().flatten().clone()
+    return held, lengths
+
+
+def _long(tensor: Tensor, spot: Spot) -> bool:
+    """Has it an axis at least as long as the text that is no width: time with something at its ends?"""
+    return any(n >= spot.length and n not in spot.widths for n in tensor.shape[1:])
 
 
 def _map(tensor: Tensor, spot: Spot) -> bool:
@@ -292,16 +334,20 @@ def _line() -> str:
 
 def line(module: nn.Module, one: Spot, other: Spot, tolerance: float = 0.0) -> str:
     """The first operation inside a module whose result moves at the reader's position: its line, and its name."""
+    return _line_of(module, one, other, tolerance, False) or _line_of(module, one, other, tolerance, True)
+
+
+def _line_of(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph: bool) -> str:
     watchers = [Watcher(one, module), Watcher(other, module)]
     for watcher in watchers:
         try:
-            watcher.spot.go(watcher.watching)
+            watcher.spot.go(watcher.watching, graph)
         except Exception:  # it is a word in a message; without it the message is shorter
             return ""
     for (place, name, a), (also, same, b) in zip(watchers[0].seen, watchers[1].seen, strict=False):
         if (place, name) != (also, same):
             return ""
-        if a is not None and b is not None and _differ([a], [b], tolerance):
+        if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
             return f"{place} ({name})" if place else ""
     return ""
 
@@ -310,9 +356,13 @@ def broken(module: nn.Module | None, spot: Spot) -> str:
     """The innermost module that is given numbers at a place and gives none back."""
     if module is None:
         return ""
-    for event in _events(module, spot):
-        gone = any(out.isnan().any() for out in (*event.behind, *event.timeless))
-        if gone and event.known and not any(x.isnan().any() for x in event.before):
+    try:
+        events = _events(module, spot)
+    except Exception:  # it is a name in a message; a leak is told without it too
+        return ""
+    for event in events:
+        gone = any(out.isnan().any() for out in (*event.behind.values(), *event.timeless.values()))
+        if gone and event.known and not any(x.isnan().any() for x in event.before.values()):
             return event.name
     return ""
 
@@ -322,18 +372,51 @@ def broken_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
     if module is None:
         return ""
     names: list[str] = []
+    hooks: list[Any] = []
+    open_: list[dict[str, Any]] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def note(part: nn.Module, into: Any, out: Any) -> None:
-            if all(g is None or g.isfinite().all() for g in out) and any(g is not None and g.isnan().any() for g in into):
-                names.append(name)
+    def follow(value: Any, note: Callable[[Tensor], None], depth: int = 0) -> Any:
+        """The same with every tensor that has a gradient behind a copy of its own: what flows into it comes through this
+        part alone."""
+        if isinstance(value, Tensor):
+            if not (value.requires_grad and value.is_floating_point()):
+                return value
+            value = value.clone()
+            value.register_hook(note)
+            return value
+        if type(value) in (tuple, list) and depth < 2:
+            return type(value)(follow(part, note, depth + 1) for part in value)
+        return value
 
-        return note
+    def enter(name: str) -> Callable[..., Any]:
+        def begun(part: nn.Module, given: tuple[Any, ...], named_: dict[str, Any]) -> Any:
+            call = {"whole": True}
+            open_.append(call)
 
-    hooks = [part.register_full_backward_hook(watch(name)) for name, part in module.named_modules()]
+            def into(gradient: Tensor) -> None:
+                if call["whole"] and gradient.isnan().any():
+                    names.append(name)
+
+            return follow(given, into), {key: follow(value, into) for key, value in named_.items()}
+
+        return begun
+
+    def leave(part: nn.Module, given: Any, named_: Any, out: Any) -> None:
+        call = open_.pop()
+
+        def behind(gradient: Tensor) -> None:
+            call["whole"] = call["whole"] and bool(gradient.isfinite().all())
+
+        for _, tensor in _tensors(out):
+            if tensor.requires_grad:
+                tensor.register_hook(behind)
+
     try:
+        for name, inner in module.named_modules():
+            hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
+            hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
         torch.autograd.backward(run())
-    except RuntimeError:  # it changes things in place, which hooks do not bear
+    except Exception:  # it changes things in place, which hooks do not bear, or bears no hooks
         return ""
     finally:
         for hook in hooks:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences
 from keepleft.auditing.checks.future import spot, where
+from keepleft.auditing.checks.padding import kept, laid
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.report import Finding
 from keepleft.auditing.stepping import Stepper, stepper
@@ -28,7 +29,8 @@ def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | N
         inquiry.skip("cache", error)
         return
     if found is None:
-        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check one")
+        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
+                     "one")
         return
     if inquiry.found("future"):
         inquiry.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
@@ -56,9 +58,9 @@ class Trial:
     def whole(self) -> bool:
         """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
         t = self.inquiry.subject.length
-        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1] * t, [t - 3, 1, 2], [3, 5, t - 8], [1, 2, t - 3]]
-        if not self.thorough:
-            cuttings = cuttings[:2]
+        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1, 2, t - 3], [1] * t, [t - 3, 1, 2], [3, 5, t - 8]]
+        if not self.thorough or self.stepper.single:
+            cuttings = cuttings[:1 if self.stepper.single else 3]
         for n, sizes in enumerate(cuttings):
             with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, t)}, pieces of {_said(sizes)}"):
                 if not self.pieces(sizes, seed=120 + n):
@@ -72,15 +74,37 @@ class Trial:
         with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(1, t)}"):
             if not self.pieces([t - 3, 1, 1, 1], seed=150, batch=1) or not self.pieces([2, 1, 1], seed=151, batch=2):  # shorter
                 return False
-        with self.inquiry.trying(f"cache, {self.kind}, rows in another order"):
-            return self.ordered()
+        for what, go in (("positions given", self.placed), ("padding on the left", self.padded),
+                         ("rows in another order", self.ordered), ("cut back", self.cropped)):
+            with self.inquiry.trying(f"cache, {self.kind}, {what}"):
+                if not go():
+                    return False
         return True
 
     def pieces(self, sizes: list[int], seed: int, batch: int = 2) -> bool:
         """Give a text in pieces, and compare what comes of each piece with one pass."""
-        subject = self.inquiry.subject
         sizes = [n for n in sizes if n > 0]
-        call = subject.call(batch, sum(sizes), seed)
+        return self.given(self.inquiry.subject.call(batch, sum(sizes), seed), sizes)
+
+    def placed(self) -> bool:
+        """The same where the caller says at which positions the tokens stand."""
+        subject, t = self.inquiry.subject, self.inquiry.subject.length
+        if subject.positions is None or not self.stepper.told or t < 6:
+            return True
+        call = subject.call(2, seed=170)
+        return self.given(call.but(positions=torch.arange(t).expand(2, t)), [t - 5, 1, 2, 1, 1])
+
+    def padded(self) -> bool:
+        """Rows of different lengths, padded on the left: what was padding in the cache stays padding."""
+        subject, t = self.inquiry.subject, self.inquiry.subject.length
+        if subject.reader is None or subject.reader.form not in ("keep", "drop") or not self.stepper.told or t < 8:
+            return True
+        call = laid(subject, subject.call(2, seed=180), kept(torch.tensor([t, t - 2]), t, "left"), "left", False)
+        return self.given(call, [t - 5, 1, 1, 1, 2])
+
+    def given(self, call: Call, sizes: list[int]) -> bool:
+        subject = self.inquiry.subject
+        sizes = [1] * sum(sizes) if self.stepper.single else sizes
         whole, state, at = subject.run(call, self.way), None, 0
         for n, size in enumerate(sizes):
             scores, state = self.stepper.go(call, at, size, state, self.kind, self.way)
@@ -92,10 +116,15 @@ class Trial:
     def same(self, whole: Tensor, scores: Tensor, call: Call, at: int, size: int, sizes: list[int]) -> bool:
         """Do the scores of one piece agree with those of one pass?"""
         inquiry = self.inquiry
-        path = inquiry.took(self.way, *call.tokens.shape[:2]) + f", {self.kind}, in pieces of {_said(sizes)}"
         got = _shaped(scores, whole, size)
-        want = whole[:, at + size - got.shape[1]:at + size]
+        here = slice(at + size - got.shape[1], at + size)
+        want, told = whole[:, here], ""
         move, large = rounding.moved(want, got).cpu(), rounding.scale(want)
+        if call.keep is not None:
+            move, told = torch.where(call.keep[:, here], move, 0.0), ", with padding on the left"
+        elif call.positions is not None:
+            told = ", with positions given"
+        path = inquiry.took(self.way, *call.tokens.shape[:2]) + f", {self.kind}, in pieces of {_said(sizes)}{told}"
         limit = rounding.tolerance(inquiry, self.way)
         if not float(move.max()) / large > limit:
             return True
@@ -103,11 +132,11 @@ class Trial:
                 float(move.median()) / large <= limit:
             return True
         row, n = divmod(int(move.argmax()), move.shape[1])
-        reader = at + size - got.shape[1] + n
+        reader = here.start + n
         found, line = self.place(call, sizes, row, reader)
         relative = float(move[row, n]) / large
         inquiry.add(Finding("cache", reader, at, relative, path, found.module,
-                            f"position {reader}, reached in pieces of {_said(sizes)} from a cache, differs from one pass "
+                            f"position {reader}, reached in pieces of {_said(sizes)} from a cache{told}, differs from one pass "
                             f"{sentences.size(relative)}, through {found.module or inquiry.subject.name}; "
                             f"{sentences.remedy('cache', found.sort)}.", "comparison", line, self.shown(call, sizes, reader)))
         return False
@@ -145,20 +174,43 @@ class Trial:
         whole = subject.run(turned, self.way)
         got = _shaped(scores, whole, 1)
         move, large = rounding.moved(whole[:, half:half + 1], got).cpu(), rounding.scale(whole)
-        path = self.inquiry.took(self.way, 2, half + 1) + f", {self.kind}, rows in another order"
-        relative = float(move.max()) / large
-        if relative > rounding.tolerance(self.inquiry, self.way):
-            self.inquiry.add(Finding("cache", half, None, relative, path, "", "after its rows were put into another order, the cache "
-                                     f"still has them as they were: the next step differs {sentences.size(relative)}; reorder "
-                                     "every tensor that the cache keeps.", "comparison"), "order")
-            return False
-        return True
+        return self.alike(float(move.max()) / large, half, "rows in another order",
+                          "its rows were put into another order, the cache still has them as they were",
+                          "reorder every tensor that the cache keeps")
+
+    def cropped(self) -> bool:
+        """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from there."""
+        subject, half = self.inquiry.subject, self.inquiry.subject.length // 2
+        call = subject.call(2, seed=190)
+        guess = call.but(tokens=torch.cat([call.tokens[:, :half], subject.words.others(call.tokens, 191)[:, half:].to(
+            call.tokens.dtype)], 1))
+        _, state = self.stepper.go(guess, 0, 2 * half, None, self.kind, self.way)
+        state = self.stepper.cropped(state, half)
+        if state is None:
+            return True
+        scores, _ = self.stepper.go(call, half, 1, state, self.kind, self.way)
+        whole = subject.run(call, self.way)[:, half:half + 1]
+        relative = float(rounding.moved(whole, _shaped(scores, whole, 1)).max()) / rounding.scale(whole)
+        return self.alike(relative, half, f"cut back from {2 * half} to {half}",
+                          f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
+                          "take back every tensor and every count that the cache keeps")
+
+    def alike(self, relative: float, reader: int, what: str, fault: str, remedy: str) -> bool:
+        """Is what comes after something was done to the cache what one pass gives?"""
+        path = self.inquiry.took(self.way, 2, reader + 1) + f", {self.kind}, {what}"
+        if relative <= rounding.tolerance(self.inquiry, self.way):
+            return True
+        self.inquiry.add(Finding("cache", reader, None, relative, path, "", f"after {fault}: the next step differs "
+                                 f"{sentences.size(relative)}; {remedy}.", "comparison"), what.partition(" ")[0])
+        return False
 
     def shown(self, call: Call, sizes: list[int], reader: int) -> str:
         if call.tokens.is_floating_point():
             return ""
-        return (f"a = torch.tensor({call.tokens.tolist()})  # in one pass, then in pieces of {_said(sizes)} from a cache;\n"
-                f"# the scores at position {reader} must be the same up to rounding")
+        more = "" if call.keep is None else f"keep = torch.tensor({call.keep.long().tolist()})  # 0: padding\n"
+        more += "" if call.positions is None else f"positions = torch.tensor({call.positions.tolist()})\n"
+        return (f"a = torch.tensor({call.tokens.tolist()})\n{more}# in one pass, then in pieces of {_said(sizes)} from a "
+                f"cache: the scores at position {reader} must be the same up to rounding")
 
 
 def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
@@ -167,7 +219,8 @@ def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
         scores = scores[:, None]
     if scores.dim() != whole.dim() or scores.shape[0] != whole.shape[0] or scores.shape[1] not in (1, size) or \
             scores.shape[2:] != whole.shape[2:]:
-        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be compared")
+        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be "
+                        "compared")
     return scores
 
 
