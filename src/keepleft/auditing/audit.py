@@ -126,12 +126,15 @@ def _audited(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
 def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
     ways = list(offered(inquiry))
     few = [way for way in ways if way.mask == "absent" and way.dtype is None and way.batch == 2 and not way.wrapped]
-    few = few if inquiry.budget.broad else few[:2]
+    few = few if inquiry.budget.broad else few[:1] if inquiry.brief else few[:2]
+    every = [] if inquiry.brief else ways
+    if inquiry.brief:
+        ways = [way for way in ways if way.batch == 2 and way.dtype is None][:5]
     steps: dict[str, Callable[[], None]] = {
         "future": lambda: future.future(inquiry, ways),
-        "batch": lambda: batch.batch(inquiry, few, ways),
-        "nan": lambda: nan.nan(inquiry, few, ways),
-        "padding": lambda: padding.padding(inquiry, few, ways),
+        "batch": lambda: batch.batch(inquiry, few, every),
+        "nan": lambda: nan.nan(inquiry, few, every),
+        "padding": lambda: padding.padding(inquiry, few, every),
         "packing": lambda: packing.packing(inquiry, few),
         "cache": lambda: cache.cache(inquiry, few, prefill, step, reorder),
         "labels": lambda: labels.labels(inquiry, few),
@@ -264,10 +267,9 @@ def _learned(inquiry: Inquiry) -> None:
         inquiry.note("the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest output are "
                      "taken for rounding")
     inquiry.double = False
-    quickly = inquiry.large and not inquiry.budget.broad
-    if quickly:
-        inquiry.note("it is large, so the quick budget compares in its own precision only")
-    if module is not None and not inquiry.quantised and not quickly and subject.dtype != torch.float64 and _small(module):
+    if inquiry.brief:
+        inquiry.note("it is large, so the quick budget tries less, and in the model's own precision only")
+    if module is not None and not inquiry.quantised and not inquiry.brief and subject.dtype != torch.float64 and _small(module):
         fine = way.but(dtype=torch.float64)
         try:
             with subject.on(fine):

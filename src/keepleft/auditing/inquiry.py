@@ -53,6 +53,11 @@ class Inquiry:
         module = self.subject.module
         return self.budget.seconds is not None and module is not None and sum(p.numel() for p in module.parameters()) > 3e7
 
+    @property
+    def brief(self) -> bool:
+        """A large model and little time: the plain path, and what tells most."""
+        return self.large and not self.budget.broad
+
     # -- the claim
 
     def allowed(self, length: int, row: int = 0) -> Tensor:

@@ -39,8 +39,12 @@ class Stepper:
     single: bool = False  # one token at a time only
 
     def go(self, call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        with torch.no_grad():
-            return self.step(call, at, size, state, kind, way)
+        held, self.subject.buffers = self.subject.buffers, []  # a cache may be kept in buffers: they stay as a step leaves them
+        try:
+            with torch.no_grad():
+                return self.step(call, at, size, state, kind, way)
+        finally:
+            self.subject.buffers = held
 
     def turned(self, state: Any, rows: Tensor) -> Any:
         """The state with its rows in another order; None where it has no way of its own."""

@@ -65,7 +65,7 @@ class Budget:
 
 
 BUDGETS = {
-    "quick": Budget("quick", 25.0, 8, 64, 1, broad=False),
+    "quick": Budget("quick", 28.0, 8, 64, 1, broad=False),
     "standard": Budget("standard", 50.0, 32, 192, 2, broad=True),
     "full": Budget("full", None, 400, 1200, 4, broad=True),
 }

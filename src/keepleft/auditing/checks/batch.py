@@ -21,8 +21,8 @@ def batch(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> N
     subject, broad = inquiry.subject, inquiry.budget.broad
     for n, way in enumerate(inquiry.timely(ways, "batch, further paths")):
         with inquiry.trying(f"batch, {way.named(3)}"), subject.on(way):
-            if not all(agree(inquiry, way, pair) for rows in ((2, 3, MANY) if broad else (3, MANY) if n == 0 else (3,))
-                       for pair in _pairs(inquiry, rows)):
+            sizes = (2, 3, MANY) if broad else (3, MANY) if n == 0 and not inquiry.brief else (3,)
+            if not all(agree(inquiry, way, pair) for rows in sizes for pair in _pairs(inquiry, rows)):
                 continue
         fine = way.but(dtype=torch.float64) if inquiry.double and way.dtype is None else way
         with inquiry.trying(f"batch, {fine.named(3)}"), subject.on(fine):
@@ -47,7 +47,7 @@ def _pairs(inquiry: Inquiry, rows: int) -> Iterator[Pair]:
         for row, stays in enumerate(each):
             copies = base.tokens[row:row + 1].expand_as(base.tokens)
             changes = [new, copies, *(change for _, change in subject.words.kinds(base.tokens))]
-            for change in changes if inquiry.budget.broad else changes[:3]:
+            for change in changes if inquiry.budget.broad else changes[:1] if inquiry.brief else changes[:3]:
                 yield _pair(inquiry, base, stays, change)
     else:  # of any two rows, one changes and the other stays, both ways round
         for bit in range((rows - 1).bit_length()):

@@ -38,7 +38,7 @@ def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | N
     plain = [way for way in ways if not way.train and way.mask == "absent" and not way.asked]
     for n, way in enumerate(inquiry.timely(plain, "cache, further paths")):
         thorough = inquiry.budget.broad and n == 0
-        for kind in found.kinds:
+        for kind in found.kinds[:1] if inquiry.brief else found.kinds:
             with inquiry.trying(f"cache, {kind}, {way.named(2)}"):
                 fine = way.but(dtype=torch.float64)
                 for there in [fine, *([way] if thorough else [])] if inquiry.double and way.dtype is None else [way]:
@@ -65,7 +65,8 @@ class Trial:
             with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, t)}, pieces of {_said(sizes)}"):
                 if not self.pieces(sizes, seed=120 + n):
                     return False
-        longer = [n for n in self.inquiry.lengths if t < n < self.inquiry.refused][:4 if self.thorough else 2]
+        many = 4 if self.thorough else 0 if self.inquiry.brief else 2
+        longer = [n for n in self.inquiry.lengths if t < n < self.inquiry.refused][:many]
         for n in longer:
             for sizes in ([n - 2, 1, 1], [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2], [2, n // 2, n - 2 - n // 2]):
                 with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, n)}"):

@@ -114,8 +114,9 @@ def _path(inquiry: Inquiry, way: Way, length: int, batch: int, seeds: int, kinds
     with inquiry.trying(what), subject.on(way):
         allowed = inquiry.allowed(length)
         tried = variants(allowed, seeds, kinds)
-        if inquiry.large:  # many rows at once, and a few cuts where there is to be one row
-            batch, tried = (1, _cuts(inquiry, allowed)) if batch == 1 else (max(batch, len(tried)), variants(allowed, 1))
+        if inquiry.large:  # all cuts at once on the plain path, a few on the others
+            tried = variants(allowed, 1) if batch > 1 and way == Way() else _cuts(inquiry, allowed)
+            batch = 1 if batch == 1 else len(tried)
         if inquiry.budget.broad and not sweep:
             tried += singles(allowed)
         batch = max(1, min(batch, TOKENS // length)) if sweep else batch
@@ -261,7 +262,7 @@ def where(inquiry: Inquiry, one: place.Spot, other: place.Spot, tolerance: float
         return place.Place(), ""
     if subject.module is None:
         return found, ""
-    return found, place.line(subject.module.get_submodule(found.module), one, other, tolerance)
+    return found, place.line(place.part(subject.module, found.module), one, other, tolerance)
 
 
 def reproducer(inquiry: Inquiry, way: Way, base: Call, pair: Call, row: int, reader: int) -> str:
@@ -424,6 +425,7 @@ def _singled(inquiry: Inquiry, way: Way, pair: Callable[[list[Variant]], _Strain
     length = inquiry.subject.length
     allowed = inquiry.allowed(length)
     cuts = _cuts(inquiry, allowed)
+    got: _Strained | None = None
     for _ in ("all cuts", "the one that moves something"):
         got = pair(cuts)
         if got is None:
@@ -438,6 +440,7 @@ def _singled(inquiry: Inquiry, way: Way, pair: Callable[[list[Variant]], _Strain
             return None
         row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
         cuts = [cuts[row]]
+    assert got is not None
     return got, reader, int(cuts[0].changed.nonzero()[0]), float(move[0, reader]) / size
 
 
@@ -468,7 +471,8 @@ def _poisoned(inquiry: Inquiry, way: Way) -> None:
             got, reader, source, size = hit
             ill = strain.under(subject, got.base, way, None, got.there, value)
             found, line = where(inquiry, spot(inquiry, way, got.base, 0, reader), spot(inquiry, way, got.base, 0, reader, ill))
-            inquiry.add(Finding("future", reader, source, size, f"{inquiry.took(way, 1, length)}, {value} as input", found.module,
+            path = f"{inquiry.took(way, 1, length)}, {value} as input"
+            inquiry.add(Finding("future", reader, source, size, path, found.module,
                                 f"position {reader} gives another number when position {source}, out of its sight, holds "
                                 f"{value}: something looks at the whole sequence; {sentences.remedy('future', found.sort)}.",
                                 "poison", line, reproducer(inquiry, way, got.base, got.base, 0, reader)))

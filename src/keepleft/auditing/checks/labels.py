@@ -55,9 +55,11 @@ def labels(inquiry: Inquiry, ways: Sequence[Way]) -> None:
             count = subject.sig.role("count")
             counts = (None, count) if count is not None else (None,)
             told = [Asked(subject, asked.name, asked.expected, asked.among, counted) for counted in counts]
-            if all(_aligned(inquiry, way, how, rows) for how in told for rows in (2, 1)):
+            tries = [(told[0], 2)] if inquiry.brief else [(how, rows) for how in told for rows in (2, 1)]
+            if all(_aligned(inquiry, way, how, rows) for how, rows in tries):
                 _shared(inquiry, way)
-                _longer(inquiry, way, asked)
+                if not inquiry.brief:
+                    _longer(inquiry, way, asked)
 
 
 def _asked(inquiry: Inquiry, way: Way) -> Asked | None:

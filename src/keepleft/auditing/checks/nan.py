@@ -24,9 +24,10 @@ def nan(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> Non
     for way in inquiry.timely([way for way in ways if way.dtype not in COARSE], "nan, further paths"):
         for told, call, real in _calls(inquiry):
             with inquiry.trying(f"nan, {told}, {way.named(*call.tokens.shape[:2])}"), inquiry.subject.on(way):
-                if _forward(inquiry, way, told, call):
+                if _forward(inquiry, way, told, call) and (call.keep is not None or not inquiry.brief):
                     _backward(inquiry, way, told, call, real)
-    _long(inquiry)
+    if not inquiry.brief:
+        _long(inquiry)
     if any(way.dtype in COARSE for way in (*ways, *every)):  # a copy in another precision is not too much to ask
         for kind in inquiry.timely([kind for kind in COARSE if kind != inquiry.subject.dtype], "nan in coarser numbers"):
             way = Way(dtype=kind)

@@ -58,7 +58,7 @@ def _sides(inquiry: Inquiry, way: Way, reader: Reader, source: bool, *, thorough
     fine = [way.but(dtype=torch.float64), *([way] if thorough else [])] if inquiry.double and way.dtype is None else [way]
     by_amount = counted(inquiry, source)
     for side in _where(subject, reader, source, by_amount):
-        for amount in AMOUNTS if thorough else AMOUNTS[:2]:
+        for amount in AMOUNTS if thorough else AMOUNTS[:1] if inquiry.brief else AMOUNTS[:2]:
             amount = amount if amount > 0 else (subject.source_length if source else subject.length) + amount
             what = f"padding, {way.named()}, {amount} on the {side}" + (" of the source" if source else "")
             with inquiry.trying(what):
