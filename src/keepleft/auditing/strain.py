@@ -42,20 +42,6 @@ class Embedded(TorchFunctionMode):
         return out
 
 
-class Within(TorchFunctionMode):
-    """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up again."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.embedding, torch.embedding):
-            ids = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
-                        and not value.is_floating_point()), None)
-            table = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
-                          and value.is_floating_point()), None)
-            if ids is not None and table is not None and ids.numel() and int(ids.max()) >= len(table):
-                raise IndexError(f"{int(ids.max())} is beyond the end of a table of {len(table)}")
-        return func(*args, **(kwargs or {}))
-
-
 def touched(subject: Subject, call: Call, way: Way, touch: Touch) -> Any:
     """The whole output of a call whose vectors were touched on their way in; None where none were seen."""
     called = subject.entry

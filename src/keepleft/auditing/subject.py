@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -310,7 +310,8 @@ class Subject:
         if self.device.type == "cuda":
             torch.cuda.manual_seed_all(self.seed)
         try:
-            with guard.limited(self.limit), warnings.catch_warnings():
+            within = guard.Within() if self.device.type == "cuda" else nullcontext()
+            with guard.limited(self.limit), warnings.catch_warnings(), within:
                 warnings.simplefilter("ignore")
                 out = called(*first, *rest, **copies)
         except guard.HungError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -149,7 +148,7 @@ def _taken(inquiry: Inquiry, way: Way, length: int) -> bool:
     """Does it take a text of this length at all? A table of positions has an end."""
     subject = inquiry.subject
     try:
-        with subject.on(way), strain.Within() if subject.device.type == "cuda" else nullcontext():
+        with subject.on(way):
             subject.run(subject.call(1, length), way)
     except CallError as error:
         if length > subject.length:
