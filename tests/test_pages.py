@@ -46,8 +46,9 @@ def commands() -> list[str]:
             for line in block.splitlines() if line.startswith("$")]
 
 
-def test_the_python_block_of_the_page_on_generation_runs():
-    code = "\n".join(blocks((ROOT / "docs" / "generation.md").read_text("utf-8"), "python"))
+@pytest.mark.parametrize("page", ["generation", "audit"])
+def test_the_python_block_of_a_page_runs(page):
+    code = "\n".join(blocks((ROOT / "docs" / f"{page}.md").read_text("utf-8"), "python"))
     ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
 

@@ -29,3 +29,11 @@ def test_an_honest_model_is_clean(case):
 def test_an_honest_class_of_transformers_is_clean(case):
     report = audited(case)
     assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("name", ["falcon", "mamba", "rwkv"])
+def test_a_class_that_leaks_on_one_path_is_told_by_the_right_word(name):
+    case, kinds, _ = peers.NEARLY[name]
+    found = {finding.kind for finding in audited(case).findings}
+    assert found
+    assert found <= kinds

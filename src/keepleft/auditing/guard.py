@@ -156,20 +156,25 @@ class Within(TorchFunctionMode):
     """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up again."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.gather, Tensor.gather) and len(args) > 2 and args[2].numel():
-            if int(args[2].max()) >= args[0].shape[args[1]]:
-                raise IndexError(f"{int(args[2].max())} is beyond the end of an axis of {args[0].shape[args[1]]}")
-        elif func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.int64 and args[1].numel():
-            if int(args[1].max()) >= args[0].shape[0]:
-                raise IndexError(f"{int(args[1].max())} is beyond the end of an axis of {args[0].shape[0]}")
-        elif func in (F.embedding, torch.embedding):
-            ids = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
-                        and not value.is_floating_point()), None)
-            table = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
-                          and value.is_floating_point()), None)
-            if ids is not None and table is not None and ids.numel() and int(ids.max()) >= len(table):
-                raise IndexError(f"{int(ids.max())} is beyond the end of a table of {len(table)}")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        given = [*args, *kwargs.values()]
+        whole = (torch.int64, torch.int32)
+        ids = next((value for value in given[1:] if isinstance(value, Tensor) and value.dtype in whole), None)
+        if ids is not None and ids.numel() and isinstance(given[0], Tensor):
+            longest = None
+            if func in (torch.gather, Tensor.gather, torch.index_select, Tensor.index_select):
+                axis = kwargs.get("dim", next((value for value in args[1:] if isinstance(value, int)), 0))
+                longest = given[0].shape[axis]
+            elif func is Tensor.__getitem__ and given[1] is ids:
+                longest = given[0].shape[0]
+            if longest is not None and int(ids.max()) >= longest:
+                raise IndexError(f"{int(ids.max())} is beyond the end of an axis of {longest}")
+        if func in (F.embedding, torch.embedding):
+            table = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
+            looked = next(value for value in given if isinstance(value, Tensor) and not value.is_floating_point())
+            if looked.numel() and int(looked.max()) >= len(table):
+                raise IndexError(f"{int(looked.max())} is beyond the end of a table of {len(table)}")
+        return func(*args, **kwargs)
 
 
 _DROP = re.compile(r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop")

@@ -114,7 +114,6 @@ DECODERS = [
     honest("phi", "PhiConfig", "PhiForCausalLM", **{**_llama, "num_key_value_heads": 3}),
     honest("phi3", "Phi3Config", "Phi3ForCausalLM", **_llama),
     honest("mixtral", "MixtralConfig", "MixtralForCausalLM", **_llama, num_local_experts=5, num_experts_per_tok=2),
-    honest("falcon", "FalconConfig", "FalconForCausalLM", **_plain),
     honest("falcon_alibi", "FalconConfig", "FalconForCausalLM", **_plain, alibi=True, multi_query=False),
     honest("mpt", "MptConfig", "MptForCausalLM", **_special, d_model=18, n_heads=3, n_layers=2, expansion_ratio=2,
            max_seq_len=59),
@@ -155,7 +154,9 @@ PAIRS = [
 _ignores_state = "of several tokens at once the scan begins anew: only a step of one token goes on from the cache"
 _broadcasts = "attention_mask is not used; a step of one token with a state mixes the rows, (B, B, V) comes out"
 _by_slot = "positions count from the left end of the row and cannot be given: pads on the left move everything"
+_unmasked = "with output_attentions=True the mask is forgotten"
 NEARLY = {  # the class, the kinds of its leaks, and why
+    "falcon": (honest("falcon", "FalconConfig", "FalconForCausalLM", **_plain), {"future", "padding"}, _unmasked),
     "mamba": (honest("mamba", "MambaConfig", "MambaForCausalLM", **_state, state_size=5), {"cache"}, _ignores_state),
     "rwkv": (honest("rwkv", "RwkvConfig", "RwkvForCausalLM", **_state, context_length=59), {"padding", "cache"}, _broadcasts),
     "bart": (honest("bart", "BartConfig", "BartForConditionalGeneration", **_bart), {"padding"}, _by_slot),
