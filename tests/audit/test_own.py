@@ -40,6 +40,14 @@ def test_a_window_is_kept_to_and_its_ring_too():
     assert {finding.kind for finding in wider.findings} == {"future"}
 
 
+@pytest.mark.parametrize("size", [3, 8, 40])
+def test_a_window_that_is_not_there_is_missed_whatever_its_size(size):
+    report = kl.audit(built("llama"), claim=kl.causal & kl.window(size), budget="quick", checks=["future"])
+    found = report.findings[0]
+    assert found.reader - found.source >= size
+    assert "narrow the window" in found.message
+
+
 def test_a_model_without_its_mask_is_named():
     model = built("gpt2")
     model.decoder.masks = (kl.full,)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.masks import Mask, causal
+from keepleft.attention.masks import Mask, causal, reach
 from keepleft.auditing import guard, rounding
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.inquiry import PROBES, Inquiry
@@ -72,6 +72,7 @@ def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None
                   {"torch": torch.__version__, "python": platform.python_version(), "device": str(subject.device)})
 
 
+FARTHEST = 600  # positions, for a window to show
 Table = tuple[tuple[Any, ...], ...]
 
 
@@ -309,7 +310,7 @@ def _small(module: nn.Module) -> bool:
 
 def _lengths(inquiry: Inquiry) -> list[int]:
     """Below, at and above every whole number in the configuration, and twice as long; what matters most first."""
-    most, out = inquiry.budget.longest, dict.fromkeys([1, 2])
+    most, out = inquiry.budget.longest, dict.fromkeys(_beyond(inquiry) + [1, 2])
     for n in inquiry.subject.facts.numbers:
         some = (n + 1, min(2 * n + 1, max(most, n + 2)), n, n - 1, n + 2)
         out |= dict.fromkeys(length for length in some if 1 <= length <= most)
@@ -321,10 +322,25 @@ def _lengths(inquiry: Inquiry) -> list[int]:
     kept: list[int] = []
     cost = 0
     for n in known:
-        if len(kept) < inquiry.budget.lengths and (cost + n * n <= _worth(inquiry) or inquiry.budget.seconds is None):
+        if n in _beyond(inquiry):
+            kept.append(n)
+        elif len(kept) < inquiry.budget.lengths and (cost + n * n <= _worth(inquiry) or inquiry.budget.seconds is None):
             kept.append(n)
             cost += n * n
     return kept
+
+
+def _beyond(inquiry: Inquiry) -> list[int]:
+    """A window is seen only in texts that are longer than it reaches through all layers."""
+    window = reach(inquiry.claim)
+    if window is None:
+        return []
+    needed = (window - 1) * (inquiry.layers or 1) + 2
+    if needed > FARTHEST:
+        inquiry.fail("future", f"the window reaches {needed - 1:,} positions through {inquiry.layers} layers, and texts of up to "
+                     f"{FARTHEST} are tried: audit a smaller window")
+        return []
+    return [needed, needed + 3] if needed > inquiry.subject.length - 2 else []
 
 
 def _worth(inquiry: Inquiry) -> int:

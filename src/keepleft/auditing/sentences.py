@@ -27,6 +27,9 @@ REMEDIES = {
 }
 
 
+NARROWER = "narrow the window of the mask, or claim as much as it reaches through all layers"
+
+
 def remedy(kind: str, sort: str) -> str:
     return REMEDIES.get((kind, sort)) or REMEDIES[(kind, "")]
 

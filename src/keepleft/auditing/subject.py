@@ -73,6 +73,9 @@ class Subject:
         self.target, self.limit, self.time, self.claim = target, limit, time, claim
         self.module = unwrapped(target) if isinstance(target, nn.Module) else None
         self.wrapped = self.module is not target and self.module is not None
+        weights = list(self.module.parameters()) if self.module is not None else []
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in weights):
+            raise ValueError(f"{type(self.module).__name__} has weights that are not there yet (nn.Lazy…): call it once first")
         self.facts: Facts = facts(target, self.module)
         self.entry: Callable[..., Any] = target if self.module is None else self.facts.entry or self.module
         self.sig: Signature = signature(self.entry)
@@ -93,7 +96,6 @@ class Subject:
         self.positions = self.sig.role("positions")
         self.segments = self.sig.role("segments")
         self.selector: outputs.Selector | None = None
-        weights = list(self.module.parameters()) if self.module is not None else []
         self.widths = frozenset(n for p in weights for n in p.shape)
 
     # -- what the arguments are

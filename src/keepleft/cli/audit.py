@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,6 +108,8 @@ def _what(inputs: list[str], hf_config: str | None, arch: str | None, with_: str
         raise ValueError(f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers")
     if hf_config is not None:
         return f"{hf_config}, random weights"
+    if inputs[0].endswith(".py"):
+        raise ValueError(f"{inputs[0]} is code: say which function builds the model, as in {inputs[0]}:build")
     if with_ == "transformers" and targets.is_code(inputs[0]):
         raise ValueError(f"--with transformers is for model directories: {inputs[0]} is code")
     return inputs[0]
@@ -183,6 +186,10 @@ def _zoo(name: str, chosen: list[str], *, budget: str, html: str | None, json: b
     from keepleft.disk import atomic
 
     names = chosen or classes()
+    for name in names:
+        if not hasattr(transformers, name):
+            close = get_close_matches(name, classes(), 1)
+            raise ValueError(f"transformers has no {name}" + (f": did you mean {close[0]}?" if close else ""))
     rows: list[Any] = []
     with Bar("auditing", len(names)) as bar:
         for row in run(names, budget):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -237,11 +238,12 @@ def report(inquiry: Inquiry, way: Way, base: Call, pair: Call, row: int, reader:
     plain = way.but(wrapped=False)
     found, line = where(inquiry, spot(inquiry, plain, base, row, reader), spot(inquiry, plain, pair, row, reader))
     ahead = "its future" if source > reader else "out of its sight"
+    remedy = sentences.remedy("future", found.sort) if source > reader else sentences.NARROWER
     sort = f"the {found.sort} of {found.module}" if found.sort and found.module else found.module or subject.name
     inquiry.add(Finding(
         "future", reader, source, size, inquiry.took(way, batch, length), found.module,
         f"position {reader} reads position {source}, {ahead}, through {sort}: its output moves {sentences.size(size)}; "
-        f"{sentences.remedy('future', found.sort)}.", probe, line, reproducer(inquiry, way, base, pair, row, reader)))
+        f"{remedy}.", probe, line, reproducer(inquiry, way, base, pair, row, reader)))
 
 
 def spot(inquiry: Inquiry, way: Way, call: Call, row: int, reader: int | None,
@@ -290,7 +292,8 @@ def reproducer(inquiry: Inquiry, way: Way, base: Call, pair: Call, row: int, rea
 def _gradients(inquiry: Inquiry, way: Way, length: int) -> None:
     """Through what a reader gives, nothing may flow back to what it does not see."""
     subject = inquiry.subject
-    if subject.module is None and not isinstance(subject.words.draw(1, 1, 0), Tensor):
+    if inquiry.quantised:
+        inquiry.skip("future by gradients", "a quantised model has none")
         return
     allowed = inquiry.allowed(length)
     base = subject.call(1, length, seed=length + 1)
@@ -326,7 +329,9 @@ def _flows(out: Tensor, leaf: Tensor, readers: range) -> Iterator[tuple[int, Ten
         piece = out[0, reader].flatten()
         direction = torch.randn(piece.shape, generator=chance).to(piece)
         try:
-            flow, = torch.autograd.grad((piece * direction).sum(), leaf, retain_graph=True, allow_unused=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                flow, = torch.autograd.grad((piece * direction).sum(), leaf, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise CallError(f"no gradients: {str(error)[:160]}") from error
         if flow is None:

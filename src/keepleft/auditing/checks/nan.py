@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -130,7 +131,9 @@ def _backward(inquiry: Inquiry, way: Way, told: str, call: Call, real: Tensor) -
         for p in weights:
             p.grad = None
         try:
-            torch.autograd.backward(value)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.autograd.backward(value)
         except RuntimeError as error:
             raise CallError(f"no gradients: {error}") from error
         if all(p.grad is None or p.grad.isfinite().all() for p in weights):

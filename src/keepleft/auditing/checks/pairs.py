@@ -54,6 +54,8 @@ def agree(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
     if not bool(numbers.any()):
         return True
     path = inquiry.took(way, *pair.other.tokens.shape[:2]) + (f", {pair.path}" if pair.path else "")
+    if pair.other.keep is not None:
+        path = path.replace("no mask", "a mask of the real tokens")
     size = rounding.scale(first)
     move = _moves(first, second, size) * numbers
     limit = 0.0 if pair.exact else rounding.tolerance(inquiry, way)
