@@ -310,7 +310,7 @@ def _small(module: nn.Module) -> bool:
 
 def _lengths(inquiry: Inquiry) -> list[int]:
     """Below, at and above every whole number in the configuration, and twice as long; what matters most first."""
-    most, out = inquiry.budget.longest, dict.fromkeys(_beyond(inquiry) + [1, 2])
+    most, out = inquiry.budget.longest, dict.fromkeys([*_beyond(inquiry), 1, 2])
     for n in inquiry.subject.facts.numbers:
         some = (n + 1, min(2 * n + 1, max(most, n + 2)), n, n - 1, n + 2)
         out |= dict.fromkeys(length for length in some if 1 <= length <= most)
@@ -337,8 +337,8 @@ def _beyond(inquiry: Inquiry) -> list[int]:
         return []
     needed = (window - 1) * (inquiry.layers or 1) + 2
     if needed > FARTHEST:
-        inquiry.fail("future", f"the window reaches {needed - 1:,} positions through {inquiry.layers} layers, and texts of up to "
-                     f"{FARTHEST} are tried: audit a smaller window")
+        inquiry.fail("future", f"the window reaches {needed - 1:,} positions through {inquiry.layers} layers, and texts of up "
+                     f"to {FARTHEST} are tried: audit a smaller window")
         return []
     return [needed, needed + 3] if needed > inquiry.subject.length - 2 else []
 
