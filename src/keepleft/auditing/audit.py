@@ -131,6 +131,7 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
     every = [] if inquiry.brief else ways
     if inquiry.brief:
         ways = [way for way in ways if way.batch == 2 and way.dtype is None][:5]
+    half = inquiry.subject.dtype in (torch.bfloat16, torch.float16)  # too coarse for a loss to be explained
     steps: dict[str, Callable[[], None]] = {
         "future": lambda: future.future(inquiry, ways),
         "batch": lambda: batch.batch(inquiry, few, every),
@@ -138,7 +139,7 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
         "padding": lambda: padding.padding(inquiry, few, every),
         "packing": lambda: packing.packing(inquiry, few),
         "cache": lambda: cache.cache(inquiry, few, prefill, step, reorder),
-        "labels": lambda: labels.labels(inquiry, few),
+        "labels": lambda: labels.labels(inquiry, [way.but(dtype=torch.float32) for way in few] if half else few),
     }
     for name, go in steps.items():
         if name not in inquiry.checks:

@@ -359,6 +359,8 @@ def _lasting(inquiry: Inquiry, way: Way, base: Call, reader: int, source: int, r
 def _strained(inquiry: Inquiry, way: Way) -> None:
     """A mask of finite numbers holds until a score beats it: so scores are made large, and so is what comes in."""
     length = inquiry.subject.length
+    if inquiry.subject.dtype in (torch.bfloat16, torch.float16):
+        way = way.but(dtype=torch.float32)  # half precision rounds as soon as scores are large
     for sign in (1.0, -1.0):
         _bent(inquiry, way, length, "large scores", strain.Scores(length, sign))
     _bent(inquiry, way, length, "large inputs", None)
