@@ -52,7 +52,7 @@ def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None
         claimed: Table = ()
         measured: Table = ()
         try:
-            with _chance(), guard.kept(subject.module), guard.woken(subject.module) as asleep:
+            with _chance(), _threads(inquiry), guard.kept(subject.module), guard.woken(subject.module) as asleep:
                 if asleep:
                     many = "weight is" if asleep == 1 else "weights are"
                     inquiry.note(f"{asleep} {many} all zero and would hide what stands behind: woken for the audit")
@@ -86,6 +86,18 @@ def _chance() -> Iterator[None]:
         finally:
             random.setstate(own)
             np.random.set_state(many)
+
+
+@contextmanager
+def _threads(inquiry: Inquiry) -> Iterator[None]:
+    """One thread for a small model on a CPU: more would only wait for each other."""
+    before = torch.get_num_threads()
+    if inquiry.subject.device.type == "cpu" and not inquiry.large:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sensible(prefill: Any, step: Any, layers: Any, vocab: Any, time: Any, limit: Any) -> None:

@@ -10,7 +10,9 @@ from keepleft.models.wholes import Model
 def audited(model: Model) -> str:
     """A line that says that it is clean; an error that says where it is not."""
     report = audit(model, claim=causal if model.design.decoder is not None else full, budget="quick")
-    if not report.ok:
+    if report.findings:
         raise ValueError("the model was audited before its first step, and is not as it should be (--no-audit trains it all "
                          f"the same)\n{report.text()}")
-    return f"audit: {', '.join(report.checked)} are clean ({report.calls} calls, {report.seconds:.1f} s)"
+    told = f"audit: {', '.join(report.checked) or 'nothing'} {'is' if len(report.checked) < 2 else 'are'} clean"
+    left = "".join(f"; not checked: {line}" for line in report.blocked)
+    return f"{told} ({report.calls} calls, {report.seconds:.1f} s){left}"
