@@ -22,7 +22,7 @@ from keepleft.auditing.report import KINDS, Report
 from keepleft.auditing.roles import ASKED, OTHERWISE
 from keepleft.auditing.seen import Seen
 from keepleft.auditing.subject import Call, CallError, Reader, Subject, UnfitError
-from keepleft.auditing.ways import BUDGETS, Way
+from keepleft.auditing.ways import BUDGETS, COARSE, Way
 
 
 def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None = None, *, claim: Mask = causal,
@@ -143,7 +143,7 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
     every = [] if inquiry.brief else ways
     if inquiry.brief:
         ways = [way for way in ways if way.batch == 2 and way.dtype is None][:5]
-    half = inquiry.subject.dtype in (torch.bfloat16, torch.float16)  # too coarse for a loss to be explained
+    half = inquiry.subject.dtype in COARSE  # too coarse for a loss to be explained
     steps: dict[str, Callable[[], None]] = {
         "future": lambda: future.future(inquiry, ways),
         "batch": lambda: batch.batch(inquiry, few, every),
@@ -160,11 +160,10 @@ def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
             inquiry.skip("future", f"the claim {inquiry.claim} allows every position to read every other")
             continue
         if inquiry.late:
-            late = f"the time of the {inquiry.budget.name} budget was up; budget='full' has no limit"
             if name in inquiry.checked:
-                inquiry.skip(f"{name}, further paths", late)
+                inquiry.skip(f"{name}, further paths", inquiry.up)
             elif not any(line.startswith(f"{name}: ") for line in inquiry.skipped):
-                inquiry.fail(name, late)
+                inquiry.fail(name, inquiry.up)
             continue
         calls = inquiry.done
         inquiry.tell(name)
@@ -358,10 +357,8 @@ def _beyond(inquiry: Inquiry) -> list[int]:
 
 def _worth(inquiry: Inquiry) -> int:
     """How many pairs of positions the lengths may come to: fewer for a large model."""
-    module = inquiry.subject.module
-    weights = sum(p.numel() for p in module.parameters()) if module is not None else 0
     pairs = 30_000 if inquiry.budget.name == "quick" else 300_000
-    return int(pairs * min(1.0, 2e6 / max(weights, 1)))
+    return int(pairs * min(1.0, 2e6 / max(inquiry.subject.weights, 1)))
 
 
 def offered(inquiry: Inquiry) -> Iterator[Way]:
@@ -416,7 +413,7 @@ def offered(inquiry: Inquiry) -> Iterator[Way]:
             yield plain.but(mask="ones", batch=1)
     if subject.wrapped:
         yield plain.but(wrapped=True)
-    if module is not None and not inquiry.quantised and (broad or sum(p.numel() for p in module.parameters()) < 1e7):
+    if module is not None and not inquiry.quantised and (broad or subject.weights < 1e7):
         for kind in (torch.bfloat16, torch.float32, torch.float64)[:3 if broad else 2]:
             if kind != subject.dtype and (kind != torch.float64 or inquiry.double):
                 yield plain.but(dtype=kind)

@@ -37,11 +37,6 @@ class Facts:
     marks: tuple[int, ...] = ()                               # ids that its modules know by name
     entry: Any = None                                         # what to call instead, where the model gives one vector a text
 
-    @property
-    def known(self) -> bool:
-        """Can an example be made without being given one?"""
-        return self.vocab is not None
-
 
 def facts(target: Any, module: nn.Module | None) -> Facts:
     if isinstance(module, Model):

@@ -50,8 +50,7 @@ class Inquiry:
     @property
     def large(self) -> bool:
         """Is one call slow enough that some of them must do for all?"""
-        module = self.subject.module
-        return self.budget.seconds is not None and module is not None and sum(p.numel() for p in module.parameters()) > 3e7
+        return self.budget.seconds is not None and self.subject.weights > 3e7
 
     @property
     def brief(self) -> bool:
@@ -88,6 +87,10 @@ class Inquiry:
                 self.purity[key] = False
         return self.purity[key]
 
+    def fine(self, way: Way) -> Way:
+        """The same path in float64, where that is not a path of its own and the model runs in it."""
+        return way.but(dtype=torch.float64) if self.double and way.dtype is None else way
+
     def ran(self, call: Call, way: Way) -> Tensor:
         """The output of a call; of the very same call it is not computed again."""
         for known, path, out in self.recent:
@@ -96,6 +99,19 @@ class Inquiry:
         self.recent.append((call, way, self.subject.run(call, way)))
         del self.recent[:-3]
         return self.recent[-1][2]
+
+    def takes(self, way: Way, length: int) -> bool:
+        """Does it take a text of this length at all? A table of positions has an end."""
+        subject = self.subject
+        try:
+            with subject.on(way):
+                subject.run(subject.call(1, length), way)
+        except CallError as error:
+            if length > subject.length:
+                self.refused = min(self.refused, length)
+            self.skip(f"lengths from {length} on" if length > subject.length else f"length {length}", error)
+            return False
+        return True
 
     # -- what comes of it
 
@@ -143,11 +159,15 @@ class Inquiry:
     def late(self) -> bool:
         return self.budget.seconds is not None and time.monotonic() - self.began > self.budget.seconds
 
+    @property
+    def up(self) -> str:
+        return f"the time of the {self.budget.name} budget was up; budget='full' has no limit"
+
     def timely(self, steps: Iterable[Any], what: str) -> Iterator[Any]:
         """Go through steps as long as there is time; say what was left out."""
         for step in steps:
             if self.late:
-                self.skip(what, f"the time of the {self.budget.name} budget was up; budget='full' has no limit")
+                self.skip(what, self.up)
                 return
             yield step
 

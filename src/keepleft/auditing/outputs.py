@@ -52,6 +52,10 @@ class Selector:
         tensor: Tensor = value.movedim((self.batch, self.time), (0, 1))
         return tensor[..., None] if tensor.dim() == 2 else tensor
 
+    def spelt(self) -> str:
+        """As Python takes it from an output."""
+        return "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in self.way)
+
     def __str__(self) -> str:
         return ".".join(map(str, self.way)) or "the output"
 

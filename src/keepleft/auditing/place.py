@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepleft.auditing.outputs import named
+from keepleft.auditing.seen import op
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Place:
 
     module: str = ""
     sort: str = ""  # attention, norm, convolution, routing, recurrence, pooling, or ''
-    line: str = ""
 
 
 Held = dict[tuple[Any, ...], Tensor]  # by the argument or the part of an output that it is
@@ -51,7 +51,6 @@ class Event:
     """One call of one module: what stood at the reader's position before and behind it."""
 
     name: str
-    depth: int
     before: Held = field(default_factory=dict)
     behind: Held = field(default_factory=dict)
     timeless: Held = field(default_factory=dict)   # outputs without a time axis, whole
@@ -79,7 +78,7 @@ def _located(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph:
         if (event.known and event.behind and _differ(event.behind, mate.behind, tolerance)
                 and not _differ(event.before, mate.before, tolerance)):
             name = event.name or _pooled(first, second, tolerance)
-            return Place(name, sort(part(module, name), one), "")
+            return Place(name, sort(part(module, name), one))
     return None
 
 
@@ -133,7 +132,7 @@ def _events(module: nn.Module, spot: Spot, graph: bool = False) -> list[Event]:
 
     def enter(name: str) -> Callable[..., None]:
         def note(part: nn.Module, given: tuple[Any, ...], named_: dict[str, Any]) -> None:
-            event = Event(name, len(open_))
+            event = Event(name)
             all_: dict[Any, Any] = dict(enumerate(given)) | named_
             event.before = _slices(all_, spot, ids=True)
             event.known = bool(event.before) or not any(True for _ in _tensors(all_, ids=True))
@@ -248,7 +247,7 @@ class _Ops(TorchDispatchMode):
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.add(func.name().partition("::")[2].partition(".")[0])
+        self.seen.add(op(func))
         return func(*args, **(kwargs or {}))
 
 

@@ -11,6 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _FUSED = ("_softmax", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 
 
+def op(func: Any) -> str:
+    """The bare name of an operation: softmax for aten::softmax.int"""
+    name: str = func.name().partition("::")[2].partition(".")[0]
+    return name
+
+
 class Seen(TorchDispatchMode):
     """Counts while calls are made."""
 
@@ -19,7 +25,7 @@ class Seen(TorchDispatchMode):
         self.attentions, self.coarse = 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition("::")[2].partition(".")[0]
+        name = op(func)
         if "scaled_dot_product" in name or name in _FUSED:
             self.attentions += 1
         out = func(*args, **(kwargs or {}))

@@ -97,8 +97,6 @@ class Stepper:
 def stepper(subject: Subject, prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
             reorder: Callable[..., Any] | None) -> Stepper | None:
     """The way this model offers, if it offers one."""
-    if (prefill is None) != (step is None):
-        raise ValueError("prefill= and step= belong together: give both, or neither")
     module: Any = subject.module
     if prefill is not None and step is not None:
         return _by_calls(subject, prefill, step, reorder)
@@ -220,7 +218,7 @@ def _stepping(subject: Subject, make: Callable[..., Any], step: Callable[..., An
             out = subject.invoke(step, {}, *((*parts, tokens) if turned else (tokens, *parts)))
             if len(parts) > 1 and isinstance(out, tuple) and len(out) == 1 + len(parts):
                 out = out[0], out[1:]
-            found, held = _divided(out, 1)
+            found, held = _divided(out)
             if found is None:
                 raise CallError("step gives no scores: let it return scores, or (scores, state)")
             scores.append(found if found.dim() > 2 and found.shape[1] == 1 else found[:, None])
@@ -272,13 +270,13 @@ def _by_calls(subject: Subject, prefill: Callable[..., Any], step: Callable[...,
         source = () if call.source is None or state is not None else (subject.placed(call.source),)
         if state is None:
             out = subject.invoke(prefill, {}, *source, tokens)
-            scores, held = _divided(out, size)
+            scores, held = _divided(out)
             if scores is None:
                 raise CallError("prefill gives no scores: let it return (scores, state)")
             return scores, _Held(held)
         given = (state.value, tokens) if turned else (tokens, state.value)
         out = subject.invoke(step, {}, *given) if state.given else subject.invoke(step, {}, tokens)
-        scores, held = _divided(out, size)
+        scores, held = _divided(out)
         if scores is None:
             raise CallError("step gives no scores: let it return scores, or (scores, state)")
         return scores, _Held(state.value if held is None else held)
@@ -310,7 +308,7 @@ def _state_first(step: Callable[..., Any]) -> bool:
     return bool(names) and names[0] in STATES
 
 
-def _divided(out: Any, size: int) -> tuple[Tensor | None, Any]:
+def _divided(out: Any) -> tuple[Tensor | None, Any]:
     """Scores and state: the first floating tensor, and what else there is."""
     if isinstance(out, Tensor):
         return out, None
@@ -438,7 +436,7 @@ def _filled(subject: Subject, probe: Call, name: str, made: Callable[[int, int],
     empty = made(*probe.tokens.shape[:2])
     try:
         with torch.no_grad():
-            subject.invoke_kept(probe.but(extra={**probe.extra, name: empty}))
+            subject.raw(probe.but(extra={**probe.extra, name: empty}), Way())
     except CallError:
         return False
     return bool(empty)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keepleft.auditing.seen import op
 from keepleft.auditing.subject import Call, CallError, Subject
 from keepleft.auditing.ways import Way
 
@@ -74,29 +76,20 @@ def traced(subject: Subject, call: Call, way: Way) -> tuple[Tensor, Tensor]:
     return found, leaves[0]
 
 
-def enlarged(subject: Subject, call: Call, way: Way, where: Tensor | None, value: float = HUGE) -> Tensor | None:
-    """The output with vectors at some positions so many times as large."""
+def upset(where: Tensor, value: float | None) -> Touch:
+    """Vectors at some positions, (B, T), replaced by NaN or infinity; without a value, so many times as large."""
     def touch(vectors: Tensor) -> Tensor:
-        return vectors if where is None else torch.where(_over(where, vectors), vectors * value, vectors)
+        new = vectors * HUGE if value is None else torch.full_like(vectors, value)
+        return torch.where(where.to(vectors.device).view(*where.shape, *[1] * (vectors.dim() - 2)), new, vectors)
 
-    return _run(subject, call, way, touch)
-
-
-def poisoned(subject: Subject, call: Call, way: Way, where: Tensor, value: float) -> Tensor | None:
-    """The output with vectors at some positions replaced by NaN or infinity."""
-    return _run(subject, call, way,
-                lambda vectors: torch.where(_over(where, vectors), torch.full_like(vectors, value), vectors))
+    return touch
 
 
-def _run(subject: Subject, call: Call, way: Way, touch: Touch) -> Tensor | None:
+def upturned(subject: Subject, call: Call, way: Way, touch: Touch) -> Tensor | None:
+    """The audited output of a call whose vectors were touched; None where none were seen."""
     with torch.no_grad():
         out = touched(subject, call, way, touch)
     return None if out is None else subject.chosen(out, *call.tokens.shape[:2]).detach()
-
-
-def _over(where: Tensor, vectors: Tensor) -> Tensor:
-    """(T,) or (B, T) → (1 or B, T, 1 …)"""
-    return where.to(vectors.device).view(-1, where.shape[-1], *[1] * (vectors.dim() - 2))
 
 
 class Scores:
@@ -130,7 +123,7 @@ class _Larger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func.name().partition("::")[2].partition(".")[0]
+        name = op(func)
         if "scaled_dot_product" in name and "backward" not in name and len(args) > 2:
             q, k = args[0], args[1]
             if q.shape[-2] == k.shape[-2] == self.scores.length:
@@ -147,20 +140,10 @@ class _Larger(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def under(subject: Subject, call: Call, way: Way, scores: Scores | None, where: Tensor | None,
-          value: float | None = None) -> Callable[[], Any]:
+def under(subject: Subject, call: Call, way: Way, scores: Scores | None, touch: Touch | None) -> Callable[[], Any]:
     """The same strained call again, to look where it enters."""
     def run() -> Any:
-        if scores is not None:
-            with scores.on():
-                return subject.raw(call, way)
-        if where is None:
-            return subject.raw(call, way)
-
-        def touch(vectors: Tensor) -> Tensor:
-            new = vectors * HUGE if value is None else torch.full_like(vectors, value)
-            return torch.where(_over(where, vectors), new, vectors)
-
-        return touched(subject, call, way, touch)
+        with scores.on() if scores is not None else nullcontext():
+            return subject.raw(call, way) if touch is None else touched(subject, call, way, touch)
 
     return run

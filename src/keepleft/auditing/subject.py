@@ -47,6 +47,10 @@ class Call:
     def but(self, **changes: Any) -> Call:
         return replace(self, **changes)
 
+    def rows(self, which: Any) -> Call:
+        """Some of its rows, or all in another order: their words and their source."""
+        return self.but(tokens=self.tokens[which], source=None if self.source is None else self.source[which])
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -76,6 +80,8 @@ class Subject:
         weights = list(self.module.parameters()) if self.module is not None else []
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in weights):
             raise ValueError(f"{type(self.module).__name__} has weights that are not there yet (nn.Lazy…): call it once first")
+        self.weights = sum(p.numel() for p in weights)
+        self.widths = frozenset(n for p in weights for n in p.shape)
         self.facts: Facts = facts(target, self.module)
         self.entry: Callable[..., Any] = target if self.module is None else self.facts.entry or self.module
         self.sig: Signature = signature(self.entry)
@@ -87,7 +93,6 @@ class Subject:
         self.seed = 0
         self.buffers: guard.Kept = []           # as they were when a path was entered
         self.moves = False                      # does a call change buffers?
-        self.skipped: list[str] = []
         self.constant: dict[str, Any] = {}      # arguments that never change
         self.pairing: dict[str, Tensor] = {}    # further tensors of the example, fitted to each call
         self.length, self.source_length = self._lengths()
@@ -96,14 +101,12 @@ class Subject:
         self.positions = self.sig.role("positions")
         self.segments = self.sig.role("segments")
         self.selector: outputs.Selector | None = None
-        self.widths = frozenset(n for p in weights for n in p.shape)
 
     # -- what the arguments are
 
     def _lengths(self) -> tuple[int, int]:
         """Two lengths that are no width of the model, so that a time axis can be told by its size."""
-        taken = {n for p in self.module.parameters() for n in p.shape} if self.module is not None else set()
-        free = [n for n in PRIMES if n not in taken] or list(PRIMES)
+        free = [n for n in PRIMES if n not in self.widths] or list(PRIMES)
         return free[0], free[1] if len(free) > 1 else free[0] + 1
 
     def _tell(self, example: Tensor | Mapping[str, Any] | None, vocab: int | None) -> None:
@@ -291,9 +294,9 @@ class Subject:
                 value = value.index_select(axis, torch.arange(length, device=value.device) % long)
         return value
 
-    def raw(self, call: Call, way: Way, called: Callable[..., Any] | None = None) -> Any:
+    def raw(self, call: Call, way: Way) -> Any:
         """The whole output."""
-        return self.invoke(called or (self.target if way.wrapped else self.entry), self.arguments(call, way))
+        return self.invoke(self.target if way.wrapped else self.entry, self.arguments(call, way))
 
     def invoke(self, called: Callable[..., Any], given: Mapping[str, Any], *rest: Any,
                touch: Mapping[str, Callable[[Tensor], Tensor]] | None = None) -> Any:
@@ -328,10 +331,6 @@ class Subject:
                if not value.is_floating_point() or not value.isnan().any()):
             self.mutated = True
         return out
-
-    def invoke_kept(self, call: Call) -> Any:
-        """One call on the plain path, given the very objects: what is filled in place is seen by the caller."""
-        return self.raw(call, Way())
 
     def placed(self, value: Any) -> Any:
         return value.detach().clone().to(self.device) if isinstance(value, Tensor) else value
@@ -390,46 +389,38 @@ class Subject:
 
 
 @contextmanager
-def plain_experts(module: Any) -> Iterator[None]:
+def plain_experts(module: nn.Module) -> Iterator[None]:
     """Grouped products of experts know no float64: one expert after the other does."""
-    configs = {id(config): config for part in module.modules()
-               if (config := getattr(part, "config", None)) is not None and hasattr(config, "_experts_implementation")}
-    before = [(config, config._experts_implementation) for config in configs.values()]
-    for config, _ in before:
-        config._experts_implementation = "eager"
-    try:
+    with _returning(module, "_experts_implementation") as configs:
+        for config in configs:
+            config._experts_implementation = "eager"
         yield
-    finally:
-        for config, name in before:
-            config._experts_implementation = name
 
 
 @contextmanager
 def implemented(module: Any, name: str) -> Iterator[None]:
     """Another implementation of attention, for a while."""
-    before = _implementations(module)
     if hasattr(module, "_can_set_attn_implementation") and not module._can_set_attn_implementation():
         raise CallError(f"this model cannot be set to {name} attention once it is built")
-    try:
-        module.set_attn_implementation(name)
-    except Exception as error:
-        _restore(before)
-        raise CallError(f"{name} attention cannot be set: {_short(error)}") from error
-    try:
+    with _returning(module, "_attn_implementation"):
+        try:
+            module.set_attn_implementation(name)
+        except Exception as error:
+            raise CallError(f"{name} attention cannot be set: {_short(error)}") from error
         yield
-    finally:
-        _restore(before)
 
 
-def _implementations(module: nn.Module) -> list[tuple[Any, Any]]:
+@contextmanager
+def _returning(module: nn.Module, choice: str) -> Iterator[list[Any]]:
+    """The configurations of a model that make a choice; afterwards each has chosen as before."""
     configs = {id(config): config for part in module.modules()
-               if (config := getattr(part, "config", None)) is not None and hasattr(config, "_attn_implementation")}
-    return [(config, config._attn_implementation) for config in configs.values()]
-
-
-def _restore(before: list[tuple[Any, Any]]) -> None:
-    for config, name in before:
-        config._attn_implementation = name
+               if (config := getattr(part, "config", None)) is not None and hasattr(config, choice)}
+    before = [(config, getattr(config, choice)) for config in configs.values()]
+    try:
+        yield list(configs.values())
+    finally:
+        for config, name in before:
+            setattr(config, choice, name)
 
 
 def unwrapped(target: nn.Module) -> nn.Module:

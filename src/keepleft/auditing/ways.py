@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-PLAIN = "the model's own"
+COARSE = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)

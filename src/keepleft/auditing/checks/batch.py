@@ -24,7 +24,7 @@ def batch(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> N
             sizes = (2, 3, MANY) if broad else (3, MANY) if n == 0 and not inquiry.brief else (3,)
             if not all(agree(inquiry, way, pair) for rows in sizes for pair in _pairs(inquiry, rows)):
                 continue
-        fine = way.but(dtype=torch.float64) if inquiry.double and way.dtype is None else way
+        fine = inquiry.fine(way)
         with inquiry.trying(f"batch, {fine.named(3)}"), subject.on(fine):
             if not all(agree(inquiry, fine, pair) for pair in _alone(inquiry)):
                 continue
@@ -84,7 +84,6 @@ def _alone(inquiry: Inquiry) -> Iterator[Pair]:
         return f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
 
     for row in range(3):
-        one = slice(row, row + 1)
-        alone = base.but(tokens=base.tokens[one], source=None if base.source is None else base.source[one])
+        alone = base.rows(slice(row, row + 1))
         at = torch.stack([torch.zeros(subject.length, dtype=torch.long), torch.arange(subject.length)], 1)
         yield Pair("batch", alone, base, at, at + torch.tensor([row, 0]), False, told, None, "alone")

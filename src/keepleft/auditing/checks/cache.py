@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences
-from keepleft.auditing.checks.future import spot, where
 from keepleft.auditing.checks.padding import kept, laid
+from keepleft.auditing.checks.told import spot, where
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.report import Finding
 from keepleft.auditing.stepping import Stepper, stepper
@@ -40,8 +40,7 @@ def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | N
         thorough = inquiry.budget.broad and n == 0
         for kind in found.kinds[:1] if inquiry.brief else found.kinds:
             with inquiry.trying(f"cache, {kind}, {way.named(2)}"):
-                fine = way.but(dtype=torch.float64)
-                for there in [fine, *([way] if thorough else [])] if inquiry.double and way.dtype is None else [way]:
+                for there in dict.fromkeys([inquiry.fine(way), way][:1 + thorough]):
                     with subject.on(there):
                         if not Trial(inquiry, found, kind, there, thorough).whole():
                             break
@@ -170,7 +169,7 @@ class Trial:
         state = self.stepper.turned(state, rows)
         if state is None:
             return True
-        turned = call.but(tokens=call.tokens[rows], source=None if call.source is None else call.source[rows])
+        turned = call.rows(rows)
         scores, _ = self.stepper.go(turned, half, 1, state, self.kind, self.way)
         whole = subject.run(turned, self.way)
         got = _shaped(scores, whole, 1)

@@ -18,7 +18,6 @@ from keepleft.auditing.ways import Way
 from keepleft.auditing.words import Ids
 
 IGNORED = -100
-SHIFTED_INSIDE = ("lm_labels",)  # further names for labels
 FARTHEST = 300                   # no longer text is tried
 
 
@@ -70,10 +69,9 @@ def _asked(inquiry: Inquiry, way: Way) -> Asked | None:
         name = subject.sig.role(role)
         if name is not None:
             return Asked(subject, name, inside if role == "labels" else 0, True)
-    further = [name for name in SHIFTED_INSIDE if name in subject.sig.names]
     second = [name for name in subject.sig.roles("target") if name not in (subject.main, subject.looked)]
-    for name in further + second:
-        asked = Asked(subject, name, inside if name in further else 0, False)
+    for name in second:
+        asked = Asked(subject, name, 0, False)
         call = subject.call(2, seed=180)
         try:
             with subject.on(way):
@@ -81,7 +79,7 @@ def _asked(inquiry: Inquiry, way: Way) -> Asked | None:
                 other, _ = loss(subject, asked.call(call, subject.words.others(call.tokens, 182)), way)
         except CallError:
             continue
-        if found is not None and (name in further or torch.equal(scores, other)):
+        if found is not None and torch.equal(scores, other):
             return asked
     return None
 
@@ -319,9 +317,8 @@ def _shared(inquiry: Inquiry, way: Way) -> None:
     given[0, 4:] = IGNORED
     names = {count: torch.tensor(int((given[:, 1:] != IGNORED).sum()))}
     whole = _value(loss(subject, call.but(labels=given, extra=names), way)[1])
-    parts = [_value(loss(subject, call.but(tokens=call.tokens[n:n + 1], labels=given[n:n + 1], extra=names,
-                                           source=None if call.source is None else call.source[n:n + 1]), way)[1])
-             for n in range(2)]
+    each = [slice(n, n + 1) for n in range(2)]
+    parts = [_value(loss(subject, call.rows(one).but(labels=given[one], extra=names), way)[1]) for one in each]
     off = abs(float(whole) - float(sum(parts))) / max(abs(float(whole)), 1e-12)
     if off > 1e-3:
         inquiry.add(Finding("labels", None, None, off, inquiry.took(way, 2), "",

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, sentences
-from keepleft.auditing.checks.future import spot
 from keepleft.auditing.checks.padding import kept, laid
-from keepleft.auditing.checks.pairs import COARSE
+from keepleft.auditing.checks.told import broken
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.report import Finding
 from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import Way
+from keepleft.auditing.ways import COARSE, Way
 
 LONG = 192  # tokens: half of something, so often, is nothing in single precision
 
@@ -93,18 +92,9 @@ def _coarse(inquiry: Inquiry, way: Way) -> None:
 
 
 def _forward(inquiry: Inquiry, way: Way, told: str, call: Call) -> bool:
-    subject = inquiry.subject
-    out = subject.run(call, way)
-    path = inquiry.took(way, *call.tokens.shape[:2]) + f", {told}"
-    bad = (out.isnan().flatten(2).any(2) if out.dim() > 2 else out.isnan()).cpu()
-    if not bad.any():
-        return True
-    row, reader = bad.nonzero()[0].tolist()
-    name = place.broken(subject.module, spot(inquiry, way, call, row, reader))
-    inquiry.add(Finding("nan", reader, None, float("inf"), path, name,
-                        f"position {reader} of row {row} is NaN with {told}, through {name or subject.name}; "
-                        f"{sentences.remedy('nan', '')}.", "forward"))
-    return False
+    out = inquiry.subject.run(call, way)
+    inquiry.took(way, *call.tokens.shape[:2])
+    return not broken(inquiry, way, call, out, f"with {told}", told)
 
 
 def _backward(inquiry: Inquiry, way: Way, told: str, call: Call, real: Tensor) -> None:

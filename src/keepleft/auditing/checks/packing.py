@@ -9,11 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from keepleft.auditing import place, sentences
-from keepleft.auditing.checks.future import spot
 from keepleft.auditing.checks.pairs import Pair, agree
+from keepleft.auditing.checks.told import broken
 from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.report import Finding
 from keepleft.auditing.subject import Call, Subject
 from keepleft.auditing.ways import Way
 
@@ -176,14 +174,13 @@ def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], al
     subject = inquiry.subject
     call = subject.call(len(rows), seed=90)
     packed = telling.packed(call, rows)
-    fine = way.but(dtype=torch.float64) if inquiry.double and way.dtype is None else way
     with subject.on(way):
         if not _numbers(inquiry, way, packed):
             return False
         plain = 0 not in sum((row.names for row in rows), ()) or _ordinary(inquiry, way, telling)
         if not _apart(inquiry, way, packed, rows, plain):
             return False
-    for there in dict.fromkeys([fine, way][:alone]):
+    for there in dict.fromkeys([inquiry.fine(way), way][:alone]):
         with subject.on(there):
             if not _as_alone(inquiry, there, telling, packed, rows, plain):
                 return False
@@ -192,17 +189,9 @@ def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], al
 
 def _numbers(inquiry: Inquiry, way: Way, packed: Call) -> bool:
     """Are they numbers? A text that sees nothing is not."""
-    subject = inquiry.subject
-    out = inquiry.ran(packed, way)
-    bad = out.isnan().flatten(2).any(2).cpu() if out.dim() > 2 else out.isnan().cpu()
-    if not bad.any() or "nan" not in inquiry.checks or way.dtype is not None:
+    if "nan" not in inquiry.checks or way.dtype is not None:
         return True
-    row, reader = bad.nonzero()[0].tolist()
-    path = inquiry.took(way, *packed.tokens.shape[:2]) + ", packed texts"
-    name = place.broken(subject.module, spot(inquiry, way, packed, row, reader))
-    inquiry.add(Finding("nan", reader, None, float("inf"), path, name, f"position {reader} of row {row} is NaN where several "
-                        f"texts share a row, through {name or subject.name}; {sentences.remedy('nan', '')}.", "forward"))
-    return False
+    return not broken(inquiry, way, packed, inquiry.ran(packed, way), "where several texts share a row", "packed texts")
 
 
 def _ordinary(inquiry: Inquiry, way: Way, telling: Telling) -> bool:

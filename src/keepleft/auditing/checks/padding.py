@@ -38,7 +38,7 @@ def padding(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) ->
                     agree(inquiry, way, _content(subject, side, AMOUNTS[0], source, 3, 0))
     if "batch" in inquiry.checks and not inquiry.found("padding"):
         for way in inquiry.timely(ways if inquiry.budget.broad else ways[:1], "batch, other padding in other rows"):
-            neighbours(inquiry, way.but(dtype=torch.float64) if inquiry.double and way.dtype is None else way)
+            neighbours(inquiry, inquiry.fine(way))
 
 
 def counted(inquiry: Inquiry, source: bool) -> bool:
@@ -55,7 +55,7 @@ def _where(subject: Subject, reader: Reader, source: bool, counted: bool) -> tup
 def _sides(inquiry: Inquiry, way: Way, reader: Reader, source: bool, *, thorough: bool) -> bool:
     """True: nothing moved."""
     subject = inquiry.subject
-    fine = [way.but(dtype=torch.float64), *([way] if thorough else [])] if inquiry.double and way.dtype is None else [way]
+    fine = dict.fromkeys([inquiry.fine(way), way][:1 + thorough])
     by_amount = counted(inquiry, source)
     for side in _where(subject, reader, source, by_amount):
         for amount in AMOUNTS if thorough else AMOUNTS[:1] if inquiry.brief else AMOUNTS[:2]:
@@ -181,13 +181,13 @@ def laid(subject: Subject, text: Call, keep: Tensor, side: str, source: bool) ->
 
 def cut(subject: Subject, text: Call, row: int, keep: Tensor, side: str, source: bool) -> Call:
     """The real part of one row, alone."""
-    one = slice(row, row + 1)
+    one = text.rows(slice(row, row + 1))
     if source:
-        assert text.source is not None
-        return text.but(tokens=text.tokens[one], source=text.source[one][:, keep[row]])
-    tokens = text.tokens[one][:, keep[row]]
+        assert one.source is not None
+        return one.but(source=one.source[:, keep[row]])
+    tokens = one.tokens[:, keep[row]]
     positions = torch.arange(tokens.shape[1])[None] if side == "left" and subject.positions and not subject.facts.ours else None
-    return text.but(tokens=tokens, source=None if text.source is None else text.source[one], positions=positions)
+    return one.but(tokens=tokens, positions=positions)
 
 
 def refilled(subject: Subject, call: Call, keep: Tensor, source: bool, seed: int) -> Call:

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences
-from keepleft.auditing.checks.future import spot, where
+from keepleft.auditing.checks.told import spot, where
 from keepleft.auditing.inquiry import Inquiry
 from keepleft.auditing.report import Finding
 from keepleft.auditing.subject import Call
-from keepleft.auditing.ways import Way
-
-COARSE = (torch.float16, torch.bfloat16)
+from keepleft.auditing.ways import COARSE, Way
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,8 @@ def _nan(inquiry: Inquiry, way: Way, pair: Pair, outs: Sequence[Tensor], gone: S
     call, places = ((pair.one, pair.at), (pair.other, pair.also))[n]
     row, reader = places[int(gone[n].long().argmax())].tolist()
     path = inquiry.took(way, *call.tokens.shape[:2]) + (f", {pair.path}" if pair.path else "")
-    begun = outs[n].isnan().flatten(2).any(2) if outs[n].dim() > 2 else outs[n].isnan()
-    name = place.broken(subject.module, spot(inquiry, way, call, *begun.nonzero()[0].tolist()))
+    begun = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
+    name = place.broken(subject.module, spot(inquiry, way, call, *begun))
     among = "where others of its row are padding" if call.keep is not None or call.source_keep is not None else \
         "alone" if len(call.tokens) == 1 else f"among {len(call.tokens)} rows"
     inquiry.add(Finding("nan", reader, pair.source, float("inf"), path, name,
@@ -162,10 +160,9 @@ def reproducer(inquiry: Inquiry, way: Way, pair: Pair, first: tuple[int, int], s
     if pair.other.tokens.is_floating_point() or subject.selector is None:
         return ""
     steps = [f"model.{'train' if way.train else 'eval'}()"]
-    picked = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in subject.selector.way)
     for name, call in (("one", pair.one), ("other", pair.other)):
         given = subject.arguments(call, way)
         said = ", ".join(f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
                          for key, value in given.items() if not isinstance(value, Tensor) or value.numel() <= 128)
-        steps.append(f"{name} = model({said}){picked}")
+        steps.append(f"{name} = model({said}){subject.selector.spelt()}")
     return "\n".join([*steps, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"])
