@@ -1,0 +1,101 @@
+"""What is asked of an engine, and what it says: requests in, tokens and ends out. No HTTP, no text: tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from keepleft.decoding.hypotheses import Written
+from keepleft.decoding.options import Options
+
+Why = Literal["stop", "length", "cancelled", "failed"]
+
+
+class FullError(RuntimeError):
+    """There is no room for one more request now; `again` says after how many seconds it is worth a try."""
+
+    def __init__(self, message: str, again: float = 1.0) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+class ClosedError(RuntimeError):
+    """No more requests are taken: the engine is being shut down."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. Options are settled already: nothing is looked up in the model directory any more."""
+
+    tokens: Sequence[int]         # the prompt; for an encoder-decoder the source
+    options: Options
+    prefix: Sequence[int] = ()    # encoder-decoders: what the written text begins with
+    tenant: str = ""              # beginnings of texts are shared within one tenant, never between two
+    logprobs: int | None = None   # with each token its log-probability, and so many of the likeliest
+
+
+@dataclass(frozen=True)
+class Token:
+    """One more token of one of the request's texts. Beams say nothing before their end."""
+
+    text: int                     # which of them, from 0
+    token: int
+    logprob: float | None = None  # by the model's own scores, before penalties and filters; where it was asked for
+    likely: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class End:
+    """One of the request's texts has ended; after the last of them nothing more comes."""
+
+    text: int
+    why: Why
+    written: Written | None = None  # all its tokens; None where there is nothing to show
+    message: str = ""               # what went wrong, in words fit for the one who asked
+    last: bool = False
+
+
+Event = Token | End
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request on its way. `hear` is called with each event, from the engine's thread."""
+
+    ask: Ask
+    hear: Callable[[Event], None] = lambda event: None
+    dropped: bool = False           # nobody waits for it any more: the next step lets it go
+    work: Any = None                # the engine's own
+
+
+Heard = list[tuple[Ticket, Event]]
+
+
+class Engine(Protocol):
+    """What serves requests, in one thread. `Alone` is the definition, `Together` the one to use."""
+
+    def look(self, ask: Ask) -> None:
+        """A ValueError for what can never be served: too long, too large, contradictory. May be called from any thread."""
+        ...
+
+    def take(self, ticket: Ticket) -> None:
+        """One more request."""
+        ...
+
+    def step(self) -> Heard:
+        """Some work for those that wait, and what is to be told of it."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything: no request is on its way any more."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to do?"""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """How many requests run and wait, how many tokens were read and written, how full the memory is."""
+        ...
