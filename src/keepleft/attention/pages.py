@@ -1,0 +1,132 @@
+"""Keys and values of many texts in pages of one pool: who needs room takes a page, who leaves gives all of them back at once.
+
+A text's slots need not lie side by side, and texts may share pages. `Leaves` is the view of some rows: a cache like any other.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import torch
+from torch import Tensor
+
+from keepleft.attention.cache import Pair
+from keepleft.attention.grid import Grid
+
+EMPTY = -1  # where a slot holds nothing
+
+
+class Pool:
+    """`pages` of `size` slots each, for every layer: (pages, Hk, size, D) keys and values.
+
+    Free pages are handed out from either end, the outermost first, so that pages of one kind lie close together.
+    """
+
+    def __init__(self, layers: int, pages: int, size: int, heads: int, width: int, like: Tensor) -> None:
+        self.pages, self.size = pages, size
+        make = lambda: like.new_zeros(pages, heads, size, width)  # zeros cost nothing before they are written to
+        self.pairs: list[Pair] = [(make(), make()) for _ in range(layers)]
+        self.place = torch.full((pages, size), EMPTY, device=like.device)  # the position of the token in each slot
+        self.holders = [0] * pages
+        self._ends = [_End(range(pages)), _End(range(0, -pages, -1))]
+        self.free = pages
+
+    def take(self, count: int, *, high: bool = False) -> list[int]:
+        """So many empty pages; there must be as many."""
+        if count > self.free:
+            raise MemoryError(f"{count} pages were asked for, and {self.free} of {self.pages} are free")
+        out: list[int] = []
+        while len(out) < count:
+            page = abs(self._ends[high].pop())
+            if not self.holders[page]:  # it may have left by the other end
+                self.holders[page] = 1
+                out.append(page)
+        self.free -= count
+        if out:
+            self.place[out] = EMPTY
+        return out
+
+    def hold(self, pages: list[int]) -> None:
+        """One more text looks at these."""
+        for page in pages:
+            self.holders[page] += 1
+
+    def give(self, pages: list[int]) -> None:
+        """One text fewer looks at these; where it was the last, they are free."""
+        for page in pages:
+            if self.holders[page] < 1:
+                raise ValueError(f"page {page} is free already: it was given back twice")
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                self.free += 1
+                self._ends[0].push(page)
+                self._ends[1].push(-page)
+
+    def needed(self, slots: int) -> int:
+        """Pages for so many slots."""
+        return -(-slots // self.size)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for pair in self.pairs for tensor in pair)
+
+    def put(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """(N,) slots, (N, Hk, D) keys and values"""
+        page, within = slots // self.size, slots % self.size
+        for buffer, new in zip(self.pairs[layer], (k, v), strict=True):
+            buffer[page, :, within] = new
+
+    def at(self, layer: int, slots: Tensor) -> Pair:
+        """(R, K) slots → keys and values (R, Hk, K, D)"""
+        page, within = slots // self.size, slots % self.size
+        k, v = (buffer[page, :, within].transpose(1, 2) for buffer in self.pairs[layer])
+        return k, v
+
+
+class _End:
+    """The free pages as seen from one end: a heap that holds none twice."""
+
+    def __init__(self, numbers: range) -> None:
+        self.heap, self.known = sorted(numbers), set(numbers)
+
+    def pop(self) -> int:
+        number = heappop(self.heap)
+        self.known.discard(number)
+        return number
+
+    def push(self, number: int) -> None:
+        if number not in self.known:
+            self.known.add(number)
+            heappush(self.heap, number)
+
+
+class Leaves:
+    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes. -1: none."""
+
+    def __init__(self, pool: Pool, before: Tensor, new: Tensor) -> None:
+        self.pool, self.before, self.new = pool, before, new
+        self.real = new != EMPTY
+        self.rows = len(new)
+
+    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
+        if positions is None:
+            raise ValueError("pages hold texts of any length: give the positions of the new tokens")
+        there = self.before != EMPTY
+        flat = self.pool.place.flatten()
+        flat[self.new[self.real]] = positions[self.real]
+        if not self.before.shape[1]:
+            return Grid(queries, queries, 0, positions, positions, self.real.long(), self.real.long())
+        old = torch.where(there, flat[self.before.clamp(min=0)], 0)
+        return Grid(queries, self.before.shape[1] + queries, 0, positions, torch.cat([old, positions], 1), self.real.long(),
+                    torch.cat([there, self.real], 1).long())
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
+        flat = lambda tensor: tensor.transpose(1, 2)[self.real]
+        self.pool.put(layer, self.new[self.real], flat(k), flat(v))
+        if not self.before.shape[1]:
+            return k, v
+        old_k, old_v = self.pool.at(layer, self.before.clamp(min=0))
+        return torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
+
+    def keep(self, rows: Tensor) -> None:
+        self.before, self.new, self.real, self.rows = self.before[rows], self.new[rows], self.real[rows], len(rows)
