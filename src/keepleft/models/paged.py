@@ -66,6 +66,11 @@ class Paged:
                 self._ancestry(leaf.width)[pages] = False
         return True
 
+    def shown(self, leaf: Leaf, pages: list[int]) -> None:
+        """All texts of the leaf see all of these, which others filled."""
+        if leaf.width > 1 and pages:
+            self._ancestry(leaf.width)[pages] = True
+
     def room_for_source(self, leaf: Leaf, tokens: int) -> bool:
         assert self.sources is not None
         if self.sources.needed(tokens) > self.sources.free:
