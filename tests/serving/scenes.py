@@ -10,7 +10,8 @@ from keepleft.serving.alone import Alone
 from keepleft.serving.asks import Ask, End, Event, Ticket, Token
 
 KINDS: tuple[dict[str, Any], ...] = (
-    {}, {}, {"num_beams": 3}, {"num_beams": 2, "length_penalty": 0.5}, {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
+    {}, {}, {"num_beams": 3}, {"num_beams": 2, "length_penalty": 0.5},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
     {"num_beams": 3, "early_stopping": True, "num_return_sequences": 2}, {"num_beams": 2, "do_sample": True},
     {"do_sample": True}, {"do_sample": True, "temperature": 0.7, "top_k": 5}, {"do_sample": True, "top_p": 0.8, "min_p": 0.02},
     {"do_sample": True, "num_return_sequences": 3}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2},
@@ -25,12 +26,13 @@ def asks(count: int, *, seed: int = 0, vocab: int = 53, longest: int = 12, limit
     out = []
     for n in range(count):
         kind = dice.choice(KINDS)
-        options = Options(max_new_tokens=dice.randint(max(1, kind.get("min_new_tokens", 1)), limit), eos_token_id=2, decoder_start_token_id=1,
-                          seed=dice.randint(0, 99), **kind, **more)
+        size = dice.randint(kind.get("min_new_tokens", 1), limit)
+        options = Options(max_new_tokens=size, eos_token_id=2, decoder_start_token_id=1, seed=dice.randint(0, 99), **kind,
+                          **more)
         logprobs = 2 if options.beams == 1 and dice.random() < 0.2 else None
         tokens = [dice.randint(3, vocab - 1) for _ in range(dice.randint(1, longest))]
         if dice.random() < 0.3:
-            tokens = [7, 8, 9, 10, 11, 12, 7, 8] + tokens  # some begin alike
+            tokens = [7, 8, 9, 10, 11, 12, 7, 8, *tokens]  # some begin alike
         out.append(Ask(tokens, options, tenant=f"tenant {n % tenants}", logprobs=logprobs))
     return out
 

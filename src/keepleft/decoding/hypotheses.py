@@ -95,10 +95,14 @@ class Hypotheses:
                        count=self.count if self.count is None or not self.count.dim() else self.count[which])
 
 
-@lru_cache(maxsize=256)
 def held(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
     """A few numbers on a device, put there once."""
-    return torch.tensor(numbers, device=device)
+    return _held(numbers, tuple(map(type, numbers)), device)
+
+
+@lru_cache(maxsize=256)
+def _held(numbers: tuple[int | float, ...], kinds: tuple[type, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)  # 2 and 2.0 are one to a cache, and two to a tensor: hence the kinds
 
 
 def among(tokens: Tensor, some: tuple[int, ...]) -> Tensor:
