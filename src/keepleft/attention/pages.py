@@ -46,6 +46,13 @@ class Pool:
             self.place[out] = EMPTY
         return out
 
+    def set_aside(self) -> int:
+        """The last page, which is nobody's from now on."""
+        self.pages -= 1
+        self.free -= 1
+        self.holders[self.pages] = 1
+        return self.pages
+
     def hold(self, pages: list[int]) -> None:
         """One more text looks at these."""
         for page in pages:
@@ -107,13 +114,15 @@ class Leaves:
         self.pool, self.before, self.new = pool, before, new
         self.real = new != EMPTY
         self.rows = len(new)
+        self.filled = self.real.flatten().nonzero()[:, 0]  # once: a GPU must be waited for
+        self.slots = new.flatten()[self.filled]
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if positions is None:
             raise ValueError("pages hold texts of any length: give the positions of the new tokens")
         there = self.before != EMPTY
         flat = self.pool.place.flatten()
-        flat[self.new[self.real]] = positions[self.real]
+        flat[self.slots] = positions.flatten()[self.filled]
         if not self.before.shape[1]:
             return Grid(queries, queries, 0, positions, positions, self.real.long(), self.real.long())
         old = torch.where(there, flat[self.before.clamp(min=0)], 0)
@@ -121,12 +130,12 @@ class Leaves:
                     torch.cat([there, self.real], 1).long())
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        flat = lambda tensor: tensor.transpose(1, 2)[self.real]
-        self.pool.put(layer, self.new[self.real], flat(k), flat(v))
+        flat = lambda tensor: tensor.transpose(1, 2).flatten(0, 1)[self.filled]
+        self.pool.put(layer, self.slots, flat(k), flat(v))
         if not self.before.shape[1]:
             return k, v
         old_k, old_v = self.pool.at(layer, self.before.clamp(min=0))
         return torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
 
     def keep(self, rows: Tensor) -> None:
-        self.before, self.new, self.real, self.rows = self.before[rows], self.new[rows], self.real[rows], len(rows)
+        raise ValueError("rows of pages are not moved about: whoever holds the pages says which row sees which")

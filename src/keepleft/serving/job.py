@@ -11,7 +11,7 @@ from keepleft.decoding.generate import USUAL, Work, chosen
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, start_of
 from keepleft.decoding.single import Single
-from keepleft.models.paged import Leaf
+from keepleft.models.leaf import Leaf
 from keepleft.serving.asks import End, Event, Ticket, Token, Why
 
 

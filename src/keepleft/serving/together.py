@@ -21,6 +21,7 @@ from keepleft.serving.group import Group, plan
 from keepleft.serving.job import Job, lengths, most_slots
 from keepleft.serving.line import Line
 
+MOST = 4096  # tokens of a text, where nothing else says how many
 Spot = tuple[Job, int, int]  # a text: its request, which of its texts, and its row of the scores
 
 
@@ -33,9 +34,10 @@ class Together:
             raise ValueError("the model is an encoder and writes no text: there is nothing to serve token by token")
         self.model, self.tokenizer, self.rows, self.chunk = model.eval(), tokenizer, rows, chunk
         self.pair = model.design.encoder is not None
-        self.longest = longest
+        reach = min(longest or MOST, model.design.longest or MOST)
+        self.longest = reach if model.token.weight.is_cuda else longest  # tables on a GPU have an end
         sources = (pages if source_pages is None else source_pages) if self.pair else 0
-        self.paged = Paged(model, pages=pages, size=size, source_pages=sources)
+        self.paged = Paged(model, pages=pages, size=size, source_pages=sources, rows=rows, longest=reach)
         self.beginnings = Beginnings(self.paged.pool) if share and not self.pair else None
         self.line: Line[Job | Ticket] = Line()
         self.jobs: list[Job] = []                    # let in, in the order in which they came
@@ -143,9 +145,7 @@ class Together:
         """Pages to begin with; for several texts all that they may ever need, since they cannot be put back."""
         paged, leaf = self.paged, job.leaf
         shared = [] if self.beginnings is None else self.beginnings.find(job.ask.tenant, job.begun[:-1])
-        size = paged.pool.size
-        leaf.pages, leaf.used, leaf.length = shared, len(shared) * size, len(shared) * size
-        paged.shown(leaf, shared)
+        paged.found(leaf, shared)
         wanted = job.slots if job.width > 1 else len(job.begun)
         if self._room(leaf, wanted) and (paged.sources is None or paged.room_for_source(leaf, len(job.ask.tokens))):
             return True
@@ -228,8 +228,7 @@ class Together:
         found: list[Tensor] = []
 
         def run(some: list[Job]) -> None:
-            tokens = torch.tensor([token for job in some for token in job.next], device=self.paged.device)
-            found.append(self.paged.step([job.leaf for job in some], tokens))
+            found.append(self.paged.step([job.leaf for job in some], [token for job in some for token in job.next]))
             done.extend(some)
         self._tried(jobs, heard, run)
         return (done, found[0] if len(found) == 1 else torch.cat(found)) if found else None
@@ -282,12 +281,13 @@ class Together:
 
         for group in self._grouped(jobs):
             at = [row for job in group.jobs for row in range(rows[job], rows[job] + job.width)]
-            for job, texts, parents in group.choose(scores[torch.tensor(at, device=scores.device)], failed):
+            found = group.choose(scores[torch.tensor(at, device=scores.device)], failed)
+            if moved := [(job.leaf, parents) for job, _, parents in found if parents is not None]:
+                self.paged.moved([leaf for leaf, _ in moved], torch.stack([parents for _, parents in moved]))
+            for job, texts, _ in found:
                 last = texts.tokens[:, -1].tolist()
                 if job.beams:
                     job.next = last
-                    assert parents is not None
-                    self.paged.moved(job.leaf, parents)
                     if bool(texts.done.all()):
                         heard += [(job.ticket, event) for event in job.results(texts)]
                 else:
