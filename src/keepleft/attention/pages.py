@@ -32,7 +32,7 @@ class Pool:
         self.free = pages
 
     def take(self, count: int, *, high: bool = False) -> list[int]:
-        """So many empty pages; there must be as many."""
+        """So many pages, with whatever was in them; there must be as many."""
         if count > self.free:
             raise MemoryError(f"{count} pages were asked for, and {self.free} of {self.pages} are free")
         out: list[int] = []
@@ -42,9 +42,11 @@ class Pool:
                 self.holders[page] = 1
                 out.append(page)
         self.free -= count
-        if out:
-            self.place[out] = EMPTY
         return out
+
+    def clear(self, pages: list[int]) -> None:
+        """Nothing is in these any more."""
+        self.place[pages] = EMPTY
 
     def set_aside(self) -> int:
         """The last page, which is nobody's from now on."""

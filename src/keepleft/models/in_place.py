@@ -25,8 +25,10 @@ class InPlace:
         self.lean, self.device = Lean(model, Paging()), model.token.weight.device
         self.ancestry = Ancestry(pool)
 
-    def blank(self, leaf: Leaf, pages: list[int]) -> None:
-        self.ancestry.blank(leaf, pages)
+    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
+        pool.clear(pages)
+        if pool is self.pool:
+            self.ancestry.blank(leaf, pages)
 
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
         self.ancestry.shown(leaves, slots)

@@ -29,7 +29,7 @@ from keepleft.models.tabled import Tabled
 class Way(Protocol):
     """How steps are taken, and what must be remembered for them."""
 
-    def blank(self, leaf: Leaf, pages: list[int]) -> None: ...
+    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None: ...
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None: ...
     def heard(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None: ...
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor: ...
@@ -63,7 +63,7 @@ class Paged:
         if more > 0:
             pages = self.pool.take(more, high=leaf.width > 1)
             leaf.pages += pages
-            self.way.blank(leaf, pages)
+            self.way.blank(self.pool, leaf, pages)
         return True
 
     def room_for_source(self, leaf: Leaf, tokens: int) -> bool:
@@ -71,6 +71,7 @@ class Paged:
         if self.sources.needed(tokens) > self.sources.free:
             return False
         leaf.source = self.sources.take(self.sources.needed(tokens), high=leaf.width > 1)
+        self.way.blank(self.sources, leaf, leaf.source)
         return True
 
     def found(self, leaf: Leaf, pages: list[int]) -> None:
@@ -171,8 +172,9 @@ class General:
     def __init__(self, paged: Paged) -> None:
         self.paged, self.ancestry = paged, Ancestry(paged.pool)
 
-    def blank(self, leaf: Leaf, pages: list[int]) -> None:
-        self.ancestry.blank(leaf, pages)
+    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
+        if pool is self.paged.pool:
+            self.ancestry.blank(leaf, pages)
 
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
         self.ancestry.shown(leaves, slots)

@@ -39,7 +39,7 @@ class Tabled:
         self.lean.ready(longest + 1)
         self.played: dict[int, tuple[Any, Tensor]] = {}
 
-    def blank(self, leaf: Leaf, pages: list[int]) -> None:
+    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
         pass
 
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:

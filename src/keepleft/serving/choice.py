@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +13,33 @@ from keepleft.decoding.single import drawn
 from keepleft.nn.best import best
 from keepleft.serving.job import Job
 
-Spot = tuple[Job, int, int]  # a text: its request, which of its texts, and its row of the scores
 Thought = tuple[float, list[tuple[int, float]]]
 
 
-def chosen_plainly(spots: Sequence[Spot], scores: Tensor) -> dict[Spot, tuple[int, float]]:
-    """Of each text the next token, and its log-probability after the filters."""
-    kinds: dict[Any, list[Spot]] = {}
-    for spot in spots:
-        job = spot[0]
-        kinds.setdefault((tuple(map(id, job.strategy.transforms)), bool(job.seeds)), []).append(spot)
-    out: dict[Spot, tuple[int, float]] = {}
+class Said(NamedTuple):
+    """The next token of one text."""
+
+    job: Job
+    text: int
+    row: int      # of the scores
+    token: int
+    gain: float   # its log-probability, after penalties and filters
+
+
+def chosen_plainly(jobs: Sequence[tuple[Job, int]], scores: Tensor) -> list[Said]:
+    """The next tokens of requests, each with its first row."""
+    kinds: dict[Any, list[tuple[Job, int, int]]] = {}
+    for job, first in jobs:
+        kinds.setdefault(job.kind, []).extend((job, text, first + text) for text in range(job.width))
+    out: list[Said] = []
     for some in kinds.values():
         mine = scores if len(some) == len(scores) else scores[torch.tensor([row for _, _, row in some], device=scores.device)]
         tokens, gain = _kind(some, mine)
-        out.update(zip(some, zip(tokens.tolist(), gain.tolist(), strict=True), strict=True))
+        out += [Said(*spot, token, more) for spot, token, more in zip(some, tokens.tolist(), gain.tolist(), strict=True)]
     return out
 
 
-def _kind(spots: list[Spot], scores: Tensor) -> tuple[Tensor, Tensor]:
+def _kind(spots: list[tuple[Job, int, int]], scores: Tensor) -> tuple[Tensor, Tensor]:
     """Texts that are chosen alike: greedily, or drawn after the same filters, each with its own seed."""
     job = spots[0][0]
     if job.strategy.transforms or job.seeds:
@@ -48,13 +56,11 @@ def _kind(spots: list[Spot], scores: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
 
 
-def thoughts(spots: Sequence[Spot], told: Mapping[Spot, tuple[int, float]], scores: Tensor) -> dict[Spot, Thought]:
-    """By the model's own scores: the log-probability of what was chosen, and the likeliest."""
-    out: dict[Spot, Thought] = {}
-    for spot in spots:
-        job, _, row = spot
-        logs = scores[row].float().log_softmax(-1)
-        likely = logs.topk(min(job.ask.logprobs or 0, len(logs)))
-        pairs = list(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
-        out[spot] = float(logs[told[spot][0]]), pairs
-    return out
+def thought(said: Said, scores: Tensor) -> Thought | None:
+    """By the model's own scores: the log-probability of what was chosen, and the likeliest; None where nobody asked."""
+    wanted = said.job.ask.logprobs
+    if wanted is None:
+        return None
+    logs = scores[said.row].float().log_softmax(-1)
+    likely = logs.topk(min(wanted, len(logs)))
+    return float(logs[said.token]), list(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))

@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.generate import USUAL, Work, chosen
 from keepleft.decoding.hypotheses import Written
@@ -24,9 +26,11 @@ class Job:
         self.ticket, self.ask, self.tokenizer = ticket, ask, tokenizer
         self.pair = model.design.encoder is not None
         self.device = model.token.weight.device
-        work = Work.of(model, [list(ask.tokens)], options, [list(ask.prefix)])
-        self.begun: list[int] = work.prompt[0].tolist()
-        self.prompt, self.limit = len(self.begun), work.limits[0]
+        self.begun = [start_of(options), *ask.prefix] if self.pair else [*ask.tokens, *ask.prefix]
+        self.prompt, self.limit, _ = lengths(model, options, len(ask.tokens), len(ask.prefix))
+        work = Work(torch.tensor([self.begun]), None, [self.limit])
+        if options.encoder_repetition_penalty is not None or options.encoder_no_repeat_ngram_size is not None:
+            work = replace(work, source=torch.tensor([list(ask.tokens)], device=self.device) if self.pair else None)
         self.beams = options.beams > 1
         # texts that are not beams are ended here, by strings and by time, not by the strategy
         here = options if self.beams else replace(options, stop_strings=None, max_time=None)
@@ -42,11 +46,10 @@ class Job:
         self.over = [False] * self.width
         self.next = [self.begun[-1]] * self.width                # the token that each text feeds next
         self.order = 0                                           # when it was let in
-
-    @property
-    def plain(self) -> bool:
-        """Its tokens are chosen from scores alone: nothing of the text so far is looked at."""
-        return not self.beams and all(getattr(transform, "blind", False) for transform in self.strategy.transforms)
+        self.end, self.strings = frozenset(options.end), options.strings
+        # its tokens are chosen from scores alone: nothing of the text so far is looked at
+        self.plain = not self.beams and all(getattr(transform, "blind", False) for transform in self.strategy.transforms)
+        self.kind = tuple(map(id, self.strategy.transforms)), bool(self.seeds)  # what is chosen together has it in common
 
     @property
     def unread(self) -> list[int]:
@@ -80,26 +83,24 @@ class Job:
                 for n, one in enumerate(found)]
 
     def _why(self, text: int, token: int) -> Why | None:
-        options = self.ask.options
-        if token in options.end:
+        if token in self.end:
             return "stop"
-        if options.strings and self._said(self.written[text]):
+        if self.strings and self._said(self.written[text]):
             return "stop"
         if len(self.written[text]) >= self.limit or (self.deadline is not None and time.monotonic() >= self.deadline):
             return "length"
         return None
 
     def _stopped(self, tokens: list[int]) -> bool:
-        return bool(tokens) and (tokens[-1] in self.ask.options.end or self._said(tokens))
+        return bool(tokens) and (tokens[-1] in self.end or self._said(tokens))
 
     def _said(self, tokens: list[int]) -> bool:
         """Has one of the strings that end a text just come?"""
-        strings = self.ask.options.strings
-        if not strings:
+        if not self.strings:
             return False
-        reach = max(len(string.encode()) for string in strings) + 4  # tokens that may hold one: each has at least a byte
+        reach = max(len(string.encode()) for string in self.strings) + 4  # tokens that may hold one: each has at least a byte
         tail = self.tokenizer.decode(tokens[-reach:], skip_special_tokens=True)
-        return any(string in tail for string in strings)
+        return any(string in tail for string in self.strings)
 
 
 def most_slots(begun: int, width: int, limit: int) -> int:

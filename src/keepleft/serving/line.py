@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 Thing = TypeVar("Thing")
@@ -34,6 +35,13 @@ class Line(Generic[Thing]):
         self.served[tenant] = self.served.get(tenant, 0.0) + amount
         if len(self.served) > MANY + len(self.waiting):
             self.served = {name: self.served[name] for name in self.waiting}
+
+    def charge_all(self, amounts: Iterable[tuple[str, float]]) -> None:
+        sums: dict[str, float] = {}
+        for tenant, amount in amounts:
+            sums[tenant] = sums.get(tenant, 0.0) + amount
+        for tenant, amount in sums.items():
+            self.charge(tenant, amount)
 
     def first(self) -> Thing | None:
         """Whose turn it is."""

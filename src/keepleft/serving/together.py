@@ -16,13 +16,12 @@ from torch import Tensor
 from keepleft.models.paged import Paged
 from keepleft.serving.asks import Ask, End, Event, Heard, Ticket
 from keepleft.serving.beginnings import Beginnings
-from keepleft.serving.choice import chosen_plainly, thoughts
+from keepleft.serving.choice import Said, chosen_plainly, thought
 from keepleft.serving.group import Group, plan
 from keepleft.serving.job import Job, lengths, most_slots
 from keepleft.serving.line import Line
 
 MOST = 4096  # tokens of a text, where nothing else says how many
-Spot = tuple[Job, int, int]  # a text: its request, which of its texts, and its row of the scores
 
 
 class Together:
@@ -40,7 +39,7 @@ class Together:
         self.paged = Paged(model, pages=pages, size=size, source_pages=sources, rows=rows, longest=reach)
         self.beginnings = Beginnings(self.paged.pool) if share and not self.pair else None
         self.line: Line[Job | Ticket] = Line()
-        self.jobs: list[Job] = []                    # let in, in the order in which they came
+        self.jobs: dict[Job, None] = {}              # let in, in the order in which they came
         self.groups: dict[Any, Group] = {}
         self.number = self.read = self.written = self.put_back = 0
 
@@ -77,7 +76,7 @@ class Together:
     def clear(self) -> None:
         for job in self.jobs:
             self.paged.free(job.leaf)
-        self.jobs, self.groups, self.line = [], {}, Line()
+        self.jobs, self.groups, self.line = {}, {}, Line()
 
     def counts(self) -> dict[str, float]:
         pool, sources, kept = self.paged.pool, self.paged.sources, self.beginnings
@@ -132,7 +131,7 @@ class Together:
             self.number += 1
             job.order = self.number
             taken += job.width
-            self.jobs.append(job)
+            self.jobs[job] = None
             self.line.charge(job.ask.tenant, len(job.unread) + len(job.ask.tokens) * self.pair)
         return heard
 
@@ -162,8 +161,10 @@ class Together:
 
     def _with_room(self, ready: list[Job]) -> list[Job]:
         """Those that find a slot for their next token; others are put back, the last first."""
-        out = set(ready)
+        out, size = set(ready), self.paged.pool.size
         for job in ready:
+            if job.leaf.used + job.width <= len(job.leaf.pages) * size:
+                continue
             while job in out and not self._room(job.leaf, job.leaf.used + job.width):
                 victim = max((other for other in self.jobs if other.width == 1), key=lambda other: other.order)
                 out.discard(victim)
@@ -175,7 +176,7 @@ class Together:
 
     def _out(self, job: Job) -> None:
         """All that it holds is free."""
-        self.jobs.remove(job)
+        del self.jobs[job]
         self.paged.free(job.leaf)
         for key, group in list(self.groups.items()):
             if job in group.jobs:
@@ -249,31 +250,28 @@ class Together:
 
     def _chosen(self, jobs: list[Job], scores: Tensor) -> Heard:
         heard: Heard = []
-        spots: list[Spot] = []
         rows: dict[Job, int] = {}
         first = 0
         for job in jobs:
             rows[job] = first
-            spots += [(job, text, first + text) for text in range(job.width)]
             first += job.width
-            self.line.charge(job.ask.tenant, job.width)
-        self.written += len(spots)
-        plainly = [spot for spot in spots if spot[0].plain]
-        told = chosen_plainly(plainly, scores)
-        told.update(self._by_groups([job for job in jobs if not job.plain], rows, scores, heard))
-        wanted = thoughts([spot for spot in told if spot[0].ask.logprobs is not None], told, scores)
-        for spot, (token, gain) in told.items():
-            job, text, _ = spot
-            if not job.over[text]:
-                heard += [(job.ticket, event) for event in job.told(text, token, gain, wanted.get(spot))]
+        self.written += first
+        said = chosen_plainly([(job, row) for job, row in rows.items() if job.plain], scores)
+        said += self._by_groups([job for job in jobs if not job.plain], rows, scores, heard)
+        for one in said:
+            job = one.job
+            if not job.over[one.text]:
+                ticket = job.ticket
+                heard += [(ticket, event) for event in job.told(one.text, one.token, one.gain, thought(one, scores))]
         for job in jobs:
             if all(job.over) and job in self.jobs:
                 self._out(job)
+        self.line.charge_all([(job.ask.tenant, job.width) for job in jobs])
         return heard
 
-    def _by_groups(self, jobs: list[Job], rows: dict[Job, int], scores: Tensor, heard: Heard) -> dict[Spot, tuple[int, float]]:
+    def _by_groups(self, jobs: list[Job], rows: dict[Job, int], scores: Tensor, heard: Heard) -> list[Said]:
         """The others, each group by its strategy."""
-        told: dict[Spot, tuple[int, float]] = {}
+        said: list[Said] = []
 
         def failed(job: Job, error: Exception) -> None:
             heard.append((job.ticket, _failed(error)))
@@ -291,9 +289,9 @@ class Together:
                     if bool(texts.done.all()):
                         heard += [(job.ticket, event) for event in job.results(texts)]
                 else:
-                    for text, (token, total) in enumerate(zip(last, texts.score.tolist(), strict=True)):
-                        told[job, text, rows[job] + text] = token, total - job.score[text]
-        return told
+                    said += [Said(job, text, rows[job] + text, token, total - job.score[text])
+                             for text, (token, total) in enumerate(zip(last, texts.score.tolist(), strict=True))]
+        return said
 
     def _grouped(self, jobs: Sequence[Job]) -> list[Group]:
         """The groups of these requests; those that have none yet join one."""
