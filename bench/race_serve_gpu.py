@@ -1,8 +1,9 @@
 """Serving on a GPU in bfloat16: 512 requests of mixed length at once, ours against transformers.
 
-Translation (encoder-decoder base, made-up weights): sources of 8 to 64 tokens, for each a text of 1.2 times as many. transformers
-has no continuous batching for such models: its `generate` takes the requests sorted by length, 32 at a time, and each batch as
-long as its longest. Completion (GPT-2 124M): prompts of 16 to 256 tokens, 64 more for each; transformers' continuous batching.
+Translation (encoder-decoder base, made-up weights): sources of 8 to 64 tokens, for each a text of 1.2 times as many.
+transformers has no continuous batching for such models: its `generate` takes the requests sorted by length, 32 at a time, and
+each batch as long as its longest. Completion (GPT-2 124M): prompts of 16 to 256 tokens, 64 more for each; transformers'
+continuous batching.
 Only tokens that were asked for count. Afterwards requests come at random, half as many as could be served in the same time, and
 the time to the first token of each is measured.
 """
@@ -49,8 +50,9 @@ def asks(name: str, vocab: int) -> list[Ask]:
 
 
 def engine(model: Any, name: str) -> Together:
+    """Beginnings are not shared: the same prompts come again and again here."""
     return Together(model, rows=COUNT, pages=6_000 if name == "base" else 14_000, size=16, source_pages=4_000, chunk=1 << 14,
-                    longest=512)
+                    longest=512, share=False)
 
 
 def ours(engine: Together, some: list[Ask]) -> Callable[[], Texts]:
@@ -110,6 +112,8 @@ def continuous(model: Any, some: list[Ask]) -> Callable[[], Texts]:
 
     def run() -> Texts:
         found = model.generate_batch(inputs=[list(ask.tokens) for ask in some], **said)
+        if "warmup" in known:
+            said["warmup"] = False  # it is warm from now on
         rows = sorted(found.values(), key=lambda one: int(str(one.request_id).rsplit("_", 1)[-1]))
         return [list(one.generated_tokens) for one in rows]
     return run
@@ -151,7 +155,7 @@ def main() -> None:
         works = {"ours": ours(serving, some)}
         if not chosen.alone:
             other = peer(model)
-            works |= {"continuous": continuous(other, some)} if name == "gpt2" else {"static batches": static(other, some, None)}
+            works |= {"continuous": continuous(other, some)} if name == "gpt2" else {"batches": static(other, some, None)}
             if chosen.static and name == "base":
                 works["static cache"] = static(other, some, "static")
         said, times = {}, {side: [] for side in works}
@@ -169,8 +173,8 @@ def main() -> None:
         total = sum(ask.options.max_new_tokens or 0 for ask in some)
         speeds = {side: total / statistics.median(some_times) for side, some_times in times.items()}
         for side, speed in speeds.items():
-            row: dict[str, Any] = {"model": name, "side": side, "tok/s": round(speed), "seconds": statistics.median(times[side])}
-            row["ours over it"] = round(speeds["ours"] / speed, 2)
+            row: dict[str, Any] = {"model": name, "side": side, "tok/s": round(speed), "ours over it": speeds["ours"] / speed,
+                                   "seconds": statistics.median(times[side])}
             pairs = [a == b for x, y in zip(said["ours"], said[side], strict=True) for a, b in zip(x, y, strict=True)]
             rows.append(row | {"same": round(sum(pairs) / len(pairs), 3)})
             print(rows[-1], flush=True)

@@ -14,6 +14,7 @@ from keepleft.attention.cache import Pair
 from keepleft.attention.grid import Grid
 
 EMPTY = -1  # where a slot holds nothing
+Where = tuple[Tensor, Tensor]  # pages, and places in them
 
 
 class Pool:
@@ -79,15 +80,20 @@ class Pool:
     def bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for pair in self.pairs for tensor in pair)
 
-    def put(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def where(self, slots: Tensor) -> Where:
+        """Slots by page and place in it; those that are none, anywhere."""
+        slots = slots.clamp(min=0)
+        return slots // self.size, slots % self.size
+
+    def put(self, layer: int, where: Where, k: Tensor, v: Tensor) -> None:
         """(N,) slots, (N, Hk, D) keys and values"""
-        page, within = slots // self.size, slots % self.size
+        page, within = where
         for buffer, new in zip(self.pairs[layer], (k, v), strict=True):
             buffer[page, :, within] = new
 
-    def at(self, layer: int, slots: Tensor) -> Pair:
+    def at(self, layer: int, where: Where) -> Pair:
         """(R, K) slots → keys and values (R, Hk, K, D)"""
-        page, within = slots // self.size, slots % self.size
+        page, within = where
         k, v = (buffer[page, :, within].transpose(1, 2) for buffer in self.pairs[layer])
         return k, v
 
@@ -110,33 +116,41 @@ class _End:
 
 
 class Leaves:
-    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes. -1: none."""
+    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes. -1: none.
 
-    def __init__(self, pool: Pool, before: Tensor, new: Tensor) -> None:
+    `filled` are the places of the new slots that are some, counted through all rows; None: they are looked for.
+    """
+
+    def __init__(self, pool: Pool, before: Tensor, new: Tensor, filled: Tensor | None = None) -> None:
         self.pool, self.before, self.new = pool, before, new
-        self.real = new != EMPTY
         self.rows = len(new)
-        self.filled = self.real.flatten().nonzero()[:, 0]  # once: a GPU must be waited for
-        self.slots = new.flatten()[self.filled]
+        self.filled = (new != EMPTY).flatten().nonzero()[:, 0] if filled is None else filled
+        self.whole = len(self.filled) == new.numel()
+        slots = new.flatten() if self.whole else new.flatten()[self.filled]
+        self.slots, self.home, self.past = slots, pool.where(slots), pool.where(before)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if positions is None:
             raise ValueError("pages hold texts of any length: give the positions of the new tokens")
-        there = self.before != EMPTY
+        there, real = self.before != EMPTY, (self.new != EMPTY).long()
         flat = self.pool.place.flatten()
-        flat[self.slots] = positions.flatten()[self.filled]
+        flat[self.slots] = positions.flatten() if self.whole else positions.flatten()[self.filled]
         if not self.before.shape[1]:
-            return Grid(queries, queries, 0, positions, positions, self.real.long(), self.real.long())
+            if self.whole:
+                return Grid(queries, queries, 0, positions, positions)
+            return Grid(queries, queries, 0, positions, positions, real, real)
         old = torch.where(there, flat[self.before.clamp(min=0)], 0)
-        return Grid(queries, self.before.shape[1] + queries, 0, positions, torch.cat([old, positions], 1), self.real.long(),
-                    torch.cat([there, self.real], 1).long())
+        return Grid(queries, self.before.shape[1] + queries, 0, positions, torch.cat([old, positions], 1), real,
+                    torch.cat([there.long(), real], 1))
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        flat = lambda tensor: tensor.transpose(1, 2).flatten(0, 1)[self.filled]
-        self.pool.put(layer, self.slots, flat(k), flat(v))
+        new = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
+        if not self.whole:
+            new = [tensor[self.filled] for tensor in new]
+        self.pool.put(layer, self.home, new[0], new[1])
         if not self.before.shape[1]:
             return k, v
-        old_k, old_v = self.pool.at(layer, self.before.clamp(min=0))
+        old_k, old_v = self.pool.at(layer, self.past)
         return torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
 
     def keep(self, rows: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +30,12 @@ class Ancestry:
         if leaf.width > 1:
             self.of(leaf.width)[pages] = False
 
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         """All texts of a leaf see these."""
         for leaf, some in zip(leaves, slots, strict=True):
-            if leaf.width > 1 and some:
+            if leaf.width > 1 and len(some):
                 seen = self.of(leaf.width)
-                at = torch.tensor(some, device=seen.device)
+                at = torch.from_numpy(some).to(seen.device)
                 seen[at // self.pool.size, :, at % self.pool.size] = True
 
     def added(self, leaves: Sequence[Leaf], slots: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,10 +31,10 @@ class InPlace:
         if pool is self.pool:
             self.ancestry.blank(leaf, pages)
 
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         self.ancestry.shown(leaves, slots)
 
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         pass
 
     def left(self, leaf: Leaf) -> None:

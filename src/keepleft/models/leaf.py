@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 
 @dataclass(eq=False)
 class Leaf:
@@ -21,5 +23,14 @@ class Leaf:
         """The numbers of some of its slots in the pool."""
         return [self.pages[n // size] * size + n % size for n in range(begin, begin + count)]
 
-    def source_slots(self, size: int, count: int) -> list[int]:
-        return [self.source[n // size] * size + n % size for n in range(count)]
+    def span(self, size: int, begin: int, count: int) -> np.ndarray:
+        """The same for many of them."""
+        return _numbers(self.pages, size)[begin:begin + count]
+
+    def source_span(self, size: int, count: int) -> np.ndarray:
+        return _numbers(self.source, size)[:count]
+
+
+def _numbers(pages: list[int], size: int) -> np.ndarray:
+    """Of all slots of some pages, one after the other."""
+    return (np.array(pages, dtype=np.int64)[:, None] * size + np.arange(size)).ravel()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +31,8 @@ class Way(Protocol):
     """How steps are taken, and what must be remembered for them."""
 
     def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None: ...
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None: ...
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None: ...
+    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
+    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor: ...
     def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None: ...
     def left(self, leaf: Leaf) -> None: ...
@@ -76,9 +77,11 @@ class Paged:
 
     def found(self, leaf: Leaf, pages: list[int]) -> None:
         """A leaf begins with pages that another one filled."""
+        if not pages:
+            return
         filled = len(pages) * self.pool.size
         leaf.pages = list(pages)
-        self.way.shown([leaf], [leaf.slots(self.pool.size, 0, filled)])
+        self.way.shown([leaf], [leaf.span(self.pool.size, 0, filled)])
         leaf.used = leaf.length = filled
 
     def free(self, leaf: Leaf) -> None:
@@ -95,9 +98,9 @@ class Paged:
         assert self.sources is not None
         tokens, segments = self._padded(sources)
         memory = self.model.read(tokens, segments=segments)
-        each = [leaf.source_slots(self.sources.size, len(source)) for leaf, source in zip(leaves, sources, strict=True)]
+        each = [leaf.source_span(self.sources.size, len(source)) for leaf, source in zip(leaves, sources, strict=True)]
         slots = self._table(each)
-        cache = Leaves(self.sources, slots[:, :0], slots)
+        cache = Leaves(self.sources, slots[:, :0], slots, self._filled(each))
         cache.admit(slots.shape[1], torch.arange(slots.shape[1], device=self.device).expand_as(slots))
         for n, (k, v) in enumerate(memory.pairs):
             cache.put(n, k, v)
@@ -110,12 +113,13 @@ class Paged:
         """More tokens of the prompts, before their texts part."""
         tokens, segments = self._padded(chunks)
         size = self.pool.size
-        before = self._table([leaf.slots(size, 0, leaf.used) for leaf in leaves])
-        slots = [leaf.slots(size, leaf.used, len(chunk)) for leaf, chunk in zip(leaves, chunks, strict=True)]
+        before = self._table([leaf.span(size, 0, leaf.used) for leaf in leaves])
+        slots = [leaf.span(size, leaf.used, len(chunk)) for leaf, chunk in zip(leaves, chunks, strict=True)]
         new = self._table(slots)
         start = torch.tensor([leaf.length for leaf in leaves], device=self.device)
         positions = torch.where(new == EMPTY, 0, start[:, None] + torch.arange(new.shape[1], device=self.device))
-        self.extended(tokens, Leaves(self.pool, before, new), positions, segments, self.memory(leaves))
+        cache = Leaves(self.pool, before, new, self._filled(slots))
+        self.extended(tokens, cache, positions, segments, self.memory(leaves))
         self.way.shown(leaves, slots)
         for leaf, chunk in zip(leaves, chunks, strict=True):
             leaf.used += len(chunk)
@@ -148,22 +152,29 @@ class Paged:
         """The sources of some leaves, side by side."""
         if self.sources is None:
             return None
-        slots = self._table([leaf.source_slots(self.sources.size, leaf.heard) for leaf in leaves])
-        pairs = [self.sources.at(n, slots.clamp(min=0)) for n in range(len(self.sources.pairs))]
+        slots = self._table([leaf.source_span(self.sources.size, leaf.heard) for leaf in leaves])
+        where = self.sources.where(slots)
+        pairs = [self.sources.at(n, where) for n in range(len(self.sources.pairs))]
         return Memory(pairs, (slots != EMPTY).long())
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        width = max(map(len, rows))
-        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self.device)
-        if all(len(row) == width for row in rows):
+        """(B, T) tokens, and segments where they are not equally long."""
+        tokens = self._table([np.array(row) for row in rows])
+        if all(len(row) == tokens.shape[1] for row in rows):
             return tokens, None
-        return tokens, torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self.device)
+        return tokens.clamp(min=0), (tokens != EMPTY).long()
 
-    def _table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def _table(self, rows: Sequence[np.ndarray]) -> Tensor:
         """(R, K), filled up with nothing."""
+        out = np.full((len(rows), max(map(len, rows))), EMPTY, dtype=np.int64)
+        for mine, row in zip(out, rows, strict=True):
+            mine[:len(row)] = row
+        return torch.from_numpy(out).to(self.device)
+
+    def _filled(self, rows: Sequence[np.ndarray]) -> Tensor:
+        """Which places of such a table hold something, counted through all rows."""
         width = max(map(len, rows))
-        return torch.tensor([[*row, *[EMPTY] * (width - len(row))] for row in rows], dtype=torch.long,
-                            device=self.device).view(len(rows), width)
+        return torch.from_numpy(np.concatenate([n * width + np.arange(len(row)) for n, row in enumerate(rows)])).to(self.device)
 
 
 class General:
@@ -176,10 +187,10 @@ class General:
         if pool is self.paged.pool:
             self.ancestry.blank(leaf, pages)
 
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         self.ancestry.shown(leaves, slots)
 
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         pass
 
     def left(self, leaf: Leaf) -> None:
@@ -201,10 +212,10 @@ class General:
         x = paged.extended(number(tokens)[:, None], cache, lengths[:, None], None, paged.memory(each))
         return paged.model.head(x[:, -1], paged.model.token)
 
-    def _seen(self, leaf: Leaf) -> list[list[int]]:
+    def _seen(self, leaf: Leaf) -> list[np.ndarray]:
         """The slots that each text sees."""
-        every = leaf.slots(self.paged.pool.size, 0, leaf.used)
+        every = leaf.span(self.paged.pool.size, 0, leaf.used)
         if leaf.width == 1:
             return [every]
         seen = self.ancestry.of(leaf.width)[leaf.pages].transpose(0, 1).flatten(1)[:, :leaf.used]
-        return [[slot for slot, mine in zip(every, row, strict=True) if mine] for row in seen.tolist()]
+        return [every[mine] for mine in seen.cpu().numpy()]

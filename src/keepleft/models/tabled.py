@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,11 +43,11 @@ class Tabled:
     def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
         pass
 
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         """The next tokens of all their texts lie in these."""
         self._written(self.table, leaves, slots, [leaf.length for leaf in leaves])
 
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[list[int]]) -> None:
+    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
         """Their sources lie in these."""
         assert self.source_table is not None
         self._written(self.source_table, leaves, slots, [0] * len(leaves))
@@ -54,14 +55,13 @@ class Tabled:
         seats, lengths = torch.tensor(each, device=self.device).t()
         self.source_length[seats] = lengths.to(torch.int32)
 
-    def _written(self, table: Tensor, leaves: Sequence[Leaf], slots: Sequence[list[int]], begins: Sequence[int]) -> None:
+    def _written(self, table: Tensor, leaves: Sequence[Leaf], slots: Sequence[np.ndarray], begins: Sequence[int]) -> None:
         for leaf in leaves:
             self._seat(leaf)
-        each = [(seat, begin + n, slot) for leaf, some, begin in zip(leaves, slots, begins, strict=True)
-                for seat in leaf.seats for n, slot in enumerate(some)]
-        if each:
-            seats, columns, values = torch.tensor(each, device=self.device).t()
-            table[seats, columns] = values.to(torch.int32)
+        each = [np.stack([np.full_like(some, seat), begin + np.arange(len(some)), some])
+                for leaf, some, begin in zip(leaves, slots, begins, strict=True) for seat in leaf.seats]
+        seats, columns, values = torch.from_numpy(np.concatenate(each, 1)).to(self.device)
+        table[seats, columns] = values.to(torch.int32)
 
     def _seat(self, leaf: Leaf) -> None:
         if not leaf.seats:
