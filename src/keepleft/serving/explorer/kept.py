@@ -16,7 +16,6 @@ from torch import Tensor
 from keepleft.attention.attend import Sight, Watcher
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, full
-from keepleft.models.stack import places
 from keepleft.models.watch import attentions, watched
 from keepleft.nn.position import Nearness
 
@@ -66,20 +65,31 @@ class Layer:
         device = self.q.device
         which = torch.tensor(list(heads), device=device)
         rows = torch.arange(self.rows, device=device) if rows is None else rows.to(device)
-        q, k = _fine(self.q[which]), _fine(self.k[which // (self.heads // self.k.shape[0])])
+        q, k = _fine(self.q[which]) * self.scale, _fine(self.k[which // (self.heads // self.k.shape[0])])
+        near = None if self.nearness is None else self._near(self.nearness)[which].to(q.dtype)
         for begin in range(0, len(rows), tall):
             some = rows[begin:begin + tall]
             seen = self.table(self.mask, some, which)
             left, right = span(seen.any(0).any(0))
             seen = seen[..., left:right]
-            scores = torch.matmul(q[:, some], k[:, left:right].mT).mul_(self.scale)
-            if self.nearness is not None:
-                q_pos, k_pos = places(self.grid, device)
-                scores += self.nearness(q_pos[:, some], k_pos[:, left:right])[0, which]
-            weights, blind = scores.masked_fill_(~seen, float("-inf")).softmax(-1), ~seen.any(-1, keepdim=True)
-            if bool(blind.any()):
+            scores = torch.matmul(q[:, some], k[:, left:right].mT)
+            if near is not None:
+                scores += near.unfold(1, right - left, 1)[:, self.rows - 1 - some + left]
+            hidden = ~seen
+            if bool(hidden.any()):
+                first, last = span(hidden.any(0).any(0))  # to the left of the diagonal all is seen
+                scores[..., first:last].masked_fill_(hidden[..., first:last], float("-inf"))
+            weights = scores.softmax(-1)
+            if bool((blind := hidden.all(-1, keepdim=True)).any()):
                 weights = weights.masked_fill(blind, 0.0)
             yield Strip(begin, begin + len(some), left, right, weights)
+
+    def _near(self, nearness: Nearness) -> Tensor:
+        """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a stretch."""
+        if not self.grid.plain or self.grid.start:
+            raise ValueError("the bias of nearness is kept for one text whose positions are 0, 1, 2, …: give it without segments")
+        far = torch.arange(1 - self.rows, self.columns, device=self.q.device)
+        return nearness(torch.zeros_like(far[None, :1]), far[None])[0, :, 0]
 
     def weights(self, heads: Sequence[int], rows: Tensor) -> Tensor:
         """(heads, rows, K) of a few rows."""

@@ -98,4 +98,4 @@ def _cells(table: Tensor, step: int) -> Tensor:
         return table
     rows, columns = table.shape
     more = torch.nn.functional.pad(table, (0, -columns % step, 0, -rows % step))
-    return more.view(-1, step, more.shape[1] // step, step).amax((1, 3))
+    return more.view(-1, step, more.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)  # along rows first: they lie together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from keepleft.decoding.generate import encoded, settled
@@ -23,6 +23,7 @@ class Words:
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
+        self._spelt = lru_cache(maxsize=16)(self._spell)  # who goes on token by token asks for the same prompt each time
 
     @property
     def options(self) -> Options:
@@ -79,11 +80,11 @@ class Words:
 
     def shown(self, tokens: Sequence[int], before: Sequence[int] = ()) -> list[Token]:
         """Tokens of a text, as they read one after the other."""
-        words = in_turn(self.voice.tokenizer, [*before, *tokens], len(before))
+        words = self._spelt(False, (*before, *tokens), len(before))
         return [self._token(n, word, self.special) for n, word in zip(tokens, words, strict=True)]
 
     def source_shown(self, tokens: Sequence[int]) -> list[Token]:
-        words = in_turn(self.voice.reading, tokens)
+        words = self._spelt(True, tuple(tokens), 0)
         return [self._token(n, word, self.source_special) for n, word in zip(tokens, words, strict=True)]
 
     def after(self, before: Sequence[int], tokens: Sequence[int]) -> list[Token]:
@@ -96,6 +97,9 @@ class Words:
         size = min(self.voice.model.design.vocab, MOST)
         before = self.voice.tokenizer.encode("a", add_special_tokens=False).ids
         return spelled(self.voice.tokenizer, before, range(size))
+
+    def _spell(self, source: bool, tokens: tuple[int, ...], begin: int) -> list[str]:
+        return in_turn(self.voice.reading if source else self.voice.tokenizer, tokens, begin)
 
     def _token(self, number: int, word: str, special: frozenset[int]) -> Token:
         return {"id": int(number), "text": word, "special": number in special}
