@@ -87,7 +87,7 @@ class Layer:
     def _near(self, nearness: Nearness) -> Tensor:
         """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a stretch."""
         if not self.grid.plain or self.grid.start:
-            raise ValueError("the bias of nearness is kept for one text whose positions are 0, 1, 2, …: give it without segments")
+            raise ValueError("the bias of nearness is worked out for one text at positions 0, 1, 2, …: leave segments out")
         far = torch.arange(1 - self.rows, self.columns, device=self.q.device)
         return nearness(torch.zeros_like(far[None, :1]), far[None])[0, :, 0]
 
