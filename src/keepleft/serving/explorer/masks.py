@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 LENGTH = 512  # slots of a row
-FAULTS = 12   # that are told one by one
+FAULTS = 5    # that are told one by one
 
 
 def mask(explorer: Explorer, given: Given) -> dict[str, Any]:
@@ -69,9 +69,8 @@ def _faults(found: Mask, length: int) -> list[str]:
 
 def _cost(found: Mask, seen: Tensor, segments: Tensor) -> dict[str, Any]:
     length, count = len(seen), int(seen.sum())
-    share = count / seen.numel()
-    return {"seen": count, "all": seen.numel(), "share": share,
-            "words": f"{count:,} of {seen.numel():,} pairs are looked at ({share:.0%}). {_kernel(found, length, segments)}"}
+    return {"seen": count, "all": seen.numel(), "share": count / seen.numel(),
+            "words": _kernel(found, length, segments)}
 
 
 def _kernel(found: Mask, length: int, segments: Tensor) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from keepleft.serving.explorer.about import views as offered
 from keepleft.serving.explorer.explorer import Explorer
@@ -14,8 +17,8 @@ BYTES = 20_000_000  # of all answers
 STEPS = 24          # tokens that are written one by one
 RUNS = 12
 SMALL = 64          # cells along one side of the small pictures
-MASKS = ("causal", "full", "window(4)", "causal & window(4)", "prefix(5)", "causal | prefix(5)", "block(4)",
-         "causal & (window(4) | prefix(1))", "~causal")
+MASKS = ("causal & window(3) | prefix(1)", "causal", "full", "causal & window(3)", "prefix(5) | causal", "window(5)",
+         "causal & block(4)", "~causal")  # those that the page offers, as web/src/views/masks/examples.ts spells them
 
 Recording = dict[str, Any]  # question, given, answer
 
@@ -77,7 +80,7 @@ def record(explorer: Explorer, text: str | None = None, source: str | None = Non
         out.ask("unmasked", texts)
     if "training" in chosen:
         for run in (out.ask("runs", {}) or {"runs": []})["runs"][:RUNS]:
-            out.ask("run", {"name": run["name"], "after": 0})
+            out.ask("run", {"name": run["name"], "after": 0}, ended=True)  # no more will come here
         out.ask("compare", {})
     if read is not None:
         _rest(out, read)
@@ -102,7 +105,7 @@ def _first(out: Recorder, read: dict[str, Any]) -> None:
             _map(out, read, one, layer, "mean")
     for one in read["attentions"]:
         for layer in range(one["layers"]):
-            for head in range(one["heads"]):
+            for head in ("mean", *range(one["heads"])):
                 out.ask("overview", {**_which(read, one, layer, head), "size": SMALL})
 
 
@@ -134,14 +137,16 @@ def _which(read: dict[str, Any], one: dict[str, Any], layer: int, head: int | st
 
 
 def _decoding(out: Recorder, texts: dict[str, str]) -> None:
-    """The likeliest token again and again, with all that could have come; the beams; what they looked at."""
+    """The likeliest token again and again, with all that could have come, and where it looked; the beams."""
     out.ask("vocabulary", {})
-    found = out.ask("beam", {**texts, "width": 4, "limit": STEPS, "length_penalty": 1, "early_stopping": False})
-    written = [[token["id"] for token in found["best"]["tokens"]]] if found and found["best"] else []
-    options = {"text": texts["text"], **texts, "tokens": [], "options": {"do_sample": False}, "limit": STEPS}
-    greedy = [token["id"] for token in out.explorer.ask("write", options)["tokens"]]
-    for n in range(len(greedy) + 1):
-        out.ask("next", {**texts, "tokens": greedy[:n], "unmasked": False})
-    for tokens in [*written, *(greedy[:n] for n in range(len(greedy), 0, -1))]:
-        if "source" in texts:
-            out.ask("alignment", {"source": texts["source"], "tokens": tokens, "layer": "mean", "head": "mean"})
+    asked = {**texts, "text": ""} if "source" in texts else texts
+    out.ask("beam", {**asked, "width": 4, "limit": STEPS, "length_penalty": 1, "early_stopping": False})
+    written: list[int] = []
+    for _ in range(STEPS):
+        found = out.ask("next", {**asked, "tokens": written, "unmasked": False})
+        if "source" in texts and written:
+            out.ask("alignment", {"source": texts["source"], "tokens": written, "layer": "mean", "head": "mean"})
+        if found is None or (written and written[-1] in found["ends"]):
+            break
+        scores = np.frombuffer(b64decode(found["scores_f32"]), "<f4")
+        written = [*written, int(scores.argmax())]

@@ -48,7 +48,7 @@ def unmasked(explorer: Explorer, given: Given) -> dict[str, Any]:
     shown, asked = _taught(explorer, given.text("text", ""), source)
     with_, before = _seen(voice.model, source, shown, asked)
     without_, after = _seen(explorer.bare, source, shown, asked)
-    return {"tokens": words.shown(asked, shown[:1]), "with_f32": wire.f32(with_),
+    return {"tokens": words.shown([*shown[:1], *asked]), "with_f32": wire.f32(with_),
             "without_f32": wire.f32(without_),
             "reads": {"rows": len(shown), "columns": len(shown), "before_u8": wire.shades(before),
                       "after_u8": wire.shades(after)},
