@@ -75,7 +75,6 @@ def onward(words: Words, row: list[int], tokens: Sequence[int], wish: dict[str, 
     options = settled(voice.model, None, {**wish, **ALONE, "max_new_tokens": limit})
     # the last token that is asked for here is not the last of the text
     options = replace(options, forced_eos_token_id=None, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None)
-    options.check()
     work = Work.of(voice.model, [row], options, [list(tokens)])
     if work.limits[0] < 1:
         return [], []
