@@ -96,7 +96,7 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
 
 @given(st.sampled_from(WRITERS), FILTERS, st.integers(1, 7), st.sampled_from([{}, {"presence_penalty": 0.7},
                                                                              {"repetition_penalty": 1.4, "min_new_tokens": 4}]))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, more):
     asked = EXPLORERS[family]
     options = {"do_sample": True, "seed": 7, **filters, **more}
