@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import keepleft as kl
 from keepleft.serving.explorer import leaks
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.unmasked import without
+from keepleft.serving.explorer.unmasked import _sentence, without
 from serving.explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,6 +123,14 @@ def test_losses_with_the_mask_and_without(family):
     row = torch.tensor([[1, 70, 71] if pair else [*words().encode(TEXT).ids, 70, 71]])
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(f32(peeking["scores_f32"])), bare(*source, row)[0, -1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("masked", "bare", "said"), [
+    (3.0, 1.0, "gives the answer away"), (3.0, 6.0, "only misleads it"), (3.0, 2.9, "much the same")])
+def test_the_difference_is_told_in_a_sentence(masked, bare, said):
+    told = _sentence(masked, bare)
+    assert told.startswith(f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: ")
+    assert said in told
 
 
 def test_a_pair_without_a_text_is_asked_for_what_it_wrote_itself():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 256  # tokens
 ROWS = 64   # whose scores are held at a time
+NEAR = 0.9  # losses that are farther apart than this differ
 
 
 def without(mask: Mask) -> Mask:
@@ -88,6 +89,8 @@ def _seen(model: Any, source: list[int], shown: list[int], asked: list[int]) -> 
 
 def _sentence(masked: float, bare: float) -> str:
     told = f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: "
-    if bare < masked:
+    if bare < NEAR * masked:
         return told + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
-    return told + "it never learned to look at what comes later, and cannot make use of it."
+    if masked < NEAR * bare:
+        return told + "it learned to look back alone, and what comes later only misleads it."
+    return told + "on this text that is much the same."
