@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import keepleft as kl
 from keepleft.serving.explorer.explorer import QUESTIONS, Explorer
 from keepleft.serving.explorer.given import ForgottenError, told
-from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, texts, words
+from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = {"id": int, "text": str, "special": bool}
@@ -140,3 +141,17 @@ def test_half_precision_is_explored_too():
         ask(asked, "overview", key=read["key"], name="decoder.self", layer=1, head=head, size=64)
     ask(asked, "next", text=TEXT, tokens=[])
     ask(asked, "unmasked", text=TEXT)
+
+
+def test_a_broken_model_breaks_no_json():
+    net = model("decoder")
+    with torch.no_grad():
+        net.token.weight[70] = float("nan")
+    asked = Explorer(net, words())
+    key = ask(asked, "attention", text="b sea")["key"]
+    with pytest.raises(ValueError, match="some weights are NaN, and there is nothing to draw"):
+        ask(asked, "overview", key=key, name="decoder.self", layer=0, head="mean", size=64)
+    assert ask(asked, "summary", key=key, name="decoder.self")["heads"][0][0]["entropy"] is None
+    ask(asked, "next", text="b sea", tokens=[])
+    with pytest.raises(ValueError, match="no token is left to choose from"):
+        ask(asked, "write", text="b sea", tokens=[], options={}, limit=2)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from keepleft.auditing.report import plain
 from keepleft.models.design import Vocabulary
 from keepleft.models.twin import twin
 from keepleft.runs.using import Voice
@@ -66,7 +67,7 @@ class Explorer:
             raise ValueError(f"there is no question {short(question)}: {suggestion(question, list(QUESTIONS))}")
         asked = QUESTIONS[question]
         with torch.no_grad():
-            return asked.answer(self, Given(question, {} if given is None else given, asked.fields.split()))
+            return plain(asked.answer(self, Given(question, {} if given is None else given, asked.fields.split())))
 
     # what several questions want
 

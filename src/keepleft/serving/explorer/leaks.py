@@ -21,7 +21,7 @@ from keepleft.serving.explorer.given import Given
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-WAIT = 10.0        # seconds that one question waits at most
+WAIT = 1.0         # seconds that one question waits at most: nobody else is answered meanwhile
 LARGEST = 1 << 29  # weights of a model that is copied for this
 
 

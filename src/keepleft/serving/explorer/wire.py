@@ -24,6 +24,9 @@ def bits(table: Tensor) -> str:
 
 def shades(weights: Tensor, top: float = 1.0) -> str:
     """Weights from 0 to `top` as bytes, by their square root, so that small ones survive."""
+    if not bool(weights.isfinite().all()):
+        raise ValueError("some weights are NaN, and there is nothing to draw: the model itself is broken, or overflows in half "
+                         "precision; load another, or take float32")
     return u8((weights / (top or 1.0)).clamp(0, 1).sqrt().mul(255).round())
 
 
