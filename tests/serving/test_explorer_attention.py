@@ -26,7 +26,7 @@ def given_to(net, length: int, other: int = 7) -> list[torch.Tensor]:
 
 
 @given(designs(), st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_weights_are_those_that_watch_shows(design, data):
     net, length = made(design), data.draw(st.sampled_from([1, 5, 13]))
     side = given_to(net, length)

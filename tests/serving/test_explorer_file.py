@@ -237,9 +237,12 @@ def test_wrong_use_is_told_in_a_line(directory, tmp_path, monkeypatch, capsys, a
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_without_a_model_there_is_nothing_to_show(capsys):
     assert main(["show", "--html", "p.html"]) == 2
     assert "say which model" in capsys.readouterr().err
-    assert not (tmp_path / "p.html").exists()
 
 
 def test_room_is_bounded_by_default():
