@@ -26,12 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.generate import complete, summarize, translate
     from keepleft.cli.judge import classify, fill, score
     from keepleft.cli.judged import judged
+    from keepleft.cli.serve import serve
     from keepleft.cli.train import teach
 
     commands: dict[str, Callable[..., int]] = {
         "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
         "classify": classify, "fill": fill, "score": score, "eval": judged, "audit": look, "compare": compare,
-        "export": give, "doctor": doctor}
+        "serve": serve, "export": give, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             formatter_class=_layout(),  # of all commands
                             description="Train, run, serve, see and audit Transformers that do not peek.")
