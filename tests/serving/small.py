@@ -19,6 +19,7 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.service import Service
 
 TOKENS = byte_tokens()
+PLAIN = Limits()
 CHAT = ("{{ bos_token }}{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<s>assistant: {% endif %}")
 
@@ -58,7 +59,7 @@ class Slow(Alone):
 
 
 @contextmanager
-def service(opened: Opened, engine=Alone, limits: Limits = Limits(), **given):
+def service(opened: Opened, engine=Alone, limits: Limits = PLAIN, **given):
     """A service that is closed at the end; the tensors are too small for a second thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -71,7 +72,7 @@ def service(opened: Opened, engine=Alone, limits: Limits = Limits(), **given):
 
 
 @contextmanager
-def client(opened: Opened, engine=Alone, limits: Limits = Limits(), explorer=None, page=None, reach=None, **given):
+def client(opened: Opened, engine=Alone, limits: Limits = PLAIN, explorer=None, page=None, reach=None, **given):
     """In this process, without a socket."""
     from starlette.testclient import TestClient
 
@@ -81,7 +82,7 @@ def client(opened: Opened, engine=Alone, limits: Limits = Limits(), explorer=Non
 
 
 @contextmanager
-def running(opened: Opened, engine=Alone, limits: Limits = Limits(), drain: float = 5.0, **given):
+def running(opened: Opened, engine=Alone, limits: Limits = PLAIN, drain: float = 5.0, **given):
     """A real server on a free port of this machine: its port and the service."""
     from keepleft.serving.http.server import Server
 

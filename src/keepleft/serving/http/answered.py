@@ -194,7 +194,8 @@ class Answer(BaseModel):
     model_config = {"extra": "allow"}
 
 
-def documented(kind: type[BaseModel] | None, *, stream: bool = False, also: dict[int | str, Any] | None = None) -> dict[str, Any]:
+def documented(kind: type[BaseModel] | None, *, stream: bool = False,
+               also: dict[int | str, Any] | None = None) -> dict[str, Any]:
     """The arguments of a route that say what it answers."""
     responses: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": Error, "description": "what was asked cannot be done; the message says why and what to do about it"},

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -65,6 +66,16 @@ class Service:
         found = self.model.notes.get("chat_template")
         return found if isinstance(found, str) and self.family == "decoder" else None
 
+    @cached_property
+    def marked(self) -> Any:
+        """The tokenizer, for texts in which special tokens are written out."""
+        return copied(self.tokenizer, plain=False)
+
+    @cached_property
+    def plain(self) -> Any:
+        """The tokenizer, for texts in which they are nothing but text."""
+        return copied(self.tokenizer, plain=True)
+
     @property
     def tasks(self) -> list[str]:
         """What it can be asked for."""
@@ -121,6 +132,14 @@ def reached(design: Any, said: int | None, limits: Limits) -> int:
     if said is not None and design.longest is not None and said > design.longest:
         raise ValueError(f"max_model_len is {said}, and the model has learned {design.longest} positions: give at most as many")
     return said or own or limits.context
+
+
+def copied(tokenizer: Any, *, plain: bool) -> Any:
+    from tokenizers import Tokenizer
+
+    out = Tokenizer.from_str(tokenizer.to_str())
+    out.encode_special_tokens = plain
+    return out
 
 
 def delivered(heard: Heard) -> None:

@@ -26,7 +26,7 @@ def chat(service: Service, messages: Sequence[Message]) -> list[int]:
             message["content"] = message["content"].replace(mark, f"{mark[0]}{split}{mark[1:]}")
     text = _rendered(service, said)
     if not odd:
-        return list(service.tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(service.marked.encode(text, add_special_tokens=False).ids)
     return _apart(service, text, special, split)
 
 
@@ -42,16 +42,12 @@ def _rendered(service: Service, said: list[dict[str, str]]) -> str:
 
 def _apart(service: Service, text: str, special: dict[str, int], split: str) -> list[int]:
     """The template's marks by their numbers, everything else as plain text."""
-    from tokenizers import Tokenizer
-
-    plain = Tokenizer.from_str(service.tokenizer.to_str())
-    plain.encode_special_tokens = True
     out: list[int] = []
     for part in re.split("(" + "|".join(re.escape(mark) for mark in sorted(special, key=len, reverse=True)) + ")", text):
         if part in special:
             out.append(special[part])
         elif part:
-            out.extend(plain.encode(part.replace(split, ""), add_special_tokens=False).ids)
+            out.extend(service.plain.encode(part.replace(split, ""), add_special_tokens=False).ids)
     return out
 
 
