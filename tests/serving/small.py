@@ -78,7 +78,9 @@ def client(opened: Opened, engine=Alone, limits: Limits = PLAIN, explorer=None, 
 
     more = {} if page is None else {"page": page}
     with service(opened, engine, limits, explorer=explorer, reach=reach, **more) as made:
-        yield TestClient(app(made, **given), raise_server_exceptions=False)
+        out = TestClient(app(made, **given), base_url="http://localhost", raise_server_exceptions=False)
+        out.service = made
+        yield out
 
 
 @contextmanager
