@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -94,7 +95,8 @@ def test_a_prompt_that_is_longer_than_the_model_has_its_own_code(ask):
     ({"messages": []}, "messages", None), ({"messages": [{"role": "user", "content": "a"}] * 4}, "messages", None),
     ({"messages": [{"role": "user", "content": "a" * 501}]}, "messages", "context_length_exceeded"),
     ({"messages": [{"role": "u u", "content": "a"}]}, "messages.0.role", None),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content", None),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content",
+     None),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", None),
     ({"top_logprobs": 2}, "top_logprobs", None), ({"logprobs": True, "top_logprobs": 3}, "logprobs", None),
     ({"response_format": {"type": "json_schema"}}, "response_format", None), ({"response_format": {"type": "xml"}}, None, None),
@@ -115,7 +117,7 @@ def test_a_template_that_refuses_is_heard():
 
 
 def test_a_template_that_never_ends_or_grows_without_end_is_stopped():
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+    endless = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     with client(decoder(chat_template=endless), limits=Limits(template_seconds=0.3)) as made:
         refused(made.post("/v1/chat/completions", json=body), code="template_too_slow")
@@ -128,8 +130,8 @@ def test_a_template_that_never_ends_or_grows_without_end_is_stopped():
 
 def test_a_rule_that_takes_too_long_is_stopped():
     with client(decoder(), limits=Limits(rule_seconds=0.001)) as made:
-        answer = made.post("/v1/completions", json={"prompt": "a", "regex": "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"})
-        refused(answer, code="rule_too_complex")
+        rule = "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"
+        refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="rule_too_complex")
 
 
 @pytest.mark.parametrize(("opened", "route", "code"), [
@@ -147,10 +149,13 @@ def test_a_model_that_is_for_something_else_says_for_what(opened, route, code):
 @pytest.mark.parametrize(("route", "said", "param"), [
     ("/v1/embeddings", {"input": ["a"] * 4}, "input"), ("/v1/embeddings", {"input": [[]]}, "prompt"),
     ("/v1/embeddings", {"input": ""}, "input"), ("/v1/embeddings", {"input": [9999]}, "input"),
-    ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions"), ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, None),
+    ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, None),
     ("/v1/score", {"input": ["a"] * 4}, "input"), ("/v1/score", {"input": []}, "input"), ("/v1/score", {"input": ""}, "input"),
-    ("/v1/score", {"input": "a", "source": "b"}, "source"), ("/v1/attention", {"input": "the sea is calm and the ship"}, "layers"),
-    ("/v1/attention", {"input": "a", "layers": ["encoder.9.self"]}, "layers"), ("/v1/attention", {"input": "a", "layers": []}, "layers"),
+    ("/v1/score", {"input": "a", "source": "b"}, "source"),
+    ("/v1/attention", {"input": "the sea is calm and the ship"}, "layers"),
+    ("/v1/attention", {"input": "a", "layers": ["encoder.9.self"]}, "layers"),
+    ("/v1/attention", {"input": "a", "layers": []}, "layers"),
     ("/v1/attention", {"input": "a", "heads": [99]}, "heads"), ("/v1/attention", {"input": "a", "source": "b"}, "source"),
 ])
 def test_other_routes_have_limits_too(ask, route, said, param):
@@ -167,14 +172,16 @@ def test_a_pair_wants_its_source():
 
 
 def test_another_model_is_not_here(ask):
-    for route, body in (("/v1/completions", {"prompt": "a"}), ("/v1/embeddings", {"input": "a"}), ("/v1/attention", {"input": "a"})):
+    bodies = {"/v1/completions": {"prompt": "a"}, "/v1/embeddings": {"input": "a"}, "/v1/attention": {"input": "a"}}
+    for route, body in bodies.items():
         refused(ask.post(route, json={**body, "model": "gpt-4"}), 404, "model_not_found", "model")
         assert ask.post(route, json={**body, "model": "tiny"}).status_code == 200
     refused(ask.get("/v1/models/gpt-4"), 404, "model_not_found")
 
 
 def test_addresses_and_methods_that_are_not_there(ask):
-    for where in ("/nowhere", "/v1", "/docs", "/redoc", "/v1/models/", "/v1/completions/", "/explore/../x", "/..%2f..%2fetc/passwd"):
+    for where in ("/nowhere", "/v1", "/docs", "/redoc", "/v1/models/", "/v1/completions/", "/explore/../x",
+                  "/..%2f..%2fetc/passwd"):
         refused(ask.get(where), 404)
     answer = ask.get("/v1/completions")
     refused(answer, 405)
@@ -187,8 +194,9 @@ def test_addresses_and_methods_that_are_not_there(ask):
     (b"", "invalid_json"), (b"{", "invalid_json"), (b"nothing", "invalid_json"), (b'{"prompt": "\xff"}', "invalid_json"),
     (b'{"prompt": NaN}', "invalid_json"), (b'{"seed": ' + b"9" * 5000 + b"}", "invalid_json"),
     (b'{"prompt": "\\ud800"}', "invalid_unicode"), (b'{"\\udfff": 1}', "invalid_unicode"),
-    (b'{"prompt": ' + b"[" * 9 + b"]" * 9 + b"}", "too_deep"), (b"[" * 9000 + b"]" * 9000, "too_deep"), (b"[]", None), (b'"a"', None),
-    (b"null", None), (b'{"prompt": "a", "temperature": 1e999}', None), (b'{"prompt": "a", "seed": 1e30}', None),
+    (b'{"prompt": ' + b"[" * 9 + b"]" * 9 + b"}", "too_deep"), (b"[" * 9000 + b"]" * 9000, "too_deep"),
+    (b"[]", None), (b'"a"', None), (b"null", None), (b'{"prompt": "a", "temperature": 1e999}', None),
+    (b'{"prompt": "a", "seed": 1e30}', None),
     (b'{"prompt": "a", "seed": 99999999999999999999999}', None), (b'{"prompt": [99999999999999999999999]}', None),
 ])
 def test_a_body_that_is_no_sound_json(ask, body, code):
@@ -206,13 +214,14 @@ def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
     refused(ask.post("/v1/completions", content=iter([b"a" * 9000] * 5), headers={"content-type": "application/json"}), 413)
     refused(ask.post("/v1/completions", content=b"{}"), 415)
     refused(ask.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 415)
-    refused(ask.post("/v1/completions", content=b"{}", headers={"content-type": "application/json", "content-encoding": "gzip"}), 415)
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    refused(ask.post("/v1/completions", content=b"{}", headers=packed), 415)
 
 
 def test_our_faults_are_told_by_number_alone(monkeypatch):
     lines = []
     with client(decoder(), log=lambda level, what: lines.append((level, what))) as made:
-        monkeypatch.setattr("keepleft.serving.http.completions.settled", lambda *_, **__: open("/secret/place"))
+        monkeypatch.setattr("keepleft.serving.http.completions.settled", lambda *_, **__: Path("/secret/place").read_text())
         answer = made.post("/v1/completions", json={"prompt": "a private thing"})
     error = refused(answer, 500, "internal_error")
     assert "secret" not in answer.text
@@ -220,7 +229,7 @@ def test_our_faults_are_told_by_number_alone(monkeypatch):
     fault = next(what for level, what in lines if level == "error")
     assert fault["id"] == answer.headers["x-request-id"]
     assert fault["error"] == "FileNotFoundError"
-    assert "test_http_errors.py" in fault["where"][-1]
+    assert any("test_http_errors.py" in line for line in fault["where"])
     assert "private" not in json.dumps(lines)
 
 

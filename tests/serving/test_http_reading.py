@@ -30,8 +30,8 @@ def alone(opened, text):
     return Judge(*opened).vectors([TOKENS.encode(text).ids])[0].tolist()
 
 
-@pytest.mark.parametrize("opened", [lambda: encoder(kl.Pooled("mean", unit=True)), lambda: encoder(kl.Pooled("first")), encoder, decoder,
-                                    translator])
+@pytest.mark.parametrize("opened", [lambda: encoder(kl.Pooled("mean", unit=True)), lambda: encoder(kl.Pooled("first")), encoder,
+                                    decoder, translator])
 def test_embeddings_are_the_models(opened):
     with client(opened()) as made:
         found = post(made, "/v1/embeddings", {"input": TEXTS})
@@ -78,8 +78,8 @@ def test_scores_are_the_models(opened, source):
 def test_attention_maps_are_the_models():
     opened = translator()
     with client(opened) as made:
-        found = post(made, "/v1/attention", {"input": "the sea", "source": "a ship sails", "layers": ["decoder.0.*", "encoder.1.self"],
-                                             "heads": [1]})
+        found = post(made, "/v1/attention", {"input": "the sea", "source": "a ship sails", "heads": [1],
+                                             "layers": ["decoder.0.*", "encoder.1.self"]})
         assert set(found["maps"]) == {"decoder.0.self", "decoder.0.cross", "encoder.1.self"}
         source, tokens = TOKENS.encode("a ship sails").ids, [1, *TOKENS.encode("the sea").ids]
         with kl.watch(opened.model) as maps, torch.no_grad():

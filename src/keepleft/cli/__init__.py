@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         given = parser.instantiate(parser.parse_args(arguments))
         said = parser.parse_args(arguments, defaults=False)[given.subcommand]
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the second from what is made of the options
         from keepleft.cli.wrong import explained
 
         print(f"keepleft: {explained(str(error), parser, arguments)}", file=sys.stderr)

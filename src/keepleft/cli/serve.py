@@ -84,6 +84,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     finally:
         if not service.draining:
             service.drain(0.0)
+    if service.running.thread.is_alive():  # in the middle of a step that does not end, and Python would wait for it
+        os._exit(0)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -18,7 +17,7 @@ STILL = 5.0  # seconds for answers to be taken after the engine is done
 
 
 class Server(uvicorn.Server):
-    """`ready` hears the address when it listens. A signal lets requests end, for `drain` seconds; a second one does not."""
+    """`ready` hears the address when it listens. A signal lets requests end, for `drain` seconds; a second gives them up."""
 
     def __init__(self, app: Any, service: Service, *, host: str = "127.0.0.1", port: int = 8000, drain: float = 30.0,
                  ready: Callable[[str, int], None] = lambda host, port: None) -> None:
@@ -29,11 +28,10 @@ class Server(uvicorn.Server):
             timeout_keep_alive=max(1, round(limits.idle_seconds)), timeout_graceful_shutdown=max(1, round(STILL))))
         logging.getLogger("uvicorn.access").propagate = False
         self.service, self.drain, self.ready = service, drain, ready
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.ending: threading.Thread | None = None
+        self.hurried = False
 
     async def startup(self, sockets: Any = None) -> None:
-        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -43,8 +41,11 @@ class Server(uvicorn.Server):
         """Nothing is kept for later: whoever told us to stop gets exit code 0."""
         if self.ending is None:
             self.stop()
-        else:
+        elif self.hurried:
             self.force_exit = self.should_exit = True
+        else:
+            self.hurried = True
+            threading.Thread(target=self.service.hurry, name="keepleft hurrying", daemon=True).start()
 
     def stop(self) -> None:
         """No new requests. It goes on to listen, to say so, until those on their way have ended."""

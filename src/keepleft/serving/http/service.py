@@ -125,10 +125,17 @@ class Service:
             self.templates.close()
             self.threads.shutdown(wait=False, cancel_futures=True)
 
+    def hurry(self) -> None:
+        """Whatever is still on its way is given up."""
+        for ticket in list(self.running.open):
+            self.running.cancel(ticket)
+
 
 def reached(design: Any, said: int | None, limits: Limits) -> int:
     """The most tokens of prompt and text together: learned tables have an end, and beyond what it was trained on it babbles."""
     own = design.position.length if isinstance(design.position, Learned | Rotary) else None
+    if said is not None and said < 1:
+        raise ValueError(f"max_model_len is {said}: it must be at least 1")
     if said is not None and design.longest is not None and said > design.longest:
         raise ValueError(f"max_model_len is {said}, and the model has learned {design.longest} positions: give at most as many")
     return said or own or limits.context
