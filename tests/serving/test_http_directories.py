@@ -83,8 +83,8 @@ def test_a_t5_of_transformers_translates(theirs, tmp_path):
 
 def test_berts_of_transformers_give_vectors_and_labels(theirs, tmp_path):
     config = theirs.BertConfig(vocab_size=SIZE, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                               intermediate_size=24, max_position_embeddings=40, num_labels=3, id2label={0: "calm", 1: "rough", 2: "none"},
-                               label2id={"calm": 0, "rough": 1, "none": 2})
+                               intermediate_size=24, max_position_embeddings=40, num_labels=3,
+                               id2label={0: "calm", 1: "rough", 2: "none"}, label2id={"calm": 0, "rough": 1, "none": 2})
     ids = torch.tensor([TOKENS.encode("the sea is calm").ids])
     model = saved(theirs, theirs.BertModel(config), tmp_path / "vectors")
     with client(opened(str(tmp_path / "vectors"))) as made, torch.no_grad():
