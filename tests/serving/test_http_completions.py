@@ -271,6 +271,14 @@ def test_a_pair_reads_the_prompt_of_a_completion_as_its_source(turn):
     assert "".join(piece["choices"][0]["text"] for piece in chunks(turn, said)) == answer.text
 
 
+def test_a_stream_that_has_nothing_to_tell_keeps_the_line_open(monkeypatch):
+    monkeypatch.setattr("keepleft.serving.http.events.QUIET", 0.005)
+    with client(decoder(), Slow) as made:
+        text = made.post("/v1/completions", json={**SAID, "max_tokens": 5, "stream": True}).text
+        assert "\n\n: still at it\n\n" in text
+        assert text.endswith("data: [DONE]\n\n")
+
+
 def test_an_answer_of_an_engine_that_takes_its_time_comes_piece_by_piece():
     with client(decoder(), Slow) as made:
         assert len(chunks(made, {**SAID, "max_tokens": 5, "shortlist": LETTERS})) == 6

@@ -18,7 +18,8 @@ LEVELS = ("debug", "info", "warning", "error")
 def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
           served_model_name: str | None = None, max_model_len: int | None = None,
           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-          max_requests: int | None = None, drain: float = 30.0, allow_origin: list[str] | None = None,
+          max_requests: int | None = None, drain: float = 30.0, allow_origin: str | list[str] | None = None,
+          allow_host: str | list[str] | None = None,
           log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
 
@@ -40,7 +41,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         device: cpu or cuda; a GPU is used where there is one
         max_requests: requests on their way at once; more are told to come again
         drain: seconds that requests may take to end when the server is told to stop
-        allow_origin: web pages elsewhere that may ask, as in '[https://example.org]'
+        allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
+        allow_host: further names that it answers to on a loopback address, for one that stands behind a proxy
         log_level: requests are told at info, as JSON, a line each, on stderr
         limits: the most of everything that callers may ask for
     """
@@ -66,16 +68,17 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     found = opened(place, dtype=dtype, device=device)
     log = _log(log_level)
-    service = Service(found, Alone(found.model, found.tokenizer), name=served_model_name or Path(model).name or model,
-                      limits=limits, reach=max_model_len)
+    service = Service(found, Alone(found.model, found.tokenizer), name=served_model_name or _name(model), limits=limits,
+                      reach=max_model_len)
+    answers_to = names(host, _several(allow_host))
 
     def ready(host: str, port: int) -> None:
         at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"keepleft: the page is at {at}/ and the API at {at}/v1", file=sys.stderr, flush=True)
 
-    if not keys and names(host) is None:
+    if not keys and answers_to is None:
         print(f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1", file=sys.stderr)
-    front = app(service, keys=Keys(keys), names=names(host), origins=allow_origin or (), log=log)
+    front = app(service, keys=Keys(keys), names=answers_to, origins=_several(allow_origin), log=log)
     server = Server(front, service, host=host, port=port, drain=drain, ready=ready)
     try:
         server.run()
@@ -87,6 +90,19 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     if service.running.thread.is_alive():  # in the middle of a step that does not end, and Python would wait for it
         os._exit(0)
     return 0
+
+
+def _name(model: str) -> str:
+    """Of a directory its own, of a run's model that of the run; a name on the hub as it is."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    found = path.resolve()
+    return found.stem if found.is_file() else found.parent.name if found.name == "model" and found.parent.name else found.name
+
+
+def _several(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
 
 
 def _keys(one: str | None, file: str | None) -> list[str]:

@@ -21,7 +21,8 @@ QUIET = 15.0  # seconds without anything to tell, after which a comment keeps th
 
 
 def written(event: Any) -> bytes:
-    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """In ASCII: some clients take characters such as U+2028 for the end of a line."""
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
 class Events(Response):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from keepleft.serving.http.errors import RefusedError
@@ -9,9 +10,10 @@ from keepleft.serving.http.errors import RefusedError
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def names(host: str) -> frozenset[str] | None:
-    """Those of a server bound to this address; None: any, since it is meant to be reached from elsewhere."""
-    return LOOPBACK | {host.lower()} if host.lower() in LOOPBACK or host.startswith("127.") else None
+def names(host: str, also: Iterable[str] = ()) -> frozenset[str] | None:
+    """Those of a server bound to this address, and some more; None: any, since it is meant to be reached from elsewhere."""
+    near = host.lower() in LOOPBACK or host.startswith("127.")
+    return LOOPBACK | {host.lower(), *map(str.lower, also)} if near else None
 
 
 class Named:
@@ -26,8 +28,8 @@ class Named:
             name = given[1:].partition("]")[0] if given.startswith("[") else given.rpartition(":")[0] or given
             if name not in self.names:
                 refused = RefusedError(421, "this server is for its own machine and answers to localhost alone: to be reached "
-                                            "by another name it has to be started with --host", code="wrong_host",
-                                       headers={"connection": "close"})
+                                            "by another name it has to be started with --host or --allow-host",
+                                       code="wrong_host", headers={"connection": "close"})
                 await refused.answer()(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,8 @@ class Engine:
     def collect(self) -> Iterator[Any]:
         for name, value in sorted(self.running.counts().items()):
             kind = CounterMetricFamily if name in ("read", "written", "failed") else GaugeMetricFamily
-            yield kind(f"keepleft_engine_{name}", f"{name}, as the engine counts it", value=value)
+            word = re.sub(r"[^a-z0-9]", "_", name.lower())
+            yield kind(f"keepleft_engine_{word}", f"{name}, as the engine counts it", value=value)
 
     def describe(self) -> list[Any]:
         return []  # names are known when they are asked for
