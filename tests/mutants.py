@@ -216,7 +216,7 @@ MUTANTS = [
            "outside = column > track.now\n", "outside = column > track.now + 1\n", STEADY),
     Mutant("moved beams keep their old histories", "decoding/recorded.py",
            "track.parents.index_select(1, rows)", "track.parents", STEADY),
-    Mutant("learned positions are read once", "models/steady.py", "and not learned", "", STEADY),
+    Mutant("learned positions are read once", "models/lean.py", "and not learned", "", STEADY),
     Mutant("a fixed width drops a token", "decoding/hypotheses.py",
            ">= width - self.count)", ">= width - self.count + 1)", STEADY),
 ]

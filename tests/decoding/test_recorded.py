@@ -14,7 +14,8 @@ from decoding.models import decoder, pair
 from keepleft.decoding.generate import Work, chosen, steps
 from keepleft.decoding.loop import aligned, decode
 from keepleft.decoding.recorded import fits, recorded
-from keepleft.models.steady import Steady, why_not
+from keepleft.models.lean import why_not
+from keepleft.models.steady import Steady
 from keepleft.nn.lone import Plain
 
 FAMILIES = ("gpt2", "llama3", "mistral", "gpt", "bart", "t5", "t5_v1_1", "marian", "vaswani", "pegasus", "windowed")

@@ -235,3 +235,9 @@ def test_least_lengths_belong_to_each_prompt():
     together = kl.answers(MODEL, TOKENS, [[5] * 9, [6, 7]], **said)
     assert [several[0].tokens for several in together] == [kl.answers(MODEL, TOKENS, [prompt], **said)[0][0].tokens
                                                            for prompt in ([5] * 9, [6, 7])]
+
+
+def test_numbers_that_are_equal_but_of_another_kind_are_told_apart():
+    kl.generate(MODEL, TOKENS, "the sea", logit_bias={7: 9.0}, max_new_tokens=2)  # keeps 9.0 at hand
+    answer, = kl.answers(MODEL, TOKENS, "the sea", forced_eos_token_id=9, max_new_tokens=2)[0]
+    assert answer.tokens[-1] == 9

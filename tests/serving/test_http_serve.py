@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -201,9 +200,3 @@ def test_a_port_that_is_taken_is_told(place):
     assert ran.returncode == 2
     assert "cannot be listened at" in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_the_page_is_found_beside_the_package():
-    from keepleft.serving.http.service import PAGE
-
-    assert Path(kl.__file__).parent / "serving" / "explorer" / "page" == PAGE

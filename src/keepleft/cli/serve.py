@@ -19,7 +19,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
           served_model_name: str | None = None, max_model_len: int | None = None,
           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
           max_requests: int | None = None, drain: float = 30.0, allow_origin: str | list[str] | None = None,
-          allow_host: str | list[str] | None = None,
+          allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
           log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
 
@@ -43,6 +43,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         drain: seconds that requests may take to end when the server is told to stop
         allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
         allow_host: further names that it answers to on a loopback address, for one that stands behind a proxy
+        runs: a folder of run directories, for the page's view of training
+        compare: the folder that `keepleft compare` wrote, for the page too
         log_level: requests are told at info, as JSON, a line each, on stderr
         limits: the most of everything that callers may ask for
     """
@@ -51,6 +53,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
     from keepleft.serving.alone import Alone
+    from keepleft.serving.explorer.explorer import Explorer
 
     try:
         from keepleft.serving.http.app import app
@@ -63,13 +66,17 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     if drain < 0 or not 0 <= port < 65_536:
         raise ValueError(f"drain is {drain} and port {port}: seconds must not be below 0, and a port is a number below 65,536")
+    for option, folder in (("runs", runs), ("compare", compare)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
     keys = _keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     found = opened(place, dtype=dtype, device=device)
     log = _log(log_level)
-    service = Service(found, Alone(found.model, found.tokenizer), name=served_model_name or _name(model), limits=limits,
-                      reach=max_model_len)
+    name = served_model_name or _name(model)
+    service = Service(found, Alone(found.model, found.tokenizer), name=name, limits=limits, reach=max_model_len,
+                      explorer=Explorer(*found, name=name, runs=runs, compare=compare))
     answers_to = names(host, _several(allow_host))
 
     def ready(host: str, port: int) -> None:

@@ -98,7 +98,9 @@ class Beam:
             if self.seeds is None:
                 likely, place = total.topk(count)
             else:  # without putting back: by the largest sums with a Gumbel number added
-                noise = uniform(mixed(self.seeds.to(total.device), texts.added)[:, None],
+                added = self._added(texts)
+                seeds = mixed(self.seeds.to(total.device), added if isinstance(added, int) else added.flatten())
+                noise = uniform(seeds[:, None],
                                 torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
                 _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
                 likely = total.gather(1, place)
@@ -107,6 +109,11 @@ class Beam:
             if self.groups > 1:
                 used.scatter_add_(1, part.tokens, torch.ones_like(part.score))
         return self._joined(texts, parts)
+
+    def _added(self, texts: Beams) -> int | Tensor:
+        """How many tokens were added; (B, 1) where prompts began at different times."""
+        added = texts.added
+        return added if isinstance(added, int) or not added.dim() else added.view(-1, self.width)[:, :1]
 
     def candidates(self, vocab: int) -> int:
         """How many continuations of a group are looked at: as many as can end, and still enough to go on with."""
@@ -132,7 +139,7 @@ class Beam:
 
     def _advance(self, likely: Tensor, parents: Tensor, tokens: Tensor, texts: Beams, here: slice, group: int) -> _Part:
         """The next tokens of one group, from candidates (B, count), the likeliest first."""
-        (n, count), size, length = likely.shape, self.width // self.groups, texts.added + 1
+        (n, count), size, length = likely.shape, self.width // self.groups, self._added(texts) + 1
         before = texts.tokens.view(n, self.width, -1)
         most = texts.most.view(n, self.width)[:, :1]
         ends = (length >= most).expand_as(tokens)

@@ -25,7 +25,8 @@ from keepleft.decoding.rows import Scene, transforms_of
 from keepleft.decoding.single import Single, Stop
 from keepleft.decoding.speculative import guessing, speculate
 from keepleft.decoding.stops import any_of, over_time, stop_strings
-from keepleft.models.steady import steady, why_not
+from keepleft.models.lean import why_not
+from keepleft.models.steady import steady
 
 AT_ONCE = 32   # prompts that are written together
 MOST = 1 << 22  # tokens that a cache is made for beforehand

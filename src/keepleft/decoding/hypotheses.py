@@ -30,7 +30,7 @@ class Hypotheses:
     most: Tensor                # (N,)   tokens that may be added
     begin: int                  # the column where writing began
     real: Tensor | None = None  # (N, begin) false where a shorter prompt was filled up; None: all are as long
-    count: Tensor | None = None  # tokens added, where texts keep their width; see `fixed`
+    count: Tensor | None = None  # () or (N,) tokens added, where texts keep their width; see `fixed`
 
     @property
     def written(self) -> int:
@@ -39,7 +39,7 @@ class Hypotheses:
 
     @property
     def added(self) -> int | Tensor:
-        """The same; a number on the device where texts keep their width."""
+        """The same; a number on the device, or (N,) of them, where texts keep their width."""
         return self.written if self.count is None else self.count
 
     def known(self) -> Tensor | None:
@@ -53,7 +53,8 @@ class Hypotheses:
         if self.count is None:
             return self.tokens[:, self.begin:], None
         width = self.tokens.shape[1]
-        return self.tokens, (torch.arange(width, device=self.count.device) >= width - self.count).expand_as(self.tokens)
+        begin = width - self.count.view(-1, 1)
+        return self.tokens, (torch.arange(width, device=begin.device) >= begin).expand_as(self.tokens)
 
     def appended(self, texts: Tensor, column: Tensor) -> Tensor:
         """(…, T) and (…, 1) → one column longer, or moved by one to the left."""
@@ -83,20 +84,25 @@ class Hypotheses:
         if self.count is None:
             return self
         assert self.real is not None
-        begin = self.tokens.shape[1] - int(self.count)
+        begin = self.tokens.shape[1] - int(self.count.flatten()[0])  # the same for all, where they are to be told apart from it
         return replace(self, begin=begin, real=self.real[:, :begin], count=None)
 
     def rows(self, which: Tensor) -> Self:
         """Some of the texts, in another order."""
         return replace(self, tokens=self.tokens[which], score=self.score[which], done=self.done[which],
                        size=self.size[which],
-                       most=self.most[which], real=None if self.real is None else self.real[which])
+                       most=self.most[which], real=None if self.real is None else self.real[which],
+                       count=self.count if self.count is None or not self.count.dim() else self.count[which])
+
+
+def held(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
+    """A few numbers on a device, put there once."""
+    return _held(numbers, tuple(map(type, numbers)), device)
 
 
 @lru_cache(maxsize=256)
-def held(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
-    """A few numbers on a device, put there once."""
-    return torch.tensor(numbers, device=device)
+def _held(numbers: tuple[int | float, ...], kinds: tuple[type, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)  # 2 and 2.0 are one to a cache, and two to a tensor: hence the kinds
 
 
 def among(tokens: Tensor, some: tuple[int, ...]) -> Tensor:

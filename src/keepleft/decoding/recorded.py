@@ -51,7 +51,7 @@ class Recording:
     def fill(self, state: State, rows: Tensor | None, texts: Hypotheses, first: Tensor | None, seeds: Tensor | None) -> None:
         """Prompts that were read, and the texts so far."""
         track = self.track
-        self.steady.ready(track.whole.shape[1])
+        self.steady.lean.ready(track.whole.shape[1])
         track.fill(state, rows)
         track.length = 0  # only the device knows
         if track.parents is not None:
@@ -188,7 +188,7 @@ def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int,
     if source is not None:
         shape, table = model.design.attention, model.token.weight
         pair = lambda: table.new_zeros(source[0], shape.kv_heads, source[1], shape.width)
-        given = {"memory": Memory([(pair(), pair()) for _ in steady.layers], None, rows // source[0]),
+        given = {"memory": Memory([(pair(), pair()) for _ in steady.lean.layers], None, rows // source[0]),
                  "bias": table.new_zeros(source)}
     if isinstance(strategy, Beam):
         given["parents"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)

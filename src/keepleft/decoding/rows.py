@@ -101,9 +101,12 @@ def transforms_of(options: Options, scene: Scene) -> list[Transform]:
     key = (tuple((row.name, repr(value)) for row, value in wanted), options.end, options.beams, scene.begin == 1)
     if not of_source and key in _made:
         return list(_made[key])
-    made = [made for row, value in wanted if (made := row.make(value, options, scene)) is not None]
-    for transform in made:
-        transform.steady = True  # type: ignore[attr-defined]
+    made = []
+    for row, value in wanted:
+        if (transform := row.make(value, options, scene)) is not None:
+            transform.steady = True  # type: ignore[attr-defined]
+            transform.blind = row.drawing  # type: ignore[attr-defined]  # it looks at scores alone
+            made.append(transform)
     if not of_source:
         if len(_made) >= KEPT:
             del _made[next(iter(_made))]

@@ -166,7 +166,7 @@ def ending_sooner(start: int, factor: float, end: Sequence[int]) -> Transform:
         past, at = texts.added - start, held(tuple(end), scores.device)
 
         def sooner() -> Tensor:
-            growth = factor ** past if isinstance(past, int) else (factor ** past.double()).to(scores.dtype)
+            growth = factor ** past if isinstance(past, int) else (factor ** past.double()).to(scores.dtype).view(-1, 1)
             return scores.index_add(1, at, (scores[:, at].abs() * (growth - 1)).masked_fill(~scores[:, at].isfinite(), 0.0))
         return _when(past > 0, sooner, scores)
     return apply
@@ -181,7 +181,7 @@ def _when(now: bool | Tensor, then: Callable[[], Tensor], scores: Tensor) -> Ten
     """One or the other; where only the device knows, both are worked out."""
     if isinstance(now, bool):
         return then() if now else scores
-    return torch.where(now, then(), scores)
+    return torch.where(now.view(-1, 1), then(), scores)
 
 
 def finite(scores: Tensor, texts: Hypotheses) -> Tensor:

@@ -15,17 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.attention.masks import Mask, causal, window
 from keepleft.attention.memory import Memory
 from keepleft.models.embed import check
-from keepleft.models.heads import Scores, first
-from keepleft.models.pack import PackedScores
+from keepleft.models.heads import first
+from keepleft.models.lean import At, Lean
 from keepleft.models.state import State
 from keepleft.models.wholes import Writer
-from keepleft.nn.attention import Attention
-from keepleft.nn.lone import Here, Plain, Tools, Turn
-from keepleft.nn.packed import Fixed
-from keepleft.nn.position import Learned, RelativeBias, Rotary, Sinusoidal, rotation, waves
+from keepleft.nn.lone import Here, Plain, Tools
 
 ROOM = 64  # tokens that are made room for at least
 
@@ -102,55 +98,13 @@ def hidden(segments: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if segments is None else torch.zeros_like(segments, dtype=dtype).masked_fill(segments == 0, float("-inf"))
 
 
-def why_not(model: Any) -> str | None:
-    """What keeps a model from steady steps, in words; None where nothing does."""
-    if not isinstance(model, Writer):
-        return "it is not a decoder of ours"
-    if not all(mask == causal or _window(mask) is not None for mask in model.decoder.masks):
-        return f"its mask is {' / '.join(map(str, model.decoder.masks))}"
-    if not isinstance(model.head, Scores | PackedScores):
-        return "it has no head over a vocabulary"
-    for name, part in model.decoder.named_modules():
-        if isinstance(part, Attention) and part.watcher is not None:
-            return "someone watches its attention"
-        product = name.endswith((".qkv", ".q", ".out", ".up", ".down"))
-        if product and type(part) is not nn.Linear and not isinstance(part, Fixed):
-            return f"{name} is a {type(part).__name__}"
-    return None
-
-
 class Steady:
     """A model's steps of one token for each row. Two verbs, as the model has: start() and step()."""
 
     def __init__(self, model: Writer, tools: Tools | None = None) -> None:
-        if (reason := why_not(model)) is not None:
-            raise ValueError(f"the model cannot take steady steps, {reason}: take its own start() and step()")
-        self.model, self.design = model, model.design
         self.tools = tools = Plain() if tools is None else tools
-        self.windows = tuple(_window(mask) for mask in model.decoder.masks)
-        self.layers = [self._layer(n, layer) for n, layer in enumerate(model.decoder.layers)]
-        final = model.decoder.norm if not isinstance(model.decoder.norm, nn.Identity) else None
-        last: Any = model.decoder.layers[-1]
-        if not self.design.norm_first:  # the norm behind a layer is the one before the next
-            self.final = [last.norm_feed] if final is None else [last.norm_feed, final]
-        else:
-            self.final = [] if final is None else [final]
-        self.scores = tools.enter(self.final[-1] if self.final else None, _product(model.head, model.token))
-        self.between = [tools.enter(norm, nn.Identity()) for norm in self.final[:-1]]
-        self.places = self.turns = self.near = torch.empty(0)
-
-    def _layer(self, n: int, layer: Any) -> tuple[Any, ...]:
-        tools, shape = self.tools, layer.self.shape
-        norms = [layer.norm_self, *([layer.norm_cross] if self.design.encoder else []), layer.norm_feed]
-        if not self.design.norm_first:
-            before: Any = self.model.decoder.layers[n - 1] if n else None
-            norms = [before.norm_feed if n else None, *norms[:-1]]
-        inside = [tools.enter(norms[0], layer.self.qkv), tools.look(shape, self.windows[n % len(self.windows)]),
-                  tools.leave(layer.self.out)]
-        across = None
-        if self.design.encoder:
-            across = (tools.enter(norms[1], layer.cross.q), tools.across(layer.cross.shape), tools.leave(layer.cross.out))
-        return *inside, across, tools.enter(norms[-1], layer.feed.up, layer.feed), tools.leave(layer.feed.down)
+        self.lean = Lean(model, tools)
+        self.model, self.design = model, model.design
 
     def start(self, prompt: Tensor, *, segments: Tensor | None = None, memory: Memory | None = None,
               capacity: int | None = None) -> tuple[Tensor, Track]:
@@ -172,15 +126,15 @@ class Steady:
 
     def blank(self, rows: int, capacity: int, **given: Any) -> Track:
         """An empty track for so many rows and tokens."""
-        self.ready(capacity)
+        self.lean.ready(capacity)
         shape, table = self.design.attention, self.model.token.weight
-        return Track.blank(table.new_zeros(2 * len(self.layers), capacity, rows, shape.kv_heads, shape.width), **given)
+        return Track.blank(table.new_zeros(2 * len(self.lean.layers), capacity, rows, shape.kv_heads, shape.width), **given)
 
     def step(self, tokens: Tensor, track: Track) -> Tensor:
         """(R, 1) the next token of each row → (R, V)"""
         if track.length >= track.whole.shape[1] and track.grows:
             track.moved(track.whole[:, :track.length], track.length + max(ROOM, track.length // 2))
-            self.ready(track.whole.shape[1])
+            self.lean.ready(track.whole.shape[1])
         if track.length >= track.whole.shape[1]:
             raise ValueError(f"the buffers hold {track.length} tokens and are full: ask for a larger capacity")
         longest = self.design.longest  # rows that are done may go beyond it beside others that are not
@@ -196,42 +150,17 @@ class Steady:
 
     def run(self, tokens: Tensor, track: Track) -> Tensor:
         """(R,) → (R, V), by tensors alone."""
-        here = self.here(track)
-        x = self.embedded(tokens, track)
-        pre, memory = self.design.norm_first, track.memory
-        for n, (enter, look, leave, across, widen, narrow) in enumerate(self.layers):
-            stream, even, qkv = enter(x)
-            found = look(qkv, *track.pairs[n], here)
-            x = leave(stream if pre else even, found)
-            if memory is not None:
-                enter, look, leave = across
-                stream, even, q = enter(x)
-                x = leave(stream if pre else even, look(q, *memory.pairs[n], track.bias))
-            stream, even, wide = widen(x)
-            x = narrow(stream if pre else even, wide)
-        for norm in self.between:
-            x = norm(x)[1]
-        return self.scores(x)[2]
+        at = lambda table: self._at(table, track)
+        return self.lean.run(tokens, at, self.here(track, at), track.pairs,
+                             None if track.memory is None else track.memory.pairs, track.bias)
 
-    def embedded(self, tokens: Tensor, track: Track) -> Tensor:
-        """(R,) → (R, dim)"""
-        model = self.model
-        x = F.embedding(tokens, model.token.weight)
-        if self.design.scale_embedding:
-            x = x * self.design.dim ** 0.5
-        if len(self.places):
-            x = x + self._at(self.places, track)
-        return model.embed.norm(x) if self.design.norm_embedding else x
-
-    def here(self, track: Track) -> Here:
+    def here(self, track: Track, at: At) -> Here:
         """What all layers share in this step."""
-        turn = None
-        if len(self.turns):
-            turn = Turn(*self._at(self.turns, track)[:, None].chunk(2, -1))
-        here = Here(track.length, track.now, turn, track.first, self.near if len(self.near) else None, track.parents)
+        near = self.lean.near
+        here = Here(track.length, track.now, self.lean.turn(at), track.first, near if len(near) else None, track.parents)
         if isinstance(self.tools, Plain):
             bias = self._whole_bias if self.tools.whole else self._bias
-            here.biases = {size: bias(size, track) for size in set(self.windows)}
+            here.biases = {size: bias(size, track) for size in set(self.lean.windows)}
         return here
 
     def _bias(self, size: int | None, track: Track) -> Tensor | None:
@@ -240,8 +169,8 @@ class Steady:
         begin = 0 if size is None else max(0, stop - size)
         few = track.whole.shape[3]
         bias = None
-        if len(self.near):
-            bias = self.near[:, :stop - begin].flip(-1).view(1, few, -1, stop - begin)
+        if len(self.lean.near):
+            bias = self.lean.near[:, :stop - begin].flip(-1).view(1, few, -1, stop - begin)
         if track.first is not None:
             outside = torch.arange(begin, stop, device=track.now.device) < track.first[:, None, None, None]
             bias = torch.zeros(outside.shape, dtype=track.whole.dtype) if bias is None else bias
@@ -258,8 +187,8 @@ class Steady:
         if track.first is not None:
             outside = outside | (column < track.first)
         bias = torch.zeros((), dtype=dtype, device=outside.device)
-        if len(self.near):
-            bias = self.near.t()[(track.now - column).clamp(min=0)[:, 0]].view(len(column), 1, few, -1)
+        if len(self.lean.near):
+            bias = self.lean.near.t()[(track.now - column).clamp(min=0)[:, 0]].view(len(column), 1, few, -1)
         return bias.masked_fill(outside[..., None, None], float("-inf"))
 
     def _at(self, table: Tensor, track: Track) -> Tensor:
@@ -270,75 +199,3 @@ class Steady:
             return table[track.length:track.length + 1]
         return F.embedding(track.now, table)
 
-    def ready(self, capacity: int) -> None:
-        """Tables by position for so many tokens. Those that are learned are read anew each time: weights may have changed."""
-        learned = isinstance(self.design.position, Learned | RelativeBias) or self.design.kinds > 0
-        have = max(len(self.places), len(self.turns), self.near.shape[-1])
-        if have >= capacity and not learned:
-            return
-        positions = torch.arange(max(have, _rounded(capacity)), device=self.model.token.weight.device)
-        with torch.no_grad():
-            for name, table in self._tables(positions).items():
-                if (old := getattr(self, name)).shape == table.shape:
-                    old.copy_(table)  # in place: recordings point to it
-                else:
-                    setattr(self, name, table)
-
-    def _tables(self, positions: Tensor) -> dict[str, Tensor]:
-        design, embed, like = self.design, self.model.embed, self.model.token.weight
-        out: dict[str, Tensor] = {}
-        match design.position:
-            case Sinusoidal():
-                out["places"] = waves(positions, design.dim).to(like.dtype)
-            case Learned():
-                out["places"] = embed.position(positions.clamp(max=design.position.length - 1))
-            case Rotary():
-                out["turns"] = torch.cat(rotation(design.position, positions[None], design.head_width, like.dtype), -1)[0, 0]
-            case _:
-                near = self.model.decoder.nearness
-                out["near"] = near(positions[-1:][None], positions[None])[0, :, 0].flip(-1).contiguous()
-        if design.kinds:
-            kind = embed.kind.weight[:1]
-            out["places"] = out["places"] + kind if "places" in out else kind.repeat(len(positions), 1)
-        return out
-
-
-class Matrix(nn.Module):
-    """The product of a head, whose matrix may belong to another."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float) -> None:
-        super().__init__()
-        self.given, self.scale = (weight, bias), scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x if self.scale == 1.0 else x * self.scale, *self.given)
-
-
-class Scaled(nn.Module):
-    """A packed product of a head, with the scale before it."""
-
-    def __init__(self, product: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.product, self.scale = product, scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x * self.scale)  # type: ignore[no-any-return]
-
-
-def _product(head: Any, table: nn.Embedding) -> nn.Module:
-    if not isinstance(head, PackedScores):
-        weight, bias = head.matrix(table)
-        return Matrix(weight, bias, head.scale)
-    return head.product if head.head.scale == 1.0 else Scaled(head.product, head.head.scale)  # type: ignore[arg-type]
-
-
-def _window(mask: Mask) -> int | None:
-    """How far back a causal mask with a window looks."""
-    parts = getattr(mask, "parts", ())
-    sizes = [part.size for part in parts if type(part) is type(window(1))]
-    return sizes[0] if len(parts) == 2 and causal in parts and sizes else None
-
-
-def _rounded(capacity: int) -> int:
-    """To a power of two: so that tables are seldom made again."""
-    return 1 << max(6, (capacity - 1).bit_length())

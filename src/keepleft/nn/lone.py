@@ -85,18 +85,9 @@ class Plain:
 
     def look(self, shape: Heads, window: int | None) -> Look:
         heads, few, width, scale = shape.heads, shape.kv_heads, shape.width, shape.factor
-        counts = [heads, few, few]
-
-        def split(qkv: Tensor, here: Here) -> tuple[Tensor, ...]:
-            parts = qkv.view(len(qkv), -1, width)
-            if here.turn is None:
-                return parts.split(counts, 1)
-            q, v = parts.split([heads + few, few], 1)
-            q, k = rotate(q, *here.turn).split([heads, few], 1)
-            return q, k, v
 
         def filled(qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
-            q, k, v = split(qkv, here)
+            q, k, v = apart(qkv, shape, here.turn)
             stop = here.length + 1
             begin = 0 if window is None else max(0, stop - window)
             keys[here.length].copy_(k)
@@ -105,7 +96,7 @@ class Plain:
                            values[begin:stop].flatten(1, 2).transpose(0, 1), here.biases[window], scale).view(len(q), -1)
 
         def whole(qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
-            q, k, v = split(qkv, here)
+            q, k, v = apart(qkv, shape, here.turn)
             keys.index_copy_(0, here.now, k[None])
             values.index_copy_(0, here.now, v[None])
             if here.parents is not None:
@@ -134,6 +125,17 @@ class Plain:
             weights = (scores if bias is None else scores + bias[:, None, None, None]).softmax(-1)
             return (weights[..., None] * values[:, :, None, None]).sum(-2).transpose(1, 2).reshape(len(q), -1)
         return run
+
+
+def apart(qkv: Tensor, shape: Heads, turn: Turn | None) -> tuple[Tensor, ...]:
+    """(R, (H + 2 Hk) · D) → queries (R, H, D), keys and values (R, Hk, D), turned where they are to be"""
+    heads, few = shape.heads, shape.kv_heads
+    parts = qkv.view(len(qkv), -1, shape.width)
+    if turn is None:
+        return parts.split([heads, few, few], 1)
+    q, v = parts.split([heads + few, few], 1)
+    q, k = rotate(q, *turn).split([heads, few], 1)
+    return q, k, v
 
 
 def _looked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:

@@ -63,7 +63,7 @@ class Swift:
             out = torch.empty_like(q)
             assert keys.stride() == values.stride()
             assert keys.stride(3) == 1
-            block, warps = _tile(len(q) * shape.heads, shape.width)
+            block, warps = tile(len(q) * shape.heads, shape.width)
             _across_kernel[(len(q), shape.heads)](
                 q, keys, values, q if bias is None else bias, out, len(q) // len(keys), keys.shape[2], *keys.stride()[:3],
                 shape.factor, shape.heads, shape.heads // shape.kv_heads, shape.width, power(shape.width), bias is not None,
@@ -327,7 +327,7 @@ def _joined_kernel(x, more, gain, shift, total, even, width, eps, parts: tl.cons
     tl.store(even + at, y.to(even.dtype.element_ty), mask=inside)
 
 
-def _tile(programs: int, width: int) -> tuple[int, int]:
+def tile(programs: int, width: int) -> tuple[int, int]:
     """How many tokens a program looks at at once, and with how many warps: large pieces only where there are few programs."""
     return (32, 1) if programs > 264 else (max(16, 8192 // power(width)), 4)
 
@@ -341,7 +341,7 @@ def _looked(qkv: Tensor, keys: Tensor, values: Tensor, here: Here, shape: Heads,
     # where several programs look at one text: what each found, its highest score and its sum
     parts = out if splits == 1 else torch.empty(rows, shape.heads, splits, width + 2, dtype=torch.float32, device=qkv.device)
     turn, nothing = here.turn, here.now
-    block, warps = _tile(rows * shape.heads, width)
+    block, warps = tile(rows * shape.heads, width)
     _look_kernel[(rows, shape.heads, splits)](
         qkv, keys, values, out, parts, here.now, nothing if here.first is None else here.first,
         nothing if here.parents is None else here.parents, qkv if here.near is None else here.near,
@@ -350,9 +350,14 @@ def _looked(qkv: Tensor, keys: Tensor, values: Tensor, here: Here, shape: Heads,
         rows, shape.factor, shape.heads, shape.kv_heads, width, power(width), here.first is not None, here.parents is not None,
         here.near is not None, turn is not None, window, splits, qkv.is_cuda, block, num_warps=warps, **early(qkv))
     if splits > 1:
-        _merged_kernel[(rows, shape.heads)](parts, out, splits, qkv.is_cuda, power(splits), shape.heads, width, power(width),
-                                            num_warps=2, **early(qkv))
+        merged(parts, out, splits, shape)
     return out
+
+
+def merged(parts: Tensor, out: Tensor, splits: int, shape: Heads) -> None:
+    """What several programs found of one text, put together."""
+    _merged_kernel[(len(out), shape.heads)](parts, out, splits, out.is_cuda, power(splits), shape.heads, shape.width,
+                                            power(shape.width), num_warps=2, **early(out))
 
 
 @jit  # type: ignore[untyped-decorator]

@@ -15,7 +15,8 @@ from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, reach
 from keepleft.attention.runs import relative, runs_of
 
-# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678)
+# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678),
+# and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where others take 8
 SAFE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SMALL = 256  # up to this many tokens a table costs less than the calls it would save
 
@@ -119,7 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
         return steady(out)
     if isinstance(form, Table):
         seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)
-        with sdpa_kernel(SAFE) if q.is_cuda and q.requires_grad else nullcontext():
+        with sdpa_kernel(SAFE) if q.is_cuda else nullcontext():
             out = steady(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups))
         return out if form.blind is None else out.masked_fill(form.blind, 0.0)
     if isinstance(form, Bands):

@@ -17,6 +17,7 @@ from keepleft.runs.judging import Judge
 from keepleft.runs.opened import Opened
 from keepleft.runs.using import Voice
 from keepleft.serving.asks import Engine, Heard, Ticket
+from keepleft.serving.explorer.bundle import PAGE
 from keepleft.serving.http.aside import Aside
 from keepleft.serving.http.errors import RefusedError
 from keepleft.serving.http.gathering import Gathered
@@ -24,7 +25,6 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.running import Running
 
 Result = TypeVar("Result")
-PAGE = Path(__file__).parents[1] / "explorer" / "page"  # built with the package
 
 
 class Explorer(Protocol):
