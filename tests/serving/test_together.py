@@ -188,7 +188,7 @@ def test_one_that_fails_is_told_and_the_others_go_on():
     told = run(Together(model, word_tokens()), [*some[:20], bad, worse, rude, *some[20:]])
     assert list(map(summed, told[:20] + told[23:])) == list(map(summed, alone(model, some)))
     for events, words in zip(told[20:23], ("no token is left", "token 999 is not one of the 53", ""), strict=True):
-        assert events[-1].why == "failed"
+        assert events[-1].why == "refused"
         assert words in events[-1].message
 
 

@@ -27,12 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.generate import complete, summarize, translate
     from keepleft.cli.judge import classify, fill, score
     from keepleft.cli.judged import judged
+    from keepleft.cli.serve import serve
     from keepleft.cli.train import teach
 
     commands: dict[str, Callable[..., int]] = {
         "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
         "classify": classify, "fill": fill, "score": score, "eval": judged, "audit": look, "compare": compare,
-        "show": shown, "export": give, "doctor": doctor}
+        "serve": serve, "show": shown, "export": give, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             formatter_class=_layout(),  # of all commands
                             description="Train, run, serve, see and audit Transformers that do not peek.")
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         given = parser.instantiate(parser.parse_args(arguments))
         said = parser.parse_args(arguments, defaults=False)[given.subcommand]
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the second from what is made of the options
         from keepleft.cli.wrong import explained
 
         print(f"keepleft: {explained(str(error), parser, arguments)}", file=sys.stderr)

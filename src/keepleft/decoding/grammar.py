@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,8 +34,7 @@ def obeyed(rule: str, tokenizer: Any, end: tuple[int, ...]) -> Transform:
     guide = _library()
     if not end:
         raise ValueError("a text that keeps to a rule must be able to end: give eos_token_id")
-    words = guide.LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=end[0])
-    first = guide.LLMatcher(words, rule)
+    first = guide.LLMatcher(_words(tokenizer.to_str(), tokenizer.get_vocab_size(), end[0]), rule)
     _fine(first)
     held: dict[tuple[int, ...], Any] = {(): first}  # where each text of the last step stands
 
@@ -63,6 +63,12 @@ def obeyed(rule: str, tokenizer: Any, end: tuple[int, ...]) -> Transform:
         held = now
         return out
     return apply
+
+
+@lru_cache(maxsize=4)
+def _words(tokenizer: str, vocab: int, end: int) -> Any:
+    """The tokenizer as llguidance reads it, which takes a while: it is kept for the next text."""
+    return _library().LLTokenizer(tokenizer, n_vocab=vocab, eos_token=end)
 
 
 def _allowed(matcher: Any, vocab: int, end: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROWS = 512  # tokens whose scores over the whole vocabulary are held at a time
+
 
 @dataclass(frozen=True)
 class Thought:
@@ -36,13 +38,14 @@ def rescored(model: Any, prompt: list[int], text: list[int], *, source: list[int
     whole = whole if reach is None else whole[-reach:]
     tokens = torch.tensor([whole], device=device)
     given = () if source is None else (torch.tensor([source], device=device),)
-    chances = model(*given, tokens)[0, -len(text):].float().log_softmax(-1)
-    own = chances.gather(1, torch.tensor(text, device=device)[:, None])[:, 0].tolist()
-    top, at = _best(chances, likely)
-    return [Thought(token, value, list(zip(some, values, strict=True)))
-            for token, value, some, values in zip(text, own, at, top, strict=True)]
+    states = model.states(*given, tokens)[:, -len(text):]
+    some = [slice(first, first + ROWS) for first in range(0, len(text), ROWS)]
+    return [thought for part in some for thought in _thoughts(model.head(states[:, part], model.token)[0], text[part], likely)]
 
 
-def _best(chances: Tensor, likely: int) -> tuple[list[list[float]], list[list[int]]]:
+def _thoughts(scores: Tensor, text: list[int], likely: int) -> list[Thought]:
+    chances = scores.float().log_softmax(-1)
+    own = chances.gather(1, torch.tensor(text, device=scores.device)[:, None])[:, 0].tolist()
     top = chances.topk(min(likely, chances.shape[-1]))
-    return top.values.tolist(), top.indices.tolist()
+    return [Thought(token, value, list(zip(some, values, strict=True)))
+            for token, value, some, values in zip(text, own, top.indices.tolist(), top.values.tolist(), strict=True)]

@@ -13,7 +13,8 @@ from keepleft.data.tokenizer import marks
 from keepleft.decoding.generate import padded
 from keepleft.decoding.options import of_model, start_of
 from keepleft.decoding.rescore import Thought, rescored
-from keepleft.models.design import Classes, Masked
+from keepleft.models.design import Classes, Masked, Pooled
+from keepleft.models.heads import Pool
 from keepleft.runs.opened import opened
 
 
@@ -28,22 +29,31 @@ class Judge:
         known = self.model.notes.get("id2label", {})
         return [str(known.get(str(n), n)) for n in range(self.model.design.head.labels)]
 
-    def _laid(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Texts side by side, cut to what the model reaches."""
+    def classify(self, texts: Sequence[str]) -> Tensor:
+        """(texts, labels) probabilities; texts are cut to what the model reaches."""
         reach = self.model.design.longest
         rows = [row if reach is None else row[:reach] for row in (self.tokenizer.encode(text).ids for text in texts)]
         if empty := [n for n, row in enumerate(rows) if not row]:
             raise ValueError(f"text {empty[0]} is empty: there is nothing to judge")
-        tokens, segments = padded(rows, next(self.model.parameters()).device, left=False)
-        return {"tokens": tokens} if segments is None else {"tokens": tokens, "segments": segments}
+        return self.chances(rows)
 
     @torch.no_grad()
-    def classify(self, texts: Sequence[str]) -> Tensor:
-        """(texts, labels) probabilities"""
+    def chances(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """(rows, labels) probabilities for rows of tokens"""
         if not isinstance(self.model.design.head, Classes):
             raise ValueError("this model has no labels: train one with --task classify")
-        given = self._laid(texts)
-        return self.model(given.pop("tokens"), **given).float().softmax(-1).cpu()
+        tokens, segments = padded(rows, next(self.model.parameters()).device, left=False)
+        return self.model(tokens, segments=segments).float().softmax(-1).cpu()
+
+    @torch.no_grad()
+    def vectors(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """(rows, dim): what the model makes of each row of tokens as a whole; by its own head, or the mean over all tokens."""
+        model = self.model
+        tokens, segments = padded(rows, next(model.parameters()).device, left=False)
+        if isinstance(model.design.head, Pooled):
+            return model(tokens, segments=segments).float().cpu()
+        read = model.encode if model.design.encoder is not None and model.design.decoder is not None else model.states
+        return Pool(Pooled("mean"), model.design)(read(tokens, segments=segments), model.token, segments).float().cpu()
 
     @torch.no_grad()
     def fill(self, text: str, count: int) -> list[list[tuple[str, float]]]:

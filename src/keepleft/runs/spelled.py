@@ -42,6 +42,14 @@ def read(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
 
 
+def raw(tokenizer: Any, token: int) -> bytes | None:
+    """The bytes of a token of a byte-level vocabulary; None where the vocabulary is of characters."""
+    name, letters = tokenizer.id_to_token(token), _bytes()
+    if name is None or "ByteLevel" not in str(tokenizer.decoder):
+        return None
+    return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
+
+
 def _added(tokenizer: Any, base: str, longer: str, token: int) -> str:
     text = longer[len(base):] if longer.startswith(base) else tokenizer.decode([token], skip_special_tokens=False)
     name = tokenizer.id_to_token(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -38,19 +39,24 @@ class Alone:
 
     def step(self) -> Heard:
         """One token of the request whose turn it is."""
+        if gone := [ticket for ticket in self.waiting if ticket.dropped]:
+            if gone[0] is self.waiting[0] and self.now is not None:
+                self.now.close()  # type: ignore[attr-defined]
+                self.now = None
+            self.waiting = deque(ticket for ticket in self.waiting if not ticket.dropped)
+            return [(ticket, End(0, "cancelled", last=True)) for ticket in gone]
         if not self.waiting:
             return []
         ticket = self.waiting[0]
         if self.now is None:
+            ticket.began = time.monotonic()
             self.now = self._served(ticket)
-        if ticket.dropped:
-            heard: Heard | None = [(ticket, End(0, "cancelled", last=True))]
-            self.now.close()  # type: ignore[attr-defined]
-        else:
-            try:
-                heard = next(self.now, None)
-            except Exception as error:  # a request that fails is told so, and the next one is served
-                heard = [(ticket, End(0, "failed", message=str(error), last=True))]
+        try:
+            heard: Heard | None = next(self.now, None)
+        except ValueError as error:  # our own words
+            heard = [(ticket, End(0, "refused", message=str(error), last=True))]
+        except Exception as error:  # a request that fails is told so, and the next one is served
+            heard = [(ticket, End(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))]
         if heard is None or any(isinstance(event, End) and event.last for _, event in heard):
             self.waiting.popleft()
             self.now = None

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options
 
-Why = Literal["stop", "length", "cancelled", "failed"]
+Why = Literal["stop", "length", "cancelled", "refused", "failed"]  # refused: by its own fault; failed: by ours
 
 
 class FullError(RuntimeError):
@@ -66,6 +66,7 @@ class Ticket:
     ask: Ask
     hear: Callable[[Event], None] = lambda event: None
     dropped: bool = False           # nobody waits for it any more: the next step lets it go
+    began: float | None = None      # when the engine turned to it, by time.monotonic(); until then it waited
     work: Any = None                # the engine's own
 
 

@@ -7,6 +7,7 @@ back and read again later.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,6 +131,7 @@ class Together:
             self.line.leave()
             self.number += 1
             job.order = self.number
+            job.ticket.began = job.ticket.began or time.monotonic()
             taken += job.width
             self.jobs[job] = None
             self.line.charge(job.ask.tenant, len(job.unread) + len(job.ask.tokens) * self.pair)
@@ -320,5 +322,6 @@ def _ticket(thing: Job | Ticket) -> Ticket:
 
 def _failed(error: Exception) -> Event:
     """What is told of it: our own words where it is the request's fault, otherwise only that something went wrong."""
-    told = str(error) if isinstance(error, ValueError) else f"the request could not be served: {type(error).__name__}"
-    return End(0, "failed", message=told, last=True)
+    if isinstance(error, ValueError):
+        return End(0, "refused", message=str(error), last=True)
+    return End(0, "failed", message=f"the request could not be served: {type(error).__name__}", last=True)

@@ -48,8 +48,8 @@ def load(place: str | Path, *, dtype: torch.dtype | None = None, device: str | t
     model.notes = {name: value for name, value in config.items() if name in HARMLESS or name == "model_type"}
     if (folder / "generation_config.json").exists():
         model.notes["generation"] = _json(folder / "generation_config.json")
-    if (folder / "chat_template.jinja").exists():
-        model.notes["chat_template"] = (folder / "chat_template.jinja").read_text("utf-8")
+    if (template := _chat_template(folder)) is not None:
+        model.notes["chat_template"] = template
     return model, _tokenizer(folder)
 
 
@@ -177,6 +177,19 @@ def _json(path: Path, kind: type = dict) -> Any:
     if not isinstance(found, kind):
         raise ValueError(f"{path} is JSON, but not {'an object' if kind is dict else 'a list'}: copy or download it again")
     return found
+
+
+def _chat_template(folder: Path) -> str | None:
+    """How a chat becomes one text: in a file of its own, or in the tokenizer's configuration as one template or several."""
+    if (folder / "chat_template.jinja").exists():
+        return (folder / "chat_template.jinja").read_text("utf-8")
+    if not (folder / "tokenizer_config.json").exists():
+        return None
+    found = _json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

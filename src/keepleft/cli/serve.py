@@ -1,0 +1,144 @@
+"""keepleft serve"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from keepleft.serving.http.limits import Limits
+
+KEY = "KEEPLEFT_API_KEY"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
+          served_model_name: str | None = None, max_model_len: int | None = None,
+          dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
+          max_requests: int | None = None, drain: float = 30.0, allow_origin: str | list[str] | None = None,
+          allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
+          log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
+    """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
+
+    Any client of OpenAI's works with base_url http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM lets what was begun come to its end.
+
+        keepleft serve runs/en-fr/model
+        curl localhost:8000/v1/models
+
+    Args:
+        model: a directory, a GGUF file, the name of an installed model, or a name on the Hugging Face hub
+        host: the address to listen at; others than this machine reach it only if it is not a loopback address
+        port: 0 takes a free one, which is told on stderr
+        api_key: who wants an answer has to show it (Authorization: Bearer KEY); the environment variable KEEPLEFT_API_KEY does
+            the same without standing in the list of processes
+        api_key_file: a file with several keys, a line each; callers with different keys share nothing
+        served_model_name: what callers call the model; the name of its directory unless given
+        max_model_len: tokens of prompt and text together, at most
+        dtype: how weights are kept; int8 is for CPUs
+        device: cpu or cuda; a GPU is used where there is one
+        max_requests: requests on their way at once; more are told to come again
+        drain: seconds that requests may take to end when the server is told to stop
+        allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
+        allow_host: further names that it answers to on a loopback address, for one that stands behind a proxy
+        runs: a folder of run directories, for the page's view of training
+        compare: the folder that `keepleft compare` wrote, for the page too
+        log_level: requests are told at info, as JSON, a line each, on stderr
+        limits: the most of everything that callers may ask for
+    """
+    from dataclasses import replace
+
+    from keepleft.cli.found import installed_weights
+    from keepleft.runs.opened import opened
+    from keepleft.serving.alone import Alone
+    from keepleft.serving.explorer.explorer import Explorer
+
+    try:
+        from keepleft.serving.http.app import app
+        from keepleft.serving.http.hosts import names
+        from keepleft.serving.http.keys import Keys
+        from keepleft.serving.http.server import Server
+        from keepleft.serving.http.service import Service
+    except ImportError as error:
+        raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
+
+    if drain < 0 or not 0 <= port < 65_536:
+        raise ValueError(f"drain is {drain} and port {port}: seconds must not be below 0, and a port is a number below 65,536")
+    for option, folder in (("runs", runs), ("compare", compare)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
+    keys = _keys(api_key, api_key_file)
+    limits = limits if max_requests is None else replace(limits, requests=max_requests)
+    place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
+    found = opened(place, dtype=dtype, device=device)
+    log = _log(log_level)
+    name = served_model_name or _name(model)
+    service = Service(found, Alone(found.model, found.tokenizer), name=name, limits=limits, reach=max_model_len,
+                      explorer=Explorer(*found, name=name, runs=runs, compare=compare))
+    answers_to = names(host, _several(allow_host))
+
+    def ready(host: str, port: int) -> None:
+        at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"keepleft: the page is at {at}/ and the API at {at}/v1", file=sys.stderr, flush=True)
+
+    if not keys and answers_to is None:
+        print(f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1", file=sys.stderr)
+    front = app(service, keys=Keys(keys), names=answers_to, origins=_several(allow_origin), log=log)
+    server = Server(front, service, host=host, port=port, drain=drain, ready=ready)
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's, where it cannot listen; why has been logged
+        raise OSError(f"{host}:{port} cannot be listened at: is another server there? --port 0 takes a free one") from None
+    finally:
+        if not service.draining:
+            service.drain(0.0)
+    if service.running.thread.is_alive():  # in the middle of a step that does not end, and Python would wait for it
+        os._exit(0)
+    return 0
+
+
+def _name(model: str) -> str:
+    """Of a directory its own, of a run's model that of the run; a name on the hub as it is."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    found = path.resolve()
+    return found.stem if found.is_file() else found.parent.name if found.name == "model" and found.parent.name else found.name
+
+
+def _several(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
+
+
+def _keys(one: str | None, file: str | None) -> list[str]:
+    given = [one] if one else [os.environ[KEY]] if os.environ.get(KEY) else []
+    if file is not None:
+        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
+        several = [line for line in lines if line and not line.startswith("#")]
+        if not several:
+            raise ValueError(f"{file} holds no API key: write one on each line")
+        given += several
+    return given
+
+
+def _log(level: str) -> Any:
+    """Lines of JSON on stderr, from us and from uvicorn."""
+    from keepleft.serving.http.recorded import stamped
+
+    least = LEVELS.index(level)
+
+    def log(level: str, what: dict[str, Any]) -> None:
+        if LEVELS.index(level) >= least:
+            print(json.dumps(stamped(level, what), ensure_ascii=False), file=sys.stderr, flush=True)
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            name = record.levelname.lower()
+            log(name if name in LEVELS else "error", {"logger": record.name, "said": record.getMessage()})
+
+    logger = logging.getLogger("uvicorn")
+    logger.handlers, logger.propagate = [Lines()], False
+    logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    return log

@@ -1,0 +1,73 @@
+"""How to write: keepleft's own options as fields of a request, named as in Hugging Face's GenerationConfig, each bounded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(max_length=65_536)]
+Count = Annotated[int, Field(ge=0, le=2**31)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Below = Annotated[float, Field(ge=0, lt=1)]
+Penalty = Annotated[float, Field(gt=0, le=100)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Biased = Annotated[tuple[Ids, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]  # JSON has lists alone
+Signed = Annotated[float, Field(ge=-2, le=2)]
+
+
+class Strict(BaseModel):
+    """Nothing is turned into something else, and nothing unknown is passed over."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Wishes(Strict):
+    """What the model directory's generation_config.json says holds where nothing is said here."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is the likeliest token each time")
+    top_p: Share | None = None
+    seed: Seed | None = Field(None, description="drawn, and told in the answer, where none is given")
+    presence_penalty: Signed | None = None
+    frequency_penalty: Signed | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+    max_new_tokens: Count | None = Field(None, description="another name of max_tokens")
+    min_new_tokens: Count | None = None
+    max_time: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    stop_strings: str | list[str] | None = Field(None, description="another name of stop")
+    do_sample: bool | None = None
+    num_beams: Annotated[int, Field(ge=1, le=1024)] | None = None
+    num_beam_groups: Annotated[int, Field(ge=1, le=1024)] | None = None
+    diversity_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    penalty_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Count | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_h: Share | None = None
+    typical_p: Share | None = None
+    epsilon_cutoff: Below | None = None
+    eta_cutoff: Below | None = None
+    repetition_penalty: Penalty | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
+    encoder_repetition_penalty: Penalty | None = None
+    encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
+    bad_words_ids: list[Ids] | None = None
+    sequence_bias: list[Biased] | None = None
+    suppress_tokens: Ids | None = None
+    begin_suppress_tokens: Ids | None = None
+    shortlist: Ids | None = None
+    forced_bos_token_id: Id | None = None
+    forced_eos_token_id: Id | Ids | None = None
+    eos_token_id: Id | Ids | None = None
+    renormalize_logits: bool | None = None
+    prefix: str | None = Field(None, description="what the written text begins with")
+    regex: str | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = Field(None, description="in llguidance's Lark dialect")
+
+
+OWN = tuple(name for name in Wishes.model_fields if name not in
+            ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix"))  # handed on as they are

@@ -1,0 +1,217 @@
+"""Clients that leave, send without end, dawdle or come in crowds: none of them holds anything up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from keepleft.serving.alone import Alone
+from keepleft.serving.asks import Token
+from keepleft.serving.http.limits import Limits
+from serving.small import Slow, decoder, encoder, running
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LONG = {"prompt": "the sea", "max_tokens": 4000, "logit_bias": {"2": -100}}
+
+
+@contextmanager
+def wire(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as made:
+        yield made
+
+
+def request(body, path="/v1/completions"):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return post(f"content-length: {len(data)}", path) + data
+
+
+def post(length, path="/v1/completions"):
+    """The headers of a request."""
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{length}\r\n\r\n".encode()
+
+
+def everything(made):
+    """What comes until the other side closes."""
+    out = b""
+    try:
+        while piece := made.recv(65536):
+            out += piece
+    except ConnectionResetError:
+        pass
+    return out
+
+
+def until(fine, seconds=30.0):
+    """Wait for something to be so; give up in the end."""
+    end = time.monotonic() + seconds
+    while not fine():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def slow():
+    with running(decoder(), Slow) as found:
+        yield found
+
+
+def test_a_client_that_leaves_in_the_middle_is_noticed_at_once(slow):
+    port, service, _ = slow
+    with wire(port) as made:
+        made.sendall(request({**LONG, "stream": True}))
+        until(lambda: b"data:" in made.recv(4096))
+        assert service.running.counts()["open"] == 1
+        ticket, = service.running.open
+    until(lambda: service.running.counts()["open"] == 0)
+    assert ticket.dropped
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+
+
+def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
+    port, service, _ = slow
+    first = socket.create_connection(("127.0.0.1", port), timeout=30)
+    first.sendall(request(LONG))
+    until(lambda: service.running.counts()["running"] == 1)
+    others = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(5)]
+    for other in others:
+        other.sendall(request({**LONG, "stream": False}))
+    until(lambda: service.running.counts()["open"] == 6)
+    for other in others:
+        other.close()
+    until(lambda: service.running.counts()["open"] == 1)
+    first.close()
+    until(lambda: service.running.counts()["open"] == 0)
+
+
+def test_a_client_that_leaves_takes_its_question_along():
+    with running(encoder()) as (port, service, _):
+        done = []
+        service.running.errand(lambda: time.sleep(0.3))
+        service.vectors.work = lambda rows: done.append(len(rows)) or rows
+        with wire(port) as made:
+            made.sendall(request({"input": "the sea"}, "/v1/embeddings"))
+            until(lambda: len(service.vectors.waiting) == 1)
+        until(lambda: not service.vectors.waiting)
+        until(lambda: service.running.counts()["errands"] == 0)
+        assert done == []
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_gigabyte_is_not_read(slow, chunked):
+    port, _, _ = slow
+    size = 1 << 30
+    length = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
+    piece = b"a" * 65536
+    sent = 0
+    with wire(port) as made:
+        made.sendall(post(length))
+        try:
+            while sent < size:
+                made.sendall(b"10000\r\n" + piece + b"\r\n" if chunked else piece)
+                sent += len(piece)
+        except OSError:
+            pass
+        assert sent < 64 << 20
+        answer = everything(made)
+    assert answer == b"" or b" 413 " in answer.split(b"\r\n")[0]  # what was on its way may be lost when the other side closes
+    quick = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"a" * (5 << 20),
+                       headers={"content-type": "application/json"})
+    assert quick.status_code == 413
+    assert quick.headers["connection"] == "close"
+
+
+def test_one_who_asks_before_sending_much_is_told_not_to(slow):
+    port, _, _ = slow
+    with wire(port) as made:
+        made.sendall(post("content-length: 9999999999\r\nexpect: 100-continue"))
+        assert everything(made).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    limits = Limits(header_seconds=0.3, body_seconds=0.3, idle_seconds=1, headers=4096, connections=6, requests=2)
+    with running(decoder(), Slow, limits) as found:
+        yield found
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow: "])
+def test_headers_that_do_not_come_are_not_waited_for(hasty, begun):
+    with wire(hasty[0]) as made:
+        made.sendall(begun)
+        assert everything(made) == b""
+
+
+def test_a_second_request_is_not_waited_for_either(hasty):
+    with wire(hasty[0]) as made:
+        made.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        until(lambda: b"ready" in made.recv(4096))
+        made.sendall(b"GET /health HT")
+        assert everything(made) == b""
+    with wire(hasty[0]) as made:  # nor is one that never begins
+        made.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"ready" in everything(made)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(hasty):
+    with wire(hasty[0]) as made:
+        made.sendall(request(b"{" + b" " * 99)[:-50])
+        answer = everything(made)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"timeout"' in answer
+
+
+def test_headers_that_are_too_large_and_what_is_no_http(hasty):
+    for begun in (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 9000, b"\x16\x03\x01 hello\r\n\r\n",
+                  b"GET /health HTTP/1.1\r\n\r\n"):
+        with wire(hasty[0]) as made:
+            made.sendall(begun)
+            answer = everything(made)
+        assert answer.startswith(b"HTTP/1.1 400 ") or answer == b"", answer
+        assert answer == b"" or b'"code": "invalid_http"' in answer
+
+
+class Flood(Alone):
+    """Tells many tokens at a time, for ever."""
+
+    def step(self):
+        time.sleep(0.01)
+        ticket = self.waiting[0]
+        return super().step() if ticket.dropped else [(ticket, Token(0, 20)) for _ in range(100)]
+
+
+def test_one_who_does_not_read_is_let_go():
+    with running(decoder(), Flood, Limits(write_seconds=0.3)) as (port, service, _), socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        made.connect(("127.0.0.1", port))
+        made.sendall(request({**LONG, "stream": True}))
+        until(lambda: service.running.counts()["open"] == 1)
+        until(lambda: service.running.counts()["open"] == 0)
+
+
+def test_a_crowd_is_told_to_come_again(hasty):
+    port, service, _ = hasty
+    crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2)]
+    for one in crowd:
+        one.sendall(request(LONG))
+    until(lambda: service.running.counts()["open"] == 2)
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=30)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    crowd += [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(5)]
+    answers = []
+    for one in crowd[2:]:
+        one.settimeout(0.2)
+        try:
+            answers.append(one.recv(4096))
+        except TimeoutError:
+            answers.append(b"")
+    assert any(answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer for answer in answers)
+    for one in crowd:
+        one.close()
+    until(lambda: service.running.counts()["open"] == 0)

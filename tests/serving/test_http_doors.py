@@ -1,0 +1,214 @@
+"""Who gets in: keys, hosts, other people's pages; and what is noted about it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+
+import pytest
+
+from keepleft.serving.http.explore import STRICT
+from keepleft.serving.http.hosts import names
+from keepleft.serving.http.keys import Keys
+from serving.small import Slow, client, decoder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KEYS = Keys(["first-key", "second-key"])
+BODY = {"prompt": "the sea", "max_tokens": 3, "seed": 1}
+
+
+def with_key(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def every_route(made):
+    return [(method.upper(), path.replace("{model}", "tiny").replace("{question}", "about"))
+            for path, methods in made.app.openapi()["paths"].items() for method in methods]
+
+
+def test_every_answer_of_the_model_wants_a_key():
+    with client(decoder(), keys=KEYS) as made:
+        routes = every_route(made)
+        assert len(routes) >= 12
+        for method, path in [*routes, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("POST", "/health/x")]:
+            for headers in ({}, with_key("wrong"), with_key(""), with_key("first-key "[:-2]), {"authorization": "first-key"},
+                            {"authorization": "Basic first-key"}, {"authorization": "Bearer"}, {"x-api-key": "first-key"}):
+                answer = made.request(method, path, headers=headers)
+                if path == "/health":
+                    assert answer.status_code == 200
+                else:
+                    assert answer.status_code == 401, (path, headers)
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    assert answer.headers["www-authenticate"] == "Bearer"
+        for key in ("first-key", "second-key"):
+            assert made.get("/v1/models", headers=with_key(key)).status_code == 200
+            assert made.post("/v1/completions", json=BODY, headers=with_key(key)).status_code == 200
+        document = made.get("/openapi.json", headers=with_key("first-key")).json()
+        assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
+        assert made.get("/", follow_redirects=False).status_code == 307  # the page asks for the key itself
+
+
+def test_all_keys_are_compared_whichever_is_right(monkeypatch):
+    seen = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or a == b)
+    for given in (b"Bearer first-key", b"Bearer second-key", b"Bearer wrong", b"", None):
+        seen.clear()
+        KEYS.tenant(given)
+        assert seen == [(32, 32)] * 2
+
+
+def test_a_key_is_a_tenant_and_a_user_is_inside_it():
+    heard = []
+    with client(decoder(), keys=KEYS) as made:
+        submit = made.service.running.submit
+        made.service.running.submit = lambda ask, hear: heard.append(ask.tenant) or submit(ask, hear)
+        for key, user in (("first", None), ("second", None), ("first", "ann"), ("first", "bob"), ("first", "ann")):
+            made.post("/v1/completions", json={**BODY, "user": user}, headers=with_key(f"{key}-key"))
+    assert len(set(heard)) == 4
+    assert heard[2] == heard[4]
+    assert not any("key" in tenant for tenant in heard)
+
+
+@pytest.mark.parametrize("key", ["", " a", "a\n", "schlüssel", "a\tb"])
+def test_a_key_that_no_header_can_carry_is_refused(key):
+    with pytest.raises(ValueError, match="an API key is empty, or has characters"):
+        Keys([key])
+
+
+@pytest.mark.parametrize(("host", "fine"), [
+    ("localhost", True), ("localhost:8000", True), ("127.0.0.1:8000", True), ("[::1]:8000", True), ("[::1]", True),
+    ("LOCALHOST", True), ("evil.example", False), ("evil.example:8000", False), ("127.0.0.1.evil.example", False),
+    ("localhost.evil.example:80", False), ("", False),
+])
+def test_on_loopback_other_names_are_turned_away(host, fine):
+    with client(decoder(), names=names("127.0.0.1")) as made:
+        answer = made.get("/v1/models", headers={"host": host})
+        assert answer.status_code == (200 if fine else 421)
+        assert fine or answer.json()["error"]["code"] == "wrong_host"
+        assert made.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_elsewhere_any_name_will_do():
+    assert names("0.0.0.0") is None
+    assert names("192.168.1.5") is None
+    assert names("127.0.0.5") == {"127.0.0.1", "localhost", "::1", "127.0.0.5"}
+    with client(decoder(), names=names("0.0.0.0")) as made:
+        assert made.get("/v1/models", headers={"host": "models.example"}).status_code == 200
+
+
+def test_pages_elsewhere_may_not_ask_unless_they_are_named():
+    from_page = {"origin": "https://page.example"}
+    ahead = {**from_page, "access-control-request-method": "POST",
+             "access-control-request-headers": "content-type,authorization"}
+    with client(decoder()) as made:
+        assert "access-control-allow-origin" not in made.get("/v1/models", headers=from_page).headers
+        assert made.options("/v1/completions", headers=ahead).status_code == 405
+    with client(decoder(), keys=KEYS, origins=["https://page.example"]) as made:
+        answer = made.options("/v1/completions", headers=ahead)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert made.get("/v1/models", headers=from_page).headers["access-control-allow-origin"] == "https://page.example"
+        assert made.options("/v1/completions", headers={**ahead, "origin": "https://evil.example"}).status_code == 400
+
+
+# the page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_is_served_strictly(tmp_path):
+    for name, text in (("index.html", "<!doctype html>"), ("explorer.js", "1"), ("explorer.css", "a{}"), ("secret.txt", "no")):
+        (tmp_path / name).write_text(text)
+    with client(decoder(), page=tmp_path, keys=KEYS) as made:
+        answer = made.get("/")
+        assert answer.url.path == "/explore/"
+        assert answer.text == "<!doctype html>"
+        for name, kind in (("", "text/html"), ("explorer.js", "text/javascript"), ("explorer.css", "text/css")):
+            answer = made.get(f"/explore/{name}")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith(kind)
+            assert answer.headers["content-security-policy"] == STRICT["content-security-policy"]
+            assert "unsafe" not in answer.headers["content-security-policy"]
+            assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+        for path in ("/explore/secret.txt", "/explore/..%2fsecret.txt", "/explore/../secret.txt", "/explore/index.html"):
+            assert made.get(path, headers=with_key("first-key")).status_code in (404, 405)
+
+
+def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path):
+    with client(decoder(), page=tmp_path) as made:
+        answer = made.get("/")
+        assert answer.status_code == 404
+        assert answer.text.count("\n") == 1
+        assert "make page" in answer.text
+
+
+class Answers:
+    """Stands in for the explorer."""
+
+    def ask(self, question, given):
+        import threading
+
+        class ForgottenError(ValueError):
+            code = "forgotten"
+
+        ForgottenError.__module__ = "keepleft.serving.explorer.given"
+        if question == "key":
+            raise ForgottenError("it was forgotten")
+        if question == "wrong":
+            raise ValueError("there is no question 'wrong'")
+        return {"question": question, "given": given, "thread": threading.current_thread().name}
+
+
+def test_questions_are_answered_in_the_engines_thread():
+    with client(decoder(), explorer=Answers()) as made:
+        answer = made.post("/explore/about", json={"a": [1]}).json()
+        assert answer == {"question": "about", "given": {"a": [1]}, "thread": "keepleft engine"}
+        answer = made.post("/explore/key", json={})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "forgotten"
+        assert made.post("/explore/wrong", json={}).json()["error"]["message"] == "there is no question 'wrong'"
+        assert made.post("/explore/about", json=[1]).status_code == 400
+    with client(decoder()) as made:
+        assert made.post("/explore/about", json={}).status_code == 404
+
+
+# what is noted ----------------------------------------------------------------------------------
+
+
+def test_a_request_is_a_line_and_says_nothing_of_what_was_said():
+    lines = []
+    with client(decoder(), keys=KEYS, log=lambda level, what: lines.append({"level": level, **what})) as made:
+        answer = made.post("/v1/completions", json={**BODY, "prompt": "the secret sea", "user": "ann@example.org"},
+                           headers=with_key("first-key"))
+        made.get("/v1/models?prompt=the+secret")
+        made.get("/health")
+    line = lines[0]
+    assert line["id"] == answer.headers["x-request-id"]
+    assert (line["method"], line["route"], line["status"], line["level"]) == ("POST", "/v1/completions", 200, "info")
+    assert line["read"] == answer.json()["usage"]["prompt_tokens"]
+    assert line["written"] == answer.json()["usage"]["completion_tokens"]
+    assert 0 < line["ms_first"] <= line["ms"]
+    assert len(line["tenant"]) == 8
+    assert (lines[1]["status"], lines[1]["tenant"], lines[2]["level"]) == (401, None, "debug")
+    whole = json.dumps(lines)
+    for word in ("secret", "key", "ann", answer.json()["choices"][0]["text"] or "key"):
+        assert word not in whole
+
+
+def test_numbers_for_prometheus():
+    with client(decoder(), Slow) as made:
+        usage = made.post("/v1/completions", json={**BODY, "max_tokens": 4}).json()["usage"]
+        made.post("/v1/completions", json={"prompt": []})
+        made.get("/nowhere/at/all")
+        answer = made.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert found['keepleft_requests_total{route="/v1/completions",status="200"}'] == "1.0"
+    assert found['keepleft_requests_total{route="/v1/completions",status="400"}'] == "1.0"
+    assert found['keepleft_requests_total{route="other",status="404"}'] == "1.0"
+    assert float(found["keepleft_tokens_read_total"]) == usage["prompt_tokens"]
+    assert float(found["keepleft_tokens_written_total"]) == usage["completion_tokens"]
+    for name in ("queue_seconds", "first_token_seconds", "token_seconds"):
+        assert found[f"keepleft_{name}_count"] == "1.0", name
+    for name in ("running", "waiting", "open", "errands"):
+        assert float(found[f"keepleft_engine_{name}"]) == 0

@@ -1,0 +1,66 @@
+"""What docs/serving.md says is true: its commands and its code run against a server, and its numbers are the numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import keepleft as kl
+from keepleft.serving.http.limits import Limits
+from serving.small import CHAT, decoder
+from serving.test_http_serve import served
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+def test_every_block_runs(tmp_path):
+    place = tmp_path / "runs" / "novel" / "model"
+    kl.save(*decoder(chat_template=CHAT)[:2], place)
+    with served(place) as (address, _, _):
+        assert "/v1/models" in blocks("bash")[0]
+        for block in blocks("bash"):
+            for command in re.split(r"\n\n", block.strip()):
+                assert "curl " in command
+                command = command.replace("localhost:8000", address.removeprefix("http://"))
+                command = command.replace("curl ", "curl -sS --fail-with-body ", 1)
+                ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60,
+                                     check=False)
+                assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
+                assert ran.stdout
+        for code in blocks("python"):
+            code = code.replace("http://127.0.0.1:8000", address)
+            ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120,
+                                 check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            assert ran.returncode == 0, ran.stderr
+
+
+def test_every_limit_stands_there_with_its_default():
+    table = PAGE[PAGE.index("| limit |"):PAGE.index("## Logs")]
+    told = {}
+    for names, numbers in re.findall(r"^\| (`.+?) \| (.+?) \|", table, re.M):
+        each = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", numbers)]
+        told |= dict(zip(re.findall(r"`(\w+)`", names), each, strict=True))
+    assert told == {field.name: float(field.default) for field in fields(Limits)}
+
+
+def test_every_route_and_metric_stands_there():
+    from keepleft.serving.http.app import app
+    from serving.small import client
+
+    with client(decoder()) as made:
+        document = app(made.service).openapi()
+        made.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+        names = {name for name in re.findall(r"^# TYPE (keepleft_\w+)", made.get("/metrics").text, re.M)
+                 if not name.startswith("keepleft_engine") and not name.endswith("_created")}
+    for path in document["paths"]:
+        assert re.sub(r"\{\w+", "{", path).split("{")[0] in PAGE, path
+    assert names == {name for name in re.findall(r"`(keepleft_\w+)", PAGE) if not name.startswith("keepleft_engine")}

@@ -1,0 +1,136 @@
+"""Embeddings, labels, scores and attention maps: those of the library, whoever asks at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from math import exp
+
+import numpy as np
+import pytest
+import torch
+
+import keepleft as kl
+from keepleft.runs.judging import Judge
+from keepleft.serving.http.limits import Limits
+from serving.small import TOKENS, client, decoder, encoder, service, translator
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXTS = ["the sea is calm", "a ship", "12 345", "आप कैसे हैं"]
+
+
+def post(made, where, body):
+    answer = made.post(where, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def alone(opened, text):
+    """One text, without padding."""
+    return Judge(*opened).vectors([TOKENS.encode(text).ids])[0].tolist()
+
+
+@pytest.mark.parametrize("opened", [lambda: encoder(kl.Pooled("mean", unit=True)), lambda: encoder(kl.Pooled("first")), encoder,
+                                    decoder, translator])
+def test_embeddings_are_the_models(opened):
+    with client(opened()) as made:
+        found = post(made, "/v1/embeddings", {"input": TEXTS})
+        assert [one["index"] for one in found["data"]] == [0, 1, 2, 3]
+        for one, text in zip(found["data"], TEXTS, strict=True):
+            assert one["embedding"] == pytest.approx(alone(opened(), text), abs=1e-4)
+        assert found["usage"]["prompt_tokens"] == sum(len(TOKENS.encode(text).ids) for text in TEXTS)
+        coded = post(made, "/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"})["data"][0]["embedding"]
+        assert np.frombuffer(base64.b64decode(coded), "<f4").tolist() == pytest.approx(found["data"][0]["embedding"], abs=1e-4)
+        tokens = post(made, "/v1/embeddings", {"input": TOKENS.encode(TEXTS[0]).ids})["data"][0]["embedding"]
+        assert tokens == pytest.approx(found["data"][0]["embedding"], abs=1e-4)
+
+
+def test_a_pooled_vector_is_the_mean_of_the_states():
+    model, tokenizer, _ = encoder()
+    with torch.no_grad():
+        want = model.states(torch.tensor([tokenizer.encode("the sea").ids]))[0].mean(0)
+    assert alone(encoder(), "the sea") == pytest.approx(want.tolist(), abs=1e-5)
+
+
+def test_labels_are_the_models():
+    opened = encoder(kl.Classes(3))
+    with client(opened) as made:
+        found = post(made, "/v1/classify", {"input": TEXTS})
+        want = Judge(*opened).classify(TEXTS)
+        for one, row in zip(found["data"], want, strict=True):
+            assert list(one["probabilities"]) == ["calm", "rough", "none"]
+            assert list(one["probabilities"].values()) == pytest.approx(row.tolist(), abs=1e-4)
+            assert one["label"] == ["calm", "rough", "none"][int(row.argmax())]
+
+
+@pytest.mark.parametrize(("opened", "source"), [(decoder, None), (translator, "the ship sails")])
+def test_scores_are_the_models(opened, source):
+    with client(opened()) as made:
+        said = {} if source is None else {"source": [source] * 2}
+        found = post(made, "/v1/score", {"input": TEXTS[:2], **said})
+        for one, text in zip(found["data"], TEXTS, strict=False):
+            want = [thought.logprob for thought in Judge(*opened()).score(text, source)]
+            assert [token["logprob"] for token in one["tokens"]] == pytest.approx(want, abs=1e-4)
+            assert one["logprob"] == pytest.approx(sum(want), abs=1e-3)
+            assert one["perplexity"] == pytest.approx(exp(-sum(want) / len(want)), rel=1e-3)
+
+
+def test_attention_maps_are_the_models():
+    opened = translator()
+    with client(opened) as made:
+        found = post(made, "/v1/attention", {"input": "the sea", "source": "a ship sails", "heads": [1],
+                                             "layers": ["decoder.0.*", "encoder.1.self"]})
+        assert set(found["maps"]) == {"decoder.0.self", "decoder.0.cross", "encoder.1.self"}
+        source, tokens = TOKENS.encode("a ship sails").ids, [1, *TOKENS.encode("the sea").ids]
+        with kl.watch(opened.model) as maps, torch.no_grad():
+            opened.model(torch.tensor([source]), torch.tensor([tokens]))
+        for name, rows in found["maps"].items():
+            assert torch.allclose(torch.tensor(rows), maps[name][0, 1:2], atol=1e-4)
+            assert found["heads"][name] == [1]
+        assert len(found["tokens"]) == len(tokens)
+        assert len(found["source"]) == len(source)
+    with client(decoder()) as made:
+        found = post(made, "/v1/attention", {"input": "the sea"})
+        assert set(found["maps"]) == {"decoder.0.self", "decoder.1.self"}
+        assert all(head[0][1] == 0 for head in found["maps"]["decoder.0.self"])  # nobody looks ahead
+
+
+def test_texts_of_many_callers_are_read_together():
+    opened = encoder(kl.Pooled("mean"))
+    rows = [TOKENS.encode(text).ids for text in TEXTS * 5]
+
+    async def ask_all(gathered):
+        return await asyncio.gather(*(gathered.ask([row]) for row in rows))
+
+    with service(opened, limits=Limits(batch_tokens=60)) as made:
+        held = made.running.errand(lambda: asyncio.run(asyncio.sleep(0.2)))  # so that all of them wait
+        found = asyncio.run(ask_all(made.vectors))
+        held.result()
+        assert 1 < made.vectors.batches < len(rows)
+        for row, (vector,) in zip(rows, found, strict=True):
+            assert vector.tolist() == pytest.approx(Judge(*opened).vectors([row])[0].tolist(), abs=1e-4)
+
+
+def test_one_who_leaves_takes_nobody_along():
+    opened = encoder(kl.Pooled("mean"))
+
+    async def two(made):
+        made.running.errand(lambda: asyncio.run(asyncio.sleep(0.2)))
+        first, second = asyncio.ensure_future(made.vectors.ask([[5, 6]])), asyncio.ensure_future(made.vectors.ask([[7]]))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        return await second
+
+    with service(opened) as made:
+        vector, = asyncio.run(two(made))
+        assert vector.tolist() == pytest.approx(Judge(*opened).vectors([[7]])[0].tolist(), abs=1e-5)
+        assert not made.vectors.waiting
+
+
+def test_a_batch_that_fails_is_told_to_all_and_the_next_is_read():
+    with service(encoder(kl.Pooled("mean"))) as made:
+        work, made.vectors.work = made.vectors.work, lambda rows: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(made.vectors.ask([[5], [6]]))
+        made.vectors.work = work
+        assert len(asyncio.run(made.vectors.ask([[5], [6]]))) == 2
