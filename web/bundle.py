@@ -76,8 +76,12 @@ def _node(fetch: bool) -> Iterator[tuple[str, list[str]]]:
         raise NotBuiltError("there is no Node.js with npm: install Node 18 or newer, or run `make page`")
     with TemporaryDirectory() as folder:
         # -I: in the environment of a build pip is not to be seen, though it is there
-        _run([sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
-              "--target", folder, PACKAGE], dict(os.environ), "there is no Node.js with npm, and")
+        pip = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+               "--only-binary=:all:", "--retries=1", "--timeout=20", "--target", folder, PACKAGE]
+        try:
+            _run(pip, dict(os.environ))
+        except NotBuiltError as error:
+            raise NotBuiltError(f"there is no Node.js with npm (install Node 18 or newer, then `make page`), and {error}") from error
         yield _packaged(Path(folder) / MODULE)
 
 
@@ -89,8 +93,8 @@ def _packaged(home: Path) -> tuple[str, list[str]]:
     raise NotBuiltError(f"{home} holds no Node.js with npm: install Node 18 or newer")
 
 
-def _run(command: list[str], env: dict[str, str], why: str = "") -> None:
-    name = " ".join([*([why] if why else []), *(Path(part).name for part in command[:4] if not part.startswith("-"))])
+def _run(command: list[str], env: dict[str, str]) -> None:
+    name = " ".join(Path(part).name for part in command[:4] if not part.startswith("-"))
     try:
         ran = subprocess.run(command, cwd=WEB, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
                              timeout=PATIENCE, check=False)
