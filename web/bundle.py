@@ -35,7 +35,7 @@ def build(*, tools: bool = True, fetch: bool = True, force: bool = False) -> boo
         return False
     with _node(fetch) as (node, npm):
         env = {**os.environ, "PATH": os.pathsep.join([str(Path(node).parent), os.environ.get("PATH", "")])}  # npm runs node
-        if not _newer(WEB / "node_modules" / ".package-lock.json", [WEB / "package-lock.json"]):
+        if not _installed(tools):
             _run([*npm, "ci", *QUIET, *([] if tools else ["--omit=dev"])], env)
         part = PAGE.with_name("page.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -53,6 +53,12 @@ def fresh() -> bool:
     """Is all of it built, and none of it older than a source? In an archive all files are of one age: then it is."""
     sources = [WEB / "package.json", WEB / "package-lock.json", WEB / "build.mjs", *(WEB / "src").rglob("*.*")]
     return all(_newer(PAGE / name, sources) for name in BUILT)
+
+
+def _installed(tools: bool) -> bool:
+    modules = WEB / "node_modules"
+    whole = not tools or (modules / "typescript").is_dir()
+    return whole and _newer(modules / ".package-lock.json", [WEB / "package-lock.json"])
 
 
 def _newer(made: Path, sources: list[Path]) -> bool:
@@ -81,7 +87,8 @@ def _node(fetch: bool) -> Iterator[tuple[str, list[str]]]:
         try:
             _run(pip, dict(os.environ))
         except NotBuiltError as error:
-            raise NotBuiltError(f"there is no Node.js with npm (install Node 18 or newer, then `make page`), and {error}") from error
+            remedy = "install Node 18 or newer, then make page"
+            raise NotBuiltError(f"there is no Node.js with npm ({remedy}), and {error}") from error
         yield _packaged(Path(folder) / MODULE)
 
 

@@ -1,94 +1,25 @@
-"""A made-up model behind the explorer's questions, to draw and test the page without one: numbers in the right shapes, no more.
-
-    python tests/serving/standin.py [--port 8900] [--family decoder]
-"""
+"""A made-up model behind the explorer's questions, to draw and test the page without one: the right shapes, and no more."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import threading
-import time
-from base64 import b64encode
-from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).parents[2] / "src" / "keepleft" / "serving" / "explorer" / "page"
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-LAYERS, HEADS, VOCAB = 3, 4, 5_000
-EVIL = ["<img src=x onerror=window.broken=1>", "</script><script>window.broken=2</script>", "\"><svg onload=window.broken=3>"]
-SOURCE, TARGET = "The little ship sails on the calm blue sea today.", "Le petit bateau navigue aujourd'hui sur la mer bleue et calme."
-HINDI = "नमस्ते दुनिया, समुद्र शांत है और हिन्दी में क्ष त्र ज्ञ।"
+from serving.made_up import HINDI, SOURCE, TARGET, VOCAB, bits, cut, f32, hash_of, named, shades, token, u8, weights, word
+
+LAYERS, HEADS = 3, 4
+QUESTIONS = """about attention overview tile reads summary next vocabulary spell write beam alignment mask leaks unmasked runs
+               run compare""".split()
 
 
 class Refusal(Exception):  # noqa: N818
     def __init__(self, message: str, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.code, self.status = code, status
-
-
-def u8(values: Any) -> str:
-    return b64encode(np.ascontiguousarray(values, np.uint8).tobytes()).decode()
-
-
-def f32(values: Any) -> str:
-    return b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode()
-
-
-def bits(values: Any) -> str:
-    return b64encode(np.packbits(values, axis=1).tobytes()).decode()
-
-
-def shades(values: Any, top: float = 1.0) -> Any:
-    return np.round(255 * np.sqrt(np.clip(values / top, 0, 1)))
-
-
-def tokens(text: str) -> list[dict[str, Any]]:
-    """Words and pieces of words; letters of Devanagari one code point at a time, as byte-level tokenizers often cut them."""
-    pieces: list[str] = []
-    for word in re.findall(r"</?[^\s>]+[^>]*>|\s*[\w'’]+|\s*[^\w\s]|\s+", text):
-        if re.search(r"[\u0900-\u097f]", word):
-            pieces += [*word.strip()] if word == word.strip() else [" " + word.strip()[:1], *word.strip()[1:]]
-        elif len(word) > 8 and not word.startswith("<"):
-            pieces += [word[:5], word[5:]]
-        else:
-            pieces.append(word)
-    return [token(hash_of(piece) % VOCAB, piece) for piece in pieces]
-
-
-def token(number: int, text: str, special: bool = False) -> dict[str, Any]:
-    return {"id": number, "text": text, "special": special}
-
-
-def hash_of(text: str) -> int:
-    out = 7
-    for letter in text:
-        out = (out * 31 + ord(letter)) % 1_000_003
-    return out
-
-
-@lru_cache(48)
-def weights(rows: int, columns: int, causal: bool, layer: int, head: int, leak: bool) -> Any:
-    """A head with a habit: the previous token, the first one, near ones, or this and that."""
-    i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
-    diagonal = i * (columns / rows) if rows != columns else i
-    noise = np.random.default_rng(layer * 97 + head).normal(size=(1, columns)).astype(np.float32)
-    scores = {0: -np.abs(diagonal - 1 - j) * 1.5, 1: 3.0 * (j == 0) - 0.02 * np.abs(diagonal - j),
-              2: -np.abs(diagonal - j) / (2 + layer), 3: 1.5 * noise - 0.01 * np.abs(diagonal - j)}[head % 4].astype(np.float32)
-    if causal:
-        scores = np.where(j <= i, scores, -np.inf)
-    out = np.exp(scores - scores.max(1, keepdims=True))
-    out /= out.sum(1, keepdims=True)
-    if leak and causal and rows > 6:
-        out[rows // 3, rows // 2] = 0.2
-    return out.astype(np.float32)
 
 
 class StandIn:
@@ -124,9 +55,9 @@ class StandIn:
     def attention(self, text: str, source: str = "") -> dict[str, Any]:
         if not text.strip() and not self.pair:
             raise Refusal("the text is empty: give some text to read")
-        shown = {"text": [token(1, "<s>", True), *tokens(text or TARGET)]}
+        shown = {"text": [token(1, "<s>", True), *cut(text or TARGET)]}
         if self.pair:
-            shown["source"] = [*tokens(source), token(2, "</s>", True)]
+            shown["source"] = [*cut(source), token(2, "</s>", True)]
         key = f"key-{len(self.kept)}"
         self.kept[key] = shown
         sides = {"encoder.self": "source source", "decoder.self": "text text", "decoder.cross": "text source"}
@@ -156,7 +87,8 @@ class StandIn:
         pooled, may = (np.pad(table, ((0, -rows % step), (0, -columns % step))).reshape(-(-rows // step), step, -1, step)
                        .max((1, 3)) for table in (found, claim))
         top = float(pooled.max())
-        return {"rows": rows, "columns": columns, "step": step, "map_u8": u8(shades(pooled, top)), "top": top, "claim_bits": bits(may)}
+        return {"rows": rows, "columns": columns, "step": step, "map_u8": u8(shades(pooled, top)), "top": top,
+                "claim_bits": bits(may)}
 
     def tile(self, key: str, name: str, layer: int, head: Any, row: int, column: int, size: int) -> dict[str, Any]:
         found, claim = (table[row:row + size, column:column + size] for table in self._map(key, name, layer, head))
@@ -175,9 +107,10 @@ class StandIn:
                 found, claim = self._map(key, name, layer, head)
                 i, j = np.indices(found.shape)
                 logs = np.log2(np.where(found > 0, found, 1))
-                out[-1].append({"entropy": float(-(found * logs).sum(1).mean()), "distance": float((found * abs(i - j)).sum(1).mean()),
-                                "first": float(found[:, 0].mean()), "previous": float(found.diagonal(-1).mean()),
-                                "itself": float(found.diagonal().mean()), "outside": float((found * ~claim).max())})
+                out[-1].append({"entropy": float(-(found * logs).sum(1).mean()),
+                                "distance": float((found * abs(i - j)).sum(1).mean()), "first": float(found[:, 0].mean()),
+                                "previous": float(found.diagonal(-1).mean()), "itself": float(found.diagonal().mean()),
+                                "outside": float((found * ~claim).max())})
         return {"heads": out}
 
     # decoding
@@ -186,29 +119,23 @@ class StandIn:
         scores = np.random.default_rng(hash_of(text + source) + sum(tokens) * 31 + len(tokens)).normal(size=VOCAB) * 2.2
         best = hash_of(f"{tokens}") % (VOCAB - 10) + 5
         scores[best], scores[best + 1], scores[0] = 12.5, 11.5, 9.0 + len(tokens) / 4
-        return {"prompt": globals()["tokens"](text), "written": [token(n, self._word(n)) for n in tokens], "scores_f32": f32(scores),
+        return {"prompt": cut(text), "written": named(tokens), "scores_f32": f32(scores),
                 "ends": [0], "start": 1}
 
-    def _word(self, number: int) -> str:
-        if number == 0:
-            return "</s>"
-        if number % 97 == 5:
-            return EVIL[number % 3]
-        return [" sea", " ship", "ing", " नीला", " é", " bleu", " calm", "s", "ा", " sails"][number % 10] + ("" if number % 3 else "n")
-
     def vocabulary(self) -> dict[str, Any]:
-        return {"words": [self._word(n) for n in range(VOCAB)]}
+        return {"words": [word(n) for n in range(VOCAB)]}
 
     def spell(self, ids: list[int], before: list[int]) -> dict[str, Any]:
-        return {"tokens": [token(n, self._word(n)) for n in ids]}
+        return {"tokens": named(ids)}
 
     def write(self, text: str, tokens: list[int], options: dict[str, Any], limit: int, source: str = "") -> dict[str, Any]:
         if unknown := {*options} - {"do_sample", "temperature", "top_k", "top_p", "min_p"}:
             raise Refusal(f"write takes no {unknown}")
         new = [10 + (sum(tokens) + n * 37) % 4_000 for n in range(limit)]
-        return {"tokens": [token(n, self._word(n)) for n in new], "logprobs": [-1.0] * limit, "ended": False}
+        return {"tokens": named(new), "logprobs": [-1.0] * limit, "ended": False}
 
-    def beam(self, text: str, width: int, limit: int, length_penalty: float, early_stopping: bool, source: str = "") -> dict[str, Any]:
+    def beam(self, text: str, width: int, limit: int, length_penalty: float, early_stopping: bool,
+             source: str = "") -> dict[str, Any]:
         chance = np.random.default_rng(width)
         steps: list[list[dict[str, Any]]] = []
         for step in range(min(limit, 9)):
@@ -218,7 +145,7 @@ class StandIn:
                 for _ in range(width if step == 0 else 2):
                     score = -float(chance.exponential(0.8))
                     number = int(chance.integers(10, 4_000))
-                    grown.append({"id": 0, "parent": place if steps else -1, "token": token(number, self._word(number)),
+                    grown.append({"id": 0, "parent": place if steps else -1, "token": token(number, word(number)),
                                   "score": score, "total": total + score})
             steps.append(sorted(grown, key=lambda node: -node["total"])[:width])
         path, place = [], 0
@@ -226,12 +153,13 @@ class StandIn:
             path.insert(0, nodes[place]["token"])
             place = max(0, nodes[place]["parent"])
         best = [*path, token(0, "</s>", True)]
-        return {"steps": steps, "finished": [{"tokens": best, "score": -0.7, "step": len(steps) - 1}], "best": {"tokens": best, "score": -0.7}}
+        ended = {"tokens": best, "score": -0.7}
+        return {"steps": steps, "finished": [{**ended, "step": len(steps) - 1}], "best": ended}
 
     def alignment(self, source: str, tokens: list[int], layer: Any, head: Any) -> dict[str, Any]:
-        there = globals()["tokens"](source)
+        there = cut(source)
         found = weights(max(1, len(tokens)), len(there), False, 1, 2, False)
-        return {"source": there, "written": [token(n, self._word(n)) for n in tokens], "weights_u8": u8(shades(found)),
+        return {"source": there, "written": named(tokens), "weights_u8": u8(shades(found)),
                 "rows": len(tokens), "columns": len(there)}
 
     # masks, leaks, training
@@ -241,7 +169,8 @@ class StandIn:
             raise Refusal(f"{expression!r} is not a mask: write one such as 'causal & window(3) | prefix(1)'")
         i, j = np.indices((length, length))
         near = re.search(r"window\((\d+)\)", expression)
-        seen = ((j <= i) if "causal" in expression else np.ones((length, length), bool)) & (abs(i - j) < int(near[1]) if near else True)
+        seen = (j <= i) if "causal" in expression else np.ones((length, length), bool)
+        seen = seen & (abs(i - j) < int(near[1])) if near else seen
         first = re.search(r"prefix\((\d+)\)", expression)
         seen = seen | (j < int(first[1])) if first else seen
         if expression.startswith("~"):
@@ -251,7 +180,8 @@ class StandIn:
         count = int(seen.sum())
         faults = [f"position {q} sees position {k}, its future" for q, k in zip(*np.nonzero(np.triu(seen, 1)), strict=True)]
         return {"mask": expression, "seen_bits": bits(seen), "rows": length, "columns": length, "faults": faults[:12],
-                "cost": {"seen": count, "all": length * length, "share": count / length ** 2, "words": "A kernel would skip the rest."}}
+                "cost": {"seen": count, "all": length * length, "share": count / length ** 2,
+                         "words": "A kernel skips the rest."}}
 
     def leaks(self, wait: bool) -> dict[str, Any]:
         self.audited += 1
@@ -260,20 +190,23 @@ class StandIn:
         claim = np.tri(12, dtype=bool)
         found = np.where(claim, 10.0 ** -np.abs(np.subtract.outer(np.arange(12), np.arange(12)) / 2.0), 0)
         found[4, 9] = 0.01
-        return {"state": "done", "seconds": 3.2, "claim_bits": bits(claim), "influence_f32": f32(found), "rows": 12, "columns": 12,
-                "report": {"ok": False, "claim": "causal", "skipped": ["gradients: the head has none"], "notes": [], "findings": [
-                    {"kind": "future", "reader": 4, "source": 9, "size": 0.01, "path": "forward", "module": "decoder.layers.1.self",
-                     "message": "position 4 moves when position 9 is changed: put the mask back", "line": "model.py:12: weights = scores.softmax(-1)",
-                     "reproduce": "import keepleft as kl\nkl.audit(model)"}]}}
+        finding = {"kind": "future", "reader": 4, "source": 9, "size": 0.01, "path": "forward",
+                   "module": "decoder.layers.1.self",
+                   "message": "position 4 moves when position 9 is changed: put the mask back",
+                   "line": "model.py:12: weights = scores.softmax(-1)", "reproduce": "import keepleft as kl\nkl.audit(model)"}
+        return {"state": "done", "seconds": 3.2, "claim_bits": bits(claim), "influence_f32": f32(found), "rows": 12,
+                "columns": 12,
+                "report": {"ok": False, "claim": "causal", "skipped": ["gradients: the head has none"], "notes": [],
+                           "findings": [finding]}}
 
     def unmasked(self, text: str, source: str = "") -> dict[str, Any]:
-        shown = tokens(text or TARGET)
+        shown = cut(text or TARGET)
         n = len(shown)
         chance = np.random.default_rng(n)
         before, after = weights(n, n, True, 0, 2, False), np.roll(np.eye(n), 1, 1) * 0.8 + 0.2 / n
         lost = chance.exponential(2.5, n)
-        return {"tokens": shown, "with_f32": f32(lost), "without_f32": f32(lost * 0.06), "words": "A token costs 2.51 nats with the mask and 0.15 "
-                "without it: what comes later gives the answer away.",
+        return {"tokens": shown, "with_f32": f32(lost), "without_f32": f32(lost * 0.06),
+                "words": "A token costs 2.51 nats with the mask and 0.15 without it: what comes later gives the answer away.",
                 "reads": {"rows": n, "columns": n, "before_u8": u8(shades(before)), "after_u8": u8(shades(after))}}
 
     def runs(self) -> dict[str, Any]:
@@ -286,75 +219,19 @@ class StandIn:
                   "rate": 4e-3 * min(1, n / 20), "norm": 1 + math.exp(-n / 30), "speed": 20_000 + 500 * math.sin(n / 3),
                   **({"measures": {"loss": 5 * math.exp(-n / 60) + 0.8, "bleu": n / 6}} if n % 20 == 0 else {})}
                  for n in range(after + 1, end + 1)]
-        return {"lines": lines, "from": after, "next": end, "config": "task: translation\nrecipe:\n  steps: 2000\n" if after == 0 else "",
-                "ended": end in (100, 200)}
+        return {"lines": lines, "from": after, "next": end, "ended": end in (100, 200),
+                "config": "task: translation\nrecipe:\n  steps: 2000\n" if after == 0 else ""}
 
     def compare(self) -> dict[str, Any]:
-        def side(mask: str, fall: float, right: float) -> dict[str, Any]:
-            return {"mask": mask, "faults": [], "curve": [[n * 10, 4 * math.exp(-n * fall) + 0.02] for n in range(1, 41)], "loss": 0.5,
-                    "accuracy": 0.9, "honest": right, "words": right, "exact": right / 2, "seen": f"With {mask}, a sentence.",
-                    "samples": [{"english": "the cat sleeps", "french": "le chat dort", "written": "le chat dort" if right > 0.5 else ""}]}
-        return {"ok": True, "same": [{"length": n, "seconds": {"one pass": 0.004 + n * 2e-5, "with a cache": 0.003 * n, "from scratch": 4e-5 * n * n},
-                                      "difference": {"with a cache": 3e-15, "from scratch": 2e-15},
-                                      "ratio": {"with a cache": n / 3, "from scratch": n / 2}} for n in (16, 64, 128, 300)],
-                "control": {"length": 16, "difference": {"with a cache": 0.9, "from scratch": 0.9}},
-                "masked": side("causal", 0.1, 0.9), "unmasked": side("full", 0.3, 0.05)}
+        same = [{"length": n, "ratio": {"with a cache": n / 3, "from scratch": n / 2},
+                 "seconds": {"one pass": 0.004 + n * 2e-5, "with a cache": 0.003 * n, "from scratch": 4e-5 * n * n},
+                 "difference": {"with a cache": 3e-15, "from scratch": 2e-15}} for n in (16, 64, 128, 300)]
+        return {"ok": True, "same": same, "control": {"length": 16, "difference": {"with a cache": 0.9, "from scratch": 0.9}},
+                "masked": trial("causal", 0.1, 0.9), "unmasked": trial("full", 0.3, 0.05)}
 
 
-QUESTIONS = ("about attention overview tile reads summary next vocabulary spell write beam alignment mask leaks unmasked runs run "
-             "compare").split()
-
-
-class Handler(BaseHTTPRequestHandler):
-    stand_in: StandIn
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        name = self.path.partition("?")[0].removeprefix("/explore/") or "index.html"
-        path = PAGE / name
-        if path.parent != PAGE or not path.is_file():
-            return self._send(404, "text/plain", b"not here")
-        return self._send(200, KINDS[path.suffix], path.read_bytes())
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.stand_in.key and self.headers.get("authorization") != f"Bearer {self.stand_in.key}":
-            return self._json(401, {"error": {"message": "a key is needed"}})
-        try:
-            answer = self.stand_in.ask(self.path.rpartition("/")[2], json.loads(body))
-        except Refusal as error:
-            return self._json(error.status, {"error": {"message": str(error), **({"code": error.code} if error.code else {})}})
-        return self._json(200, answer)
-
-    def _json(self, status: int, answer: dict[str, Any]) -> None:
-        self._send(status, "application/json", json.dumps(answer).encode())
-
-    def _send(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        for name, value in {"content-type": kind, "content-length": str(len(body)), "content-security-policy": POLICY,
-                            "cache-control": "no-store"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def serve(stand_in: Any, port: int = 0) -> ThreadingHTTPServer:
-    """A server on 127.0.0.1, in a thread of its own."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"stand_in": stand_in}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=8900)
-    parser.add_argument("--family", default="encoder-decoder")
-    options = parser.parse_args()
-    running = serve(StandIn(options.family), options.port)
-    print(f"http://127.0.0.1:{running.server_port}/explore/")
-    while True:
-        time.sleep(60)
+def trial(mask: str, fall: float, right: float) -> dict[str, Any]:
+    sample = {"english": "the cat sleeps", "french": "le chat dort", "written": "le chat dort" if right > 0.5 else ""}
+    return {"mask": mask, "faults": [], "curve": [[n * 10, 4 * math.exp(-n * fall) + 0.02] for n in range(1, 41)], "loss": 0.5,
+            "accuracy": 0.9, "honest": right, "words": right, "exact": right / 2, "seen": f"With {mask}, a sentence.",
+            "samples": [sample]}

@@ -80,14 +80,16 @@ test("a large map asks for the overview, then for what is looked at, once", asyn
     return { row: given.row, column: given.column, rows, columns, map_u8: Buffer.alloc(rows * columns, 51).toString("base64"),
              claim_bits: Buffer.alloc(rows * Math.ceil(columns / 8), 255).toString("base64") };
   }) as never, new Queue(2));
-  const settled = () => new Promise((resolve) => setTimeout(resolve, 20));
+  const settled = () => new Promise<void>((resolve) => { const end = map.listen(() => { end(); resolve(); }); });
   map.listen(() => undefined);
   const region = { top: 300, left: 0, bottom: 310, right: 20 };
+  let news = settled();
   assert.deepEqual(map.fine(region), []);
-  await settled();
+  await news;
+  news = settled();
   map.fine(region);
   map.fine(region);
-  await settled();
+  await news;
   assert.deepEqual(asked, ["overview", "tile 256,0"]);
   const reading = map.at(300, 5)!;
   assert.ok(Math.abs(reading.weight - 0.04) < 1e-9 && reading.exact && reading.allowed === true);
@@ -100,7 +102,7 @@ test("what is refused is not asked again in every frame", async () => {
   map.listen(() => undefined);
   for (let n = 0; n < 5; n++) {
     map.fine({ top: 0, left: 0, bottom: 10, right: 10 });
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await new Promise((resolve) => setImmediate(resolve));
   }
   assert.equal(asked, 1);
   assert.equal(map.error(), "no such head");

@@ -39,13 +39,13 @@ test("an error is told from an answer", () => {
 test("a queue does the newest first, a few at a time, and nothing that is not wanted", async () => {
   const done: string[] = [];
   const queue = new Queue(1);
-  const slow = (name: string) => () => new Promise<void>((resolve) => setTimeout(() => { done.push(name); resolve(); }, 2));
+  const slow = (name: string) => () => new Promise<void>((resolve) => setImmediate(() => { done.push(name); resolve(); }));
   queue.add("a", slow("a"));
   queue.add("b", slow("b"));
   queue.add("c", slow("c"), () => false);
   queue.add("d", slow("d"));
   queue.add("a", slow("again"));
-  await new Promise((resolve) => setTimeout(resolve, 40));
+  for (let n = 0; n < 20; n++) await new Promise((resolve) => setImmediate(resolve));
   assert.deepEqual(done, ["a", "d", "b"]);
 });
 

@@ -79,7 +79,8 @@ export function axis(context: CanvasRenderingContext2D, labels: Labels, palette:
     put(((first + end) / 2 - from) * scale, () => {
       context.fillStyle = lit ? palette.accent : palette.soft;
       if (lit) context.font = `600 ${font}`;
-      context.fillText(text, 0, 0, size - 6);
+      if (fits) context.fillText(text, 0, 0, size - 6);
+      else context.fillText(text, 0, 0);
       if (lit) context.font = font;
     });
   }

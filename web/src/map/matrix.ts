@@ -91,7 +91,7 @@ function labelled(context: CanvasRenderingContext2D, scene: Scene, shown: { widt
   const { camera, left, top, palette, pointed } = scene;
   context.save();
   context.beginPath();
-  context.rect(0, top, left, shown.height);
+  context.rect(0, top - 6, left, shown.height + 12);
   context.clip();
   context.textAlign = "right";
   axis(context, scene.rows, palette, { from: camera.y, scale: camera.scale, length: shown.height, size: left, pointed: pointed.row },
@@ -99,7 +99,7 @@ function labelled(context: CanvasRenderingContext2D, scene: Scene, shown: { widt
   context.restore();
   context.save();
   context.beginPath();
-  context.rect(left, 0, shown.width, top);
+  context.rect(left - 6, 0, shown.width + 12, top);
   context.clip();
   context.textAlign = "left";
   axis(context, scene.columns, palette, { from: camera.x, scale: camera.scale, length: shown.width, size: top, pointed: pointed.column },

@@ -90,7 +90,7 @@ export class TiledMap implements MapData {
         this.wrong = said(error);
       }
       for (const changed of this.listeners) changed();
-    }, () => this.listeners.size > 0 && wanted());
+    }, () => this.listeners.size > 0 && wanted());  // nobody waits for a map that is no longer shown
   }
 
   private async fetchOverview(): Promise<void> {

@@ -30,7 +30,7 @@ export function Choice({ label, options, value, onChange }: OneOf) {
   return (
     <label class="choice">
       <span>{label}</span>
-      <select value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+      <select aria-label={label} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
         {options.map(([option, name]) => <option key={option} value={option}>{name}</option>)}
       </select>
     </label>
@@ -63,7 +63,7 @@ export function NumberField({ label, value, least, most, onChange }: Omit<Scale,
   return (
     <label class="choice">
       <span>{label}</span>
-      <input type="number" min={least} max={most} value={value} inputMode="numeric"
+      <input type="number" aria-label={label} min={least} max={most} value={value} inputMode="numeric"
              onInput={(event) => {
                const typed = Math.round(Number(event.currentTarget.value));
                if (Number.isFinite(typed)) onChange(Math.max(least, Math.min(most, typed)));

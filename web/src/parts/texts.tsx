@@ -25,7 +25,7 @@ export function TextFields({ act, busy = false, target = true, onAct }: Props) {
   const field = (name: "text" | "source", label: string, hint: string) => (
     <label class="text">
       <span>{label}</span>
-      <textarea rows={2} value={draft[name]} placeholder={hint} dir="auto" lang={tongue([{ text: draft[name] ?? "" }])} spellcheck={false}
+      <textarea rows={2} aria-label={label} value={draft[name]} placeholder={hint} dir="auto" lang={tongue([{ text: draft[name] ?? "" }])} spellcheck={false}
                 onInput={(event) => type({ ...draft, [name]: event.currentTarget.value })}
                 onKeyDown={(event) => {
                   if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;

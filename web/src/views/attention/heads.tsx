@@ -42,7 +42,7 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
     let here = true;
     setSummary(null);
     if (reading.can("summary")) {
-      reading.ask("summary", { name: attended.name }).then(
+      reading.begun.then(() => reading.ask("summary", { name: attended.name })).then(
         ({ heads }) => { if (here) { setSummary(heads); setError(""); } },
         (wrong: unknown) => { if (here) setError(said(wrong)); });
     }

@@ -15,6 +15,9 @@ export class Reading {
   private readonly aside = new Queue(2);    // the small pictures of heads
   private readonly pictures = new Map<string, Promise<Piece>>();
   private renewing: Promise<void> | null = null;
+  private begin: () => void = () => undefined;
+  /** Kept once the map that is looked at has come: whatever can wait waits for that, since a server may answer one by one. */
+  readonly begun = new Promise<void>((resolve) => { this.begin = resolve; });
 
   private constructor(private readonly source: Source, private readonly texts: Texts, private answer: Attention) {}
 
@@ -55,6 +58,10 @@ export class Reading {
     let map = this.maps.get(name);
     if (map === undefined) {
       map = new TiledMap(which, attended.rows, attended.columns, (question, given) => this.ask(question, given as never), this.looked);
+      const end = map.listen(() => {
+        end();
+        this.begin();
+      });
       this.maps.set(name, map);
     }
     return map;
@@ -66,7 +73,8 @@ export class Reading {
     let made = this.pictures.get(name);
     if (made === undefined) {
       made = new Promise((resolve, reject) => {
-        this.aside.add(name, () => this.ask("overview", { name: attended.name, layer, head, size }).then((answer) => resolve(pieceOf(answer)), reject));
+        const ask = async () => pieceOf(await this.ask("overview", { name: attended.name, layer, head, size }));
+        this.aside.add(name, () => this.begun.then(ask).then(resolve, reject));
       });
       made.catch(() => this.pictures.delete(name));
       this.pictures.set(name, made);

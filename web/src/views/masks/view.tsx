@@ -45,10 +45,10 @@ export function MasksView() {
       <div class="bar">
         <Slider label="positions" value={length} least={1} most={128} step={1} shown={String(length)} onChange={(n) => sayLong(String(n))} />
         <NumberField label="Padding left" value={padding.left} least={0} most={length - 1} onChange={(left) => setPadding({ ...padding, left })} />
-        <NumberField label="right" value={padding.right} least={0} most={length - 1} onChange={(right) => setPadding({ ...padding, right })} />
+        <NumberField label="Padding right" value={padding.right} least={0} most={length - 1} onChange={(right) => setPadding({ ...padding, right })} />
         <label class="choice">
           <span>Packed texts</span>
-          <input type="text" value={packed} placeholder="6, 5, 5" inputMode="numeric" onInput={(event) => setPacked(event.currentTarget.value)} />
+          <input type="text" aria-label="Packed texts" value={packed} placeholder="6, 5, 5" inputMode="numeric" onInput={(event) => setPacked(event.currentTarget.value)} />
         </label>
       </div>
       {answer !== null && <Drawn answer={answer} given={given} stale={error !== ""} />}
