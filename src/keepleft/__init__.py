@@ -39,6 +39,7 @@ _HOMES = {
     "nn.feedforward": "FeedForward",
     "nn.norm": "LayerNorm RMSNorm",
     "nn.position": "Learned Llama3 RelativeBias Rotary Sinusoidal Stretched",
+    "serving.explorer.notebook": "explore",
     "training.loop": "Report train",
     "training.recipe": "Recipe",
     "weights.files": "load save",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from keepleft.nn.feedforward import FeedForward
     from keepleft.nn.norm import LayerNorm, RMSNorm
     from keepleft.nn.position import Learned, Llama3, RelativeBias, Rotary, Sinusoidal, Stretched
+    from keepleft.serving.explorer.notebook import explore
     from keepleft.training.loop import Report, train
     from keepleft.training.recipe import Recipe
     from keepleft.weights.files import load, save

@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
+    from keepleft.cli.explored import shown
     from keepleft.cli.export import give
     from keepleft.cli.generate import complete, summarize, translate
     from keepleft.cli.judge import classify, fill, score
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands: dict[str, Callable[..., int]] = {
         "demo": demo, "train": teach, "generate": complete, "translate": translate, "summarize": summarize,
         "classify": classify, "fill": fill, "score": score, "eval": judged, "audit": look, "compare": compare,
-        "export": give, "doctor": doctor}
+        "show": shown, "export": give, "doctor": doctor}
     parser = ArgumentParser(prog="keepleft", version=__version__, exit_on_error=False, allow_abbrev=False,
                             formatter_class=_layout(),  # of all commands
                             description="Train, run, serve, see and audit Transformers that do not peek.")

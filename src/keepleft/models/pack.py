@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from copy import deepcopy
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 from keepleft.models.compiled import compiler
 from keepleft.models.embed import Embed
 from keepleft.models.heads import MaskedScores, Scores
-from keepleft.models.wholes import Model
+from keepleft.models.twin import AnyModel, twin
 from keepleft.nn import sense
 from keepleft.nn.attention import Attention
 from keepleft.nn.packed import Fixed, missing, packed
 from keepleft.nn.position import Sinusoidal, waves
 
 DTYPES = ("float32", "int8")
-AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 class PackedScores(nn.Module):
@@ -73,7 +71,7 @@ def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32", *, comp
                              "model.float().cpu() makes them so")
     if any(isinstance(part, Fixed) for part in model.modules()):
         raise ValueError("the model is packed already: pack the model that it was packed from")
-    out = _twin(model).eval()
+    out = twin(model).eval()
     for part in out.modules():
         if isinstance(part, Attention):
             part.shape = replace(part.shape, dropout=0.0)
@@ -93,9 +91,3 @@ def pack(model: AnyModel, dtype: Literal["float32", "int8"] = "float32", *, comp
     if isinstance(out.head, Scores | MaskedScores):
         out.head = PackedScores(out.head, packed(kind, *out.head.matrix(out.token)))
     return out
-
-
-def _twin(model: AnyModel) -> AnyModel:
-    """A copy whose weights lie where the model's lie, and learn nothing."""
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    return deepcopy(model, shared | {id(buffer): buffer for buffer in model.buffers()})

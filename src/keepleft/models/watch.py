@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.attend import Sight
+from keepleft.attention.attend import Sight, Watcher
 from keepleft.attention.backends.watching import maps
 from keepleft.nn.attention import Attention
 
@@ -25,7 +25,7 @@ def watch(model: nn.Module, layers: str | Iterable[str] = "*", *, heads: Iterabl
     A later pass inside the block overwrites an earlier one.
     """
     wanted = [layers] if isinstance(layers, str) else list(layers)
-    there = {name.replace(".layers.", "."): part for name, part in model.named_modules() if isinstance(part, Attention)}
+    there = attentions(model)
     chosen = {name: part for name, part in there.items() if any(fnmatchcase(name, want) for want in wanted)}
     unknown = [want for want in wanted if not any(fnmatchcase(name, want) for name in there)]
     if unknown or not chosen:
@@ -34,7 +34,7 @@ def watch(model: nn.Module, layers: str | Iterable[str] = "*", *, heads: Iterabl
              for word, given in (("heads", heads), ("rows", rows), ("queries", queries))}
     seen: dict[str, Tensor] = {}
 
-    def watcher(name: str):  # type: ignore[no-untyped-def]
+    def watcher(name: str) -> Watcher:
         def look(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
             for word, size in (("rows", q.shape[0]), ("heads", q.shape[1]), ("queries", q.shape[2])):
                 pick = picks[word]
@@ -43,11 +43,23 @@ def watch(model: nn.Module, layers: str | Iterable[str] = "*", *, heads: Iterabl
             seen[name] = maps(q, k, sight, scale, **picks)
         return look
 
-    before = {name: part.watcher for name, part in chosen.items()}
-    try:
-        for name, part in chosen.items():
-            part.watcher = watcher(name)
+    with watched(chosen, watcher):
         yield seen
+
+
+def attentions(model: nn.Module) -> dict[str, Attention]:
+    """Every attention of a model by its name, such as "decoder.3.cross"."""
+    return {name.replace(".layers.", "."): part for name, part in model.named_modules() if isinstance(part, Attention)}
+
+
+@contextmanager
+def watched(parts: dict[str, Attention], watcher: Callable[[str], Watcher]) -> Iterator[None]:
+    """Let someone see the queries, keys and sight of each of these attentions; afterwards all is as it was."""
+    before = {name: part.watcher for name, part in parts.items()}
+    try:
+        for name, part in parts.items():
+            part.watcher = watcher(name)
+        yield
     finally:
-        for name, part in chosen.items():
+        for name, part in parts.items():
             part.watcher = before[name]

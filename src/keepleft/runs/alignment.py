@@ -18,11 +18,11 @@ CELL = 30
 
 @torch.no_grad()
 def aligned(model: Any, source: Sequence[int], tokens: Sequence[int], *, begin: int = 1, layers: Sequence[int] = (-1,),
-            among: slice = slice(None)) -> Tensor:
-    """(written, source) weights of the tokens from `begin` on: the mean over all heads of some layers, found by one full pass.
+            heads: Sequence[int] | None = None, among: slice = slice(None)) -> Tensor:
+    """(written, source) weights of the tokens from `begin` on: the mean over heads of some layers, found by one full pass.
 
-    `tokens`: start token and what was written. `among`: only these source tokens, so that tags and ends can be left out. Rows
-    sum to 1.
+    `tokens`: start token and what was written. `heads`: all unless given. `among`: only these source tokens, so that tags and
+    ends can be left out. Rows sum to 1.
     """
     if model.design.encoder is None or model.design.decoder is None:
         raise ValueError("this model does not write from a source: alignments are for encoder-decoders")
@@ -37,7 +37,7 @@ def aligned(model: Any, source: Sequence[int], tokens: Sequence[int], *, begin: 
     was = model.training
     names = [f"decoder.{n % there}.cross" for n in layers]
     try:
-        with watch(model.eval(), names, queries=range(begin - 1, len(tokens) - 1)) as maps:
+        with watch(model.eval(), names, heads=heads, queries=range(begin - 1, len(tokens) - 1)) as maps:
             model.states(torch.tensor([list(source)], device=device), torch.tensor([list(tokens[:-1])], device=device))
     finally:
         model.train(was)

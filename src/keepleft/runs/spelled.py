@@ -25,7 +25,14 @@ def spelled(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> lis
 
 def in_turn(tokenizer: Any, tokens: Sequence[int], begin: int = 0) -> list[str]:
     """What each token from `begin` on adds to those before it."""
-    return [spelled(tokenizer, tokens[:n], [tokens[n]])[0] for n in range(begin, len(tokens))]
+    if tokenizer is None:
+        return spelled(None, (), tokens[begin:])
+    all_ = [int(token) for token in tokens]
+    near = [all_[max(0, n - REACH):n] for n in range(begin, len(all_))]
+    texts = tokenizer.decode_batch([*near, *([*some, token] for some, token in zip(near, all_[begin:], strict=True))],
+                                   skip_special_tokens=False)
+    return [_added(tokenizer, base.rstrip(HALF), longer, token)
+            for base, longer, token in zip(texts[:len(near)], texts[len(near):], all_[begin:], strict=True)]
 
 
 def read(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -85,7 +85,7 @@ class Voice:
 
     @property
     def pair(self) -> bool:
-        return self.model.design.encoder is not None
+        return self.model.design.encoder is not None and self.model.design.decoder is not None
 
     def settled(self, options: Options) -> Options:
         return settled(self.model, options, {})

@@ -1,0 +1,68 @@
+"""keepleft show"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from keepleft.cli import texts
+from keepleft.cli.show import Bar
+
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+
+
+def shown(inputs: list[str], html: str | None = None, source: str | None = None, views: str | None = None,
+          runs: str | None = None, compare: str | None = None, dtype: Dtype = "float32", device: str | None = None) -> int:
+    """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
+
+      keepleft show runs/mine/model "The sea is calm" --html sea.html
+      keepleft show runs/en-fr/model --source "I am happy" --html happy.html
+      keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
+
+    On it: every attention map of the text, what could have come next at each step and the tree of beams, masks, the audit, and
+    how training went. `keepleft serve` shows the same page of any text, as long as it runs.
+
+    Args:
+        inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then the text
+            to show; an example if there is none
+        html: the file to write
+        source: for an encoder-decoder, the source; without a text it writes one itself
+        views: some of attention, decoding, masks, leaks, training, with commas between them; all that there are if nothing is
+            said
+        runs: a folder of run directories, for the training view
+        compare: the folder that `keepleft compare` wrote
+        dtype: how weights are kept; int8 is for CPUs
+        device: cpu or cuda; a GPU is used where there is one
+    """
+    if html is None:
+        raise ValueError("say where the page goes: keepleft show MODEL TEXT --html page.html")
+    if Path(html).is_dir():
+        raise ValueError(f"{html} is a folder: name a file in it")
+    place, given = texts.divided(inputs, need=True)
+    if len(given) > 1:
+        raise ValueError(f"{len(given)} texts were given: one at a time, in quotes")
+    for option, folder in (("runs", runs), ("compare", compare)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
+    from keepleft.runs.opened import opened
+    from keepleft.serving.explorer.bundle import built
+    from keepleft.serving.explorer.explorer import Explorer
+    from keepleft.serving.explorer.recorded import record
+    from keepleft.serving.explorer.single import html as written
+
+    for file in ("explorer.js", "explorer.css"):
+        built(file)  # if the page is not there, let it be known before the work
+    found, name = opened(str(place), dtype=dtype, device=device), _name(str(place))
+    explorer = Explorer(*found, name=name, runs=runs, compare=compare)
+    with Bar("looking", None) as bar:
+        answers = record(explorer, given[0] if given else None, source, views and views.replace(",", " ").split(),
+                         watch=lambda count: bar.at(count, "answers"))
+    path = written(html, answers, title=f"{name} – keepleft explorer")
+    print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
+    return 0
+
+
+def _name(place: str) -> str:
+    """What a person calls it: of runs/mine/model that is mine."""
+    path = Path(place).resolve()
+    return path.parent.name if path.name == "model" else path.name

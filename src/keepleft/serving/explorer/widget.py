@@ -1,0 +1,37 @@
+"""The widget: the built page in front, the explorer behind, a message for each question and each answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget  # type: ignore[import-not-found, import-untyped]
+import traitlets  # type: ignore[import-not-found, import-untyped]
+
+from keepleft.serving.explorer.bundle import built
+from keepleft.serving.explorer.explorer import Explorer
+from keepleft.serving.explorer.given import told
+
+
+class Explore(anywidget.AnyWidget):  # type: ignore[misc]
+    """Shows one model."""
+
+    _esm = traitlets.Unicode("").tag(sync=True)
+    _css = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, model: Any, tokenizer: Any, source_tokenizer: Any = None, *, text: str | None = None,
+                 source: str | None = None, **said: Any) -> None:
+        self.explorer = Explorer(model, tokenizer, source_tokenizer, **said)
+        given = {name: value for name, value in (("text", text), ("source", source)) if value is not None}
+        self.explorer.example = {**self.explorer.example, **given}
+        super().__init__(_esm=built("explorer.js"), _css=built("explorer.css"))
+        self.on_msg(self._heard)
+
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
+        """Whatever goes wrong is an answer too: an error in a notebook's kernel would be seen by no one."""
+        if not isinstance(content, dict) or "id" not in content:
+            return
+        try:
+            reply = {"answer": self.explorer.ask(content.get("question", ""), content.get("given") or {})}
+        except Exception as error:
+            reply = told(error)
+        self.send({"id": content["id"], **reply})

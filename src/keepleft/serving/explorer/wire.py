@@ -1,0 +1,34 @@
+"""Numbers as they travel in JSON: base64 of little-endian bytes."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def u8(values: Tensor) -> str:
+    return _text(values.detach().cpu().numpy().astype(np.uint8))
+
+
+def f32(values: Tensor) -> str:
+    return _text(values.detach().double().cpu().numpy().astype("<f4"))
+
+
+def bits(table: Tensor) -> str:
+    """(rows, columns) booleans: each row begins with a whole byte, the first column is its highest bit."""
+    return _text(np.packbits(table.cpu().numpy(), axis=1))
+
+
+def shades(weights: Tensor, top: float = 1.0) -> str:
+    """Weights from 0 to `top` as bytes, by their square root, so that small ones survive."""
+    if not bool(weights.isfinite().all()):
+        raise ValueError("some weights are NaN, and there is nothing to draw: the model itself is broken, or overflows in half "
+                         "precision; load another, or take float32")
+    return u8((weights / (top or 1.0)).clamp(0, 1).sqrt().mul(255).round())
+
+
+def _text(values: Any) -> str:
+    return b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

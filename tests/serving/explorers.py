@@ -1,0 +1,62 @@
+"""Tiny models to explore, and the way back from what travels."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from functools import cache
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+import keepleft as kl
+from keepleft.data.tokenizer import learn
+from keepleft.serving.explorer.explorer import Explorer
+
+FAMILIES = {"decoder": kl.presets.llama3, "encoder": kl.presets.bert, "encoder-decoder": kl.presets.t5}
+TEXT, SOURCE = "the sea is calm", "and the ship sails on"
+
+
+@cache
+def words() -> Tokenizer:
+    texts = ["the sea is calm, and the ship sails on", "आप कैसे हैं", "</script><b>&"]
+    return learn("bpe", texts * 3, 290, running=True, least=2)
+
+
+def model(family: str, seed: int = 0, **said):
+    design = kl.presets.small(FAMILIES[family]).but(vocab=words().get_vocab_size(), dim=24, heads=6, dropout=0.0,
+                                                    **({"initial": kl.Normal(0.3)} | said))
+    out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
+    out.notes = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return out
+
+
+def explorer(family: str, **said) -> Explorer:
+    return Explorer(model(family), words(), **said)
+
+
+def texts(family: str) -> dict[str, str]:
+    return {"text": TEXT, "source": SOURCE} if family == "encoder-decoder" else {"text": TEXT}
+
+
+def ask(asked: Explorer, question: str, **given):
+    """The answer as it arrives: through JSON that any browser reads."""
+    return json.loads(json.dumps(asked.ask(question, json.loads(json.dumps(given))), allow_nan=False))
+
+
+def u8(text: str, rows: int, columns: int) -> np.ndarray:
+    return np.frombuffer(b64decode(text), np.uint8).reshape(rows, columns)
+
+
+def f32(text: str) -> np.ndarray:
+    return np.frombuffer(b64decode(text), "<f4")
+
+
+def bits(text: str, rows: int, columns: int) -> np.ndarray:
+    packed = np.frombuffer(b64decode(text), np.uint8).reshape(rows, -(-columns // 8))
+    return np.unpackbits(packed, axis=1)[:, :columns].astype(bool)
+
+
+def shades(weights: torch.Tensor, top: float = 1.0) -> np.ndarray:
+    return (weights.double() / top).sqrt().mul(255).round().numpy()

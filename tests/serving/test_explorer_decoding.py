@@ -1,0 +1,236 @@
+"""What the page shows of writing is what writing does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import keepleft as kl
+from keepleft.decoding.chance import seeds, uniform
+from keepleft.decoding.generate import Work, settled
+from keepleft.decoding.rows import transforms_of
+from keepleft.decoding.single import drawn
+from keepleft.runs.spelled import in_turn
+from keepleft.serving.explorer.explorer import Explorer
+from serving.explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WRITERS = ("decoder", "encoder-decoder")
+EXPLORERS = {family: explorer(family) for family in WRITERS}
+TOKENS = st.lists(st.integers(5, words().get_vocab_size() - 1), max_size=5)
+
+
+def whole_pass(asked: Explorer, tokens: list[int]) -> torch.Tensor:
+    """(V,) by one pass over everything."""
+    with torch.no_grad():
+        if asked.voice.pair:
+            return asked.model(torch.tensor([words().encode(SOURCE).ids]), torch.tensor([[1, *tokens]]))[0, -1]
+        return asked.model(torch.tensor([[*words().encode(TEXT).ids, *tokens]]))[0, -1]
+
+
+@given(st.sampled_from(WRITERS), st.lists(TOKENS, min_size=1, max_size=5))
+@settings(max_examples=30)
+def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
+    asked = EXPLORERS[family]
+    for tokens in path:
+        found = ask(asked, "next", **texts(family), tokens=tokens, unmasked=False)
+        torch.testing.assert_close(torch.tensor(f32(found["scores_f32"])), whole_pass(asked, tokens), atol=1e-4, rtol=1e-4)
+        assert [token["id"] for token in found["written"]] == tokens
+    assert found["ends"] == [2]
+    assert found["start"] == (1 if asked.voice.pair else -1)
+    prompt = SOURCE if asked.voice.pair else TEXT
+    assert [token["text"] for token in found["prompt"]] == in_turn(words(), words().encode(prompt).ids)
+
+
+def test_a_further_token_costs_one_step(monkeypatch):
+    asked = explorer("decoder")
+    ask(asked, "next", text=TEXT, tokens=[7, 8])
+    monkeypatch.setattr(asked.voice.model, "start", None)
+    for tokens in ([7, 8, 9], [7], [7, 8, 9, 10], [7, 8, 9, 10]):
+        ask(asked, "next", text=TEXT, tokens=tokens)
+    torch.testing.assert_close(asked.steps.scores, whole_pass(asked, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_refused_leaves_no_state_behind():
+    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.Learned(8)))
+    asked = Explorer(net, words())
+    ask(asked, "next", text="the", tokens=[7])
+    with pytest.raises(ValueError, match="at most 8 fit: shorten it"):
+        ask(asked, "next", text="the", tokens=[7] * 9)
+    with pytest.raises(ValueError, match="reaches 8: shorten it"):
+        ask(asked, "next", text="the " * 9, tokens=[])
+    assert len(ask(asked, "next", text="the", tokens=[7, 8])["written"]) == 2
+
+
+def test_learning_on_is_noticed():
+    asked = explorer("decoder")
+    before = ask(asked, "next", text=TEXT, tokens=[7])["scores_f32"]
+    with torch.no_grad():
+        asked.model.token.weight.mul_(0.5)
+    found = ask(asked, "next", text=TEXT, tokens=[7])["scores_f32"]
+    assert found != before
+    torch.testing.assert_close(torch.tensor(f32(found)), whole_pass(asked, [7]), atol=1e-4, rtol=1e-4)
+
+
+FILTERS = st.fixed_dictionaries({}, optional={
+    "temperature": st.sampled_from([0.5, 1.7]), "top_k": st.sampled_from([1, 5, 40]), "top_p": st.sampled_from([0.2, 0.7]),
+    "min_p": st.sampled_from([0.0, 0.05, 0.5])})
+
+
+@given(st.sampled_from(WRITERS), FILTERS, TOKENS, st.integers(0, 1 << 40))
+@settings(max_examples=30)
+def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed):
+    """temperature, top_k, top_p, min_p in this order, as the page applies them, then one number by chance."""
+    asked = EXPLORERS[family]
+    scores = torch.tensor(f32(ask(asked, "next", **texts(family), tokens=tokens)["scores_f32"]))[None]
+    options = settled(asked.model, None, {"do_sample": True, **filters})
+    work = Work.of(asked.model, [words().encode(SOURCE if asked.voice.pair else TEXT).ids], options)
+    for transform in transforms_of(options, work.scene()):
+        scores = transform(scores, None)
+    token = drawn(scores, uniform(seeds(seed, torch.arange(1)), len(tokens)))
+    found = ask(asked, "write", **texts(family), tokens=tokens, options={"do_sample": True, "seed": seed, **filters}, limit=1)
+    assert [one["id"] for one in found["tokens"]] == token.tolist()
+
+
+@given(st.sampled_from(WRITERS), FILTERS, st.integers(1, 7), st.sampled_from([{}, {"presence_penalty": 0.7},
+                                                                             {"repetition_penalty": 1.4, "min_new_tokens": 4}]))
+@settings(max_examples=10)
+def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, more):
+    asked = EXPLORERS[family]
+    options = {"do_sample": True, "seed": 7, **filters, **more}
+    at_once = ask(asked, "write", **texts(family), tokens=[], options=options, limit=9)
+    ids = [token["id"] for token in at_once["tokens"]]
+    first = ask(asked, "write", **texts(family), tokens=[], options=options, limit=cut)
+    begun = [token["id"] for token in first["tokens"]]
+    if first["ended"]:
+        assert begun == ids
+    else:
+        rest = ask(asked, "write", **texts(family), tokens=begun, options=options, limit=9 - cut)
+        assert begun + [token["id"] for token in rest["tokens"]] == ids
+        assert first["logprobs"] + rest["logprobs"] == pytest.approx(at_once["logprobs"], abs=1e-4)
+    want, = kl.answers(asked.model, words(), SOURCE if asked.voice.pair else TEXT, max_new_tokens=9, **options)[0]
+    assert ids == want.tokens
+    assert at_once["ended"] == want.ended
+    for n, (token, log) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
+        assert float(whole_pass(asked, ids[:n]).log_softmax(-1)[token]) == pytest.approx(log, abs=1e-4)
+
+
+def test_greedy_is_greedy_whatever_the_directory_wishes():
+    net = model("encoder-decoder")
+    net.notes["generation"] = {"num_beams": 4, "forced_eos_token_id": 2, "max_length": 5, "num_return_sequences": 2}
+    asked = Explorer(net, words())
+    found = ask(asked, "write", text="", source=SOURCE, tokens=[], options={"do_sample": False}, limit=7)
+    plain = ask(EXPLORERS["encoder-decoder"], "write", text="", source=SOURCE, tokens=[], options={}, limit=7)
+    assert found == plain
+
+
+def test_a_text_that_fills_the_model_goes_no_further():
+    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.Learned(8)))
+    found = ask(Explorer(net, words()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
+    assert found == {"tokens": [], "logprobs": [], "ended": False}
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize(("width", "penalty", "early"), [(1, 1.0, False), (4, 1.0, False), (5, 0.3, True), (16, 0, False)])
+def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
+    asked = EXPLORERS[family]
+    found = ask(asked, "beam", **texts(family), width=width, limit=8, length_penalty=penalty, early_stopping=early)
+    prompt = SOURCE if asked.voice.pair else TEXT
+    more = {"length_penalty": float(penalty), "early_stopping": early} if width > 1 else {}
+    several = kl.answers(asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more)[0]
+    assert [[token["id"] for token in one["tokens"]] for one in found["finished"]] == [one.tokens for one in several]
+    assert [one["score"] for one in found["finished"]] == pytest.approx([
+        one.score if width > 1 else one.score / len(one.tokens) for one in several], abs=1e-5)
+    assert found["best"] == {"tokens": found["finished"][0]["tokens"], "score": found["finished"][0]["score"]}
+    assert [one["step"] for one in found["finished"]] == [len(one.tokens) - 1 for one in several]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_tree_adds_up(family):
+    asked = EXPLORERS[family]
+    found = ask(asked, "beam", **texts(family), width=4, limit=8, length_penalty=0.7, early_stopping=False)
+    texts_before, totals = [[]], [0.0]
+    numbers = [node["id"] for step in found["steps"] for node in step]
+    assert numbers == list(range(len(numbers)))
+    for step in found["steps"]:
+        here = []
+        for node in step:
+            parent = node["parent"] if node["parent"] >= 0 else 0
+            here.append([*texts_before[parent], node["token"]["id"]])
+            assert node["total"] == pytest.approx(totals[parent] + node["score"], abs=1e-5)
+            log = whole_pass(asked, texts_before[parent]).log_softmax(-1)[node["token"]["id"]]
+            assert node["score"] == pytest.approx(float(log), abs=1e-3)
+        texts_before, totals = here, [node["total"] for node in step]
+    path = [node["token"]["id"] for step in found["steps"] for node in step if node["best"]]
+    assert path == [token["id"] for token in found["best"]["tokens"]]
+
+
+@pytest.mark.parametrize(("layer", "head"), [("mean", "mean"), (1, "mean"), ("mean", 3), (0, 5)])
+def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
+    asked = EXPLORERS["encoder-decoder"]
+    tokens = [70, 71, 72]
+    found = ask(asked, "alignment", source=SOURCE, tokens=tokens, layer=layer, head=head)
+    source = words().encode(SOURCE).ids
+    with torch.no_grad(), kl.watch(asked.model, "decoder.*.cross") as maps:
+        asked.model.states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
+    some = torch.stack([map_[0] for name, map_ in maps.items() if layer == "mean" or name == f"decoder.{layer}.cross"])
+    want = (some.mean(1) if head == "mean" else some[:, head]).mean(0)
+    assert (found["rows"], found["columns"]) == (3, len(source))
+    assert abs(u8(found["weights_u8"], *want.shape) - shades(want)).max() <= 1
+    assert [token["id"] for token in found["written"]] == tokens
+    assert ask(asked, "alignment", source=SOURCE, tokens=[], layer="mean", head="mean")["rows"] == 0
+
+
+def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
+    asked = EXPLORERS["decoder"]
+    ids = words().encode("the sea आप").ids
+    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == in_turn(words(), ids)
+    assert ask(asked, "spell", ids=[2], before=ids)["tokens"] == [{"id": 2, "text": "</s>", "special": True}]
+    found = ask(asked, "vocabulary")["words"]
+    assert len(found) == asked.model.design.vocab
+    assert " the" in found
+    assert "the" in found
+
+
+def test_a_source_may_begin_with_a_tag():
+    from keepleft.data.tokenizer import learn
+    tokenizer = learn("word", [SOURCE, "la mer"], 40, more=("<2fr>",), least=1)
+    net = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
+    net.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
+    asked = Explorer(net, tokenizer)
+    assert ask(asked, "about")["example"] == {"text": "", "source": "<2fr> The sea is calm today."}
+    tag = tokenizer.token_to_id("<2fr>")
+    assert ask(asked, "next", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
+    read = ask(asked, "attention", text="la mer", source="<2fr> ship on")
+    assert read["tokens"]["source"][0] == {"id": tag, "text": "<2fr>", "special": True}
+    assert tag not in [one["id"] for one in ask(asked, "attention", text="la mer", source="<2de> ship")["tokens"]["source"]]
+
+
+@pytest.mark.parametrize(("question", "change", "said"), [
+    ("write", {"limit": 65}, "limit is 65: it must be a whole number from 1 to 64"),
+    ("write", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
+    ("write", {"options": {"regex": "(a+)+"}}, "options takes no 'regex'"),
+    ("write", {"options": {"temperature": 0}}, "temperature is 0: it must be a number above 0"),
+    ("write", {"options": {"top_k": "many"}}, "top_k is 'many': it must be a whole number, at least 0"),
+    ("write", {"options": {"do_sample": 1}}, "do_sample is 1: it must be true or false"),
+    ("write", {"options": {"seed": 1 << 60}}, "seed is"),
+    ("write", {"options": []}, r"options is \[\]: it must be an object"),
+    ("next", {"tokens": [999]}, "tokens holds 999: each must be a whole number from 0 to"),
+    ("next", {"tokens": [True]}, "tokens holds True"),
+    ("next", {"tokens": [5] * 4097}, "tokens has 4,097 numbers: give at most 4,096"),
+    ("next", {"tokens": "abc"}, "tokens is 'abc': it must be a list"),
+    ("next", {"source": "x"}, "source is 'x', and this model reads none: leave it out"),
+    ("next", {"text": "a" * 200_001}, "text has 200,001 characters: give at most 200,000"),
+    ("next", {"text": "a" * 9000}, "the text has [0-9,]+ tokens: give at most 4,096"),
+    ("next", {"text": "\ud800"}, "lone surrogate"),
+    ("beam", {"width": 17}, "width is 17"),
+    ("beam", {"width": 2.5}, "width is 2.5"),
+    ("beam", {"length_penalty": float("nan")}, "length_penalty is nan"),
+    ("beam", {"limit": 0}, "limit is 0"),
+])
+def test_what_is_out_of_bounds_is_refused_by_name(question, change, said):
+    usual = {"next": {"tokens": []}, "write": {"tokens": [], "options": {}, "limit": 3}, "beam": {"width": 2, "limit": 3}}
+    with pytest.raises(ValueError, match=said):
+        EXPLORERS["decoder"].ask(question, {"text": TEXT, **usual[question], **change})

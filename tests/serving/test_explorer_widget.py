@@ -1,0 +1,101 @@
+"""The page in a notebook: each message gets its answer, and whatever goes wrong is an answer too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import keepleft as kl
+from keepleft.serving.explorer import bundle
+from serving.explorers import SOURCE, TEXT, ask, explorer, model, words
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    (tmp_path / "explorer.js").write_text("export default { render() {} };")
+    (tmp_path / "explorer.css").write_text("p { color: red }")
+    monkeypatch.setattr(bundle, "PAGE", tmp_path)
+
+
+@pytest.fixture
+def widget(page):
+    pytest.importorskip("anywidget")
+    out = kl.explore(model("decoder"), words(), text=TEXT, name="mine")
+    out.sent = []
+    out.send = out.sent.append
+    yield out
+    out.close()
+
+
+def test_the_built_page_is_what_the_notebook_loads(widget):
+    assert widget._esm == "export default { render() {} };"
+    assert widget._css == "p { color: red }"
+    assert {"_esm", "_css"} <= set(widget.keys)
+
+
+def test_a_question_is_answered_under_its_number(widget):
+    widget._handle_custom_msg({"id": "a-1", "question": "about", "given": {}}, [])
+    widget._handle_custom_msg({"id": "a-2", "question": "next", "given": {"text": TEXT, "tokens": []}}, [])
+    assert [reply["id"] for reply in widget.sent] == ["a-1", "a-2"]
+    assert widget.sent[0]["answer"]["name"] == "mine"
+    assert widget.sent[0]["answer"]["example"] == {"text": TEXT}
+    assert widget.sent[1]["answer"] == ask(explorer("decoder"), "next", text=TEXT, tokens=[])
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ({"question": "abuot", "given": {}}, {"message": "there is no question 'abuot': did you mean about?"}),
+    ({"question": "summary", "given": {"key": "x", "name": "decoder.self"}}, {
+        "message": "the text 'x' is no longer kept: ask for its attention again", "code": "forgotten"}),
+    ({}, {"message": "there is no question '': there are"}),
+])
+def test_an_error_is_an_answer(widget, content, said):
+    widget._handle_custom_msg({"id": 5, **content}, [])
+    reply, = widget.sent
+    assert reply["id"] == 5
+    assert reply["error"]["message"].startswith(said["message"])
+    assert reply["error"].get("code") == said.get("code")
+
+
+def test_what_is_no_question_is_passed_over(widget):
+    for content in ("text", {"question": "about"}, None, 3):
+        widget._handle_custom_msg(content, [])
+    assert widget.sent == []
+
+
+def test_a_bug_is_an_answer_too(widget, monkeypatch):
+    monkeypatch.setattr(type(widget.explorer), "ask", lambda *given: 1 / 0)
+    widget._handle_custom_msg({"id": 1, "question": "about", "given": {}}, [])
+    assert widget.sent == [{"id": 1, "error": {"message": "division by zero"}}]
+
+
+def test_a_pair_begins_with_its_source(page):
+    pytest.importorskip("anywidget")
+    out = kl.explore(model("encoder-decoder"), words(), source=SOURCE)
+    assert out.explorer.example == {"text": "", "source": SOURCE}
+    out.close()
+
+
+def test_without_the_page_it_is_said_what_is_missing(tmp_path, monkeypatch):
+    pytest.importorskip("anywidget")
+    monkeypatch.setattr(bundle, "PAGE", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"explorer\.js, a part of the explorer's page, is missing"):
+        kl.explore(model("decoder"), words())
+
+
+def test_without_anywidget_it_is_said_how_to_get_it():
+    code = """
+import sys
+sys.modules["anywidget"] = None
+import keepleft as kl
+try:
+    kl.explore(None, None)
+except ImportError as error:
+    print(error)
+assert "torch" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "the explorer in a notebook needs anywidget: pip install 'keepleft[notebook]'\n", ran.stderr
