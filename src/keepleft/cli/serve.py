@@ -41,7 +41,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         dtype: how weights are kept; int8 is for CPUs
         device: cpu or cuda; a GPU is used where there is one
         max_num_seqs: texts that are written side by side; each beam is one
-        cache_memory: GiB for keys and values of all texts; on a CPU a quarter of what is free unless given, on a GPU four fifths
+        cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
         max_requests: requests on their way at once; more are told to come again
         drain: seconds that requests may take to end when the server is told to stop
         allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'

@@ -55,8 +55,8 @@ def sizes(model: Any, *, rows: int | None = None, memory: float | None = None, r
     useful = rows * -(-farthest // size)  # more than all rows can fill is of no use
     pages = min(useful, int(there / pools / (size * token)))
     if pages < 1:
-        raise ValueError(f"{there / GIB:.3f} GiB do not hold one page of {size} tokens, which takes {size * token / GIB:.3f} GiB: "
-                         "give more memory")
+        raise ValueError(f"{there / GIB:.3f} GiB do not hold one page of {size} tokens, which takes "
+                         f"{size * token / GIB:.3f} GiB: give more memory")
     return Sizes(rows, pages, pages if pools == 2 else 0, size, CHUNK[kind], token)
 
 
