@@ -114,6 +114,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
     """One of the servers, for a process of its own."""
     import torch
 
+    from keepleft.cli.serve import SWITCH
     from keepleft.runs.opened import opened
     from keepleft.serving.http.app import app
     from keepleft.serving.http.keys import Keys
@@ -122,6 +123,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
     from keepleft.serving.sized import engine
 
     torch.set_num_threads(threads)
+    sys.setswitchinterval(SWITCH)
     found = opened(str(folder / "ours"), dtype="int8", device="cpu")
     serving: Any = engine(found.model, found.tokenizer)
     if side != "ours":
@@ -137,7 +139,8 @@ async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
 
     waits: list[float] = []
     tokens, stop = 0, time.perf_counter() + seconds
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+    many = httpx.Limits(max_keepalive_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=many) as client:
         async def one(n: int) -> None:
             nonlocal tokens
             dice = random.Random(n)

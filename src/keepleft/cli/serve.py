@@ -12,6 +12,7 @@ from typing import Any, Literal
 from keepleft.serving.http.limits import Limits
 
 KEY = "KEEPLEFT_API_KEY"
+SWITCH = 0.0003  # seconds that a thread of Python may keep the others waiting: the engine takes hundreds of short turns a step
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -77,6 +78,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     found = opened(place, dtype=dtype, device=device)
     log = _log(log_level)
+    sys.setswitchinterval(SWITCH)
     name = served_model_name or _name(model)
     serving = engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len)
     service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
