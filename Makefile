@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo weights page test long lint bench docs mutants clean
+.PHONY: help setup demo weights page test long lint soak bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
@@ -11,6 +11,7 @@ help:
 	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
+	@echo "make soak      a server under load for 20 minutes: its memory stays flat"
 	@echo "make lint      ruff, mypy and the import rules alone"
 	@echo "make mutants   break lines that matter, one at a time, and see the tests notice"
 	@echo "make bench     the races; bench/README.md says what each measures"
@@ -61,6 +62,9 @@ test: lint
 
 long: .venv/.test
 	$(BIN)/python -m pytest -m long
+
+soak: .venv/.test
+	$(BIN)/python bench/soak.py
 
 mutants: .venv/.test
 	$(BIN)/python tests/mutants.py
