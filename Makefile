@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo weights test long lint bench docs mutants clean
+.PHONY: help setup demo weights page test long lint bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
 	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
+	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make lint      ruff, mypy and the import rules alone"
@@ -46,12 +47,16 @@ demo: .venv/.base
 
 weights: .venv/.weights
 
+page:
+	@$(PYTHON) web/bundle.py
+
 lint: .venv/.test
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 test: lint
+	@$(PYTHON) web/bundle.py --no-fetch || true
 	$(BIN)/python -m pytest --numprocesses 2
 
 long: .venv/.test
@@ -67,4 +72,4 @@ docs: .venv/.docs
 	$(BIN)/zensical build
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist site web/node_modules src/keepleft/serving/explorer/page .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,13 +12,15 @@ from typing import Any, Literal
 from keepleft.serving.http.limits import Limits
 
 KEY = "KEEPLEFT_API_KEY"
+SWITCH = 0.0003  # seconds that a thread of Python may keep the others waiting: the engine takes hundreds of short turns a step
 LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
           served_model_name: str | None = None, max_model_len: int | None = None,
           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-          max_requests: int | None = None, drain: float = 30.0, allow_origin: str | list[str] | None = None,
+          max_num_seqs: int | None = None, cache_memory: float | None = None, max_requests: int | None = None,
+          drain: float = 30.0, allow_origin: str | list[str] | None = None,
           allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
           log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
@@ -39,6 +41,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         max_model_len: tokens of prompt and text together, at most
         dtype: how weights are kept; int8 is for CPUs
         device: cpu or cuda; a GPU is used where there is one
+        max_num_seqs: texts that are written side by side; each beam is one
+        cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
         max_requests: requests on their way at once; more are told to come again
         drain: seconds that requests may take to end when the server is told to stop
         allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
@@ -52,8 +56,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
-    from keepleft.serving.alone import Alone
     from keepleft.serving.explorer.explorer import Explorer
+    from keepleft.serving.sized import engine
 
     try:
         from keepleft.serving.http.app import app
@@ -74,8 +78,10 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     found = opened(place, dtype=dtype, device=device)
     log = _log(log_level)
+    sys.setswitchinterval(SWITCH)
     name = served_model_name or _name(model)
-    service = Service(found, Alone(found.model, found.tokenizer), name=name, limits=limits, reach=max_model_len,
+    serving = engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len)
+    service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
                       explorer=Explorer(*found, name=name, runs=runs, compare=compare))
     answers_to = names(host, _several(allow_host))
 

@@ -116,7 +116,8 @@ def _plus(row: Row, bias: Tensor) -> Row:
 def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
     groups = q.shape[1] != k.shape[1]
     if isinstance(form, Whole):
-        out = F.scaled_dot_product_attention(q, k, v, None, dropout, form is TRIANGLE, scale=scale, enable_gqa=groups)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *SAFE]) if q.is_cuda and not torch.is_grad_enabled() else nullcontext():
+            out = F.scaled_dot_product_attention(q, k, v, None, dropout, form is TRIANGLE, scale=scale, enable_gqa=groups)
         return steady(out)
     if isinstance(form, Table):
         seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)

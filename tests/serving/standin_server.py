@@ -1,0 +1,79 @@
+"""The stand-in behind HTTP, with the page beside it and the strictest policy: as a server would carry it.
+
+    python tests/serving/standin_server.py [--port 8900] [--family decoder]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from serving.standin import Refusal, StandIn
+
+PAGE = Path(__file__).parents[2] / "src" / "keepleft" / "serving" / "explorer" / "page"
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
+KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    stand_in: StandIn
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0].removeprefix("/explore/") or "index.html"
+        if name.endswith("favicon.ico"):
+            return self._send(204, "image/x-icon", b"")
+        path = PAGE / name
+        if path.parent != PAGE or not path.is_file():
+            return self._send(404, "text/plain", b"not here")
+        return self._send(200, KINDS[path.suffix], path.read_bytes())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.stand_in.key and self.headers.get("authorization") != f"Bearer {self.stand_in.key}":
+            return self._json(401, {"error": {"message": "a key is needed"}})
+        try:
+            answer = self.stand_in.ask(self.path.rpartition("/")[2], json.loads(body))
+        except Refusal as error:
+            return self._json(error.status, {"error": {"message": str(error), **({"code": error.code} if error.code else {})}})
+        return self._json(200, answer)
+
+    def _json(self, status: int, answer: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(answer).encode())
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {"content-type": kind, "content-length": str(len(body)), "content-security-policy": POLICY,
+                            "cache-control": "no-store"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def serve(stand_in: Any, port: int = 0) -> ThreadingHTTPServer:
+    """A server on 127.0.0.1, in a thread of its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"stand_in": stand_in}))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=8900)
+    parser.add_argument("--family", default="encoder-decoder")
+    options = parser.parse_args()
+    running = serve(StandIn(options.family), options.port)
+    print(f"http://127.0.0.1:{running.server_port}/explore/")
+    while True:
+        time.sleep(60)

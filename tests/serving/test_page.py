@@ -1,0 +1,181 @@
+"""The page in a real browser: every view draws, answers to pointer and keys, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from serving.browsing import asked, settled, until
+from serving.standin import StandIn
+
+pytestmark = pytest.mark.slow
+VIEWS = {"attention": "canvas[aria-label*=attention]", "decoding": ".bars li", "masks": "canvas[aria-label^=Mask]",
+         "leaks": "canvas[aria-label^=Reading]", "training": ".chart .curve"}
+
+
+@pytest.mark.parametrize("family", ["encoder-decoder", "decoder", "encoder"])
+def test_every_view_draws(visit, family):
+    page = visit(StandIn(family))
+    names = page.locator("[role=tab]").all_inner_texts()
+    assert len(names) == (4 if family == "encoder" else 5)
+    for n in range(len(names)):
+        page.keyboard.press(str(n + 1))
+        view = page.locator("[role=tabpanel]").get_attribute("aria-labelledby").removeprefix("keepleft-tab-")
+        if view == "leaks" and family == "encoder":
+            page.wait_for_selector("text=Audit this model")
+        else:
+            page.wait_for_selector(VIEWS[view])
+        assert page.locator("[role=alert]").count() == 0
+
+
+def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
+    stand_in = StandIn()
+    page = visit(stand_in)
+    for title in ("Encoder self-attention", "Masked self-attention", "Cross-attention"):
+        page.wait_for_selector(f"section[aria-label='{title}'] canvas")
+    settled(lambda: len(asked(stand_in, "tile")) == 3)
+    page.get_by_label("Arcs").check()
+    assert "as=arcs" in page.url
+    page.get_by_label("Attention", exact=True).select_option("decoder.cross")
+    assert page.locator(".panel").count() == 1
+
+
+def test_a_token_lights_up_what_it_reads_and_who_reads_it(visit):
+    page = visit(StandIn("decoder"), "#head=0")
+    page.locator(".token").nth(5).hover()
+    until(page, "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--reads') > 0.5")
+    until(page, "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--by') > 0.5")
+    assert re.search(r"reads “.+” \(4\) most", page.locator(".readout").inner_text())
+
+
+def test_a_head_is_chosen_from_the_small_pictures(visit):
+    stand_in = StandIn("decoder")
+    page = visit(stand_in)
+    page.get_by_label(re.compile("Layer 1, head 3")).click()
+    page.wait_for_selector("canvas[aria-label*='layer 1, head 3']")
+    assert "layer=1" in page.url
+    assert "head=3" in page.url
+    page.wait_for_selector("dl.numbers dd.alert")  # this one reads outside its claim
+
+
+def test_hindi_is_not_torn_apart(visit):
+    page = visit(StandIn("decoder", {"text": "नमस्ते"}), wait=".token")
+    texts = page.locator(".token").all_inner_texts()
+    assert texts == ["<s>", "न", "म", "स्ते"]
+    assert page.locator(".strip").get_attribute("lang") == "hi"
+
+
+def test_keys_alone_are_enough(visit):
+    page = visit(StandIn("decoder"))
+    page.get_by_role("tab", name="Attention").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Decoding").get_attribute("aria-selected") == "true"
+    page.keyboard.press("End")
+    assert page.get_by_role("tab", name="Training").get_attribute("aria-selected") == "true"
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    page.get_by_role("listbox", name="Tokens of Text").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".token.pointed").get_attribute("data-first") == "2"
+    page.keyboard.press("2")
+    page.get_by_role("listbox", name="The likeliest tokens").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".written .token")
+    page.get_by_role("listbox", name="The likeliest tokens").focus()
+    page.keyboard.press("Backspace")
+    page.wait_for_selector(".written .token", state="detached")
+    page.keyboard.press("d")
+    assert page.locator("#keepleft").get_attribute("data-theme") == "dark"
+
+
+def test_digits_in_a_text_are_digits(visit):
+    page = visit(StandIn("decoder"))
+    page.locator("textarea").fill("")
+    page.locator("textarea").type("12 3?")
+    assert page.locator("textarea").input_value() == "12 3?"
+    assert page.get_by_role("tab", name="Attention").get_attribute("aria-selected") == "true"
+
+
+def test_sliders_narrow_the_distribution_without_asking(visit):
+    stand_in = StandIn("decoder")
+    page = visit(stand_in, "#view=decoding", wait=".bars li")
+    before = len(stand_in.asked)
+    page.get_by_label("top-k").fill("1")
+    until(page, "document.querySelectorAll('.bars li.out').length === 18")
+    page.get_by_label("temperature").fill("0.05")
+    until(page, "document.querySelector('.bars .chance').textContent === '100.0 %'")
+    assert len(stand_in.asked) == before
+
+
+def test_a_text_is_written_token_by_token_and_taken_back(visit):
+    stand_in = StandIn()
+    page = visit(stand_in, "#view=decoding", wait=".bars li")
+    page.locator(".bars li").nth(1).click()
+    page.wait_for_selector(".written .token")
+    page.wait_for_selector("canvas[aria-label^=Alignment]")
+    page.get_by_role("button", name="Write on").click()
+    settled(lambda: len(asked(stand_in, "next")[-1]["tokens"]) == 13)
+    page.get_by_role("button", name="From the start").click()
+    page.wait_for_selector(".written .token", state="detached")
+    assert asked(stand_in, "next")[0] == {"text": "", "source": stand_in.example["source"], "tokens": [], "unmasked": False}
+
+
+def test_the_beam_grows_step_by_step(visit):
+    page = visit(StandIn(), "#view=decoding&by=beam", wait=".tree .node")
+    assert page.locator(".tree .node").count() == 4
+    page.get_by_label("One step on").click()
+    until(page, "document.querySelectorAll('.tree .node').length === 8")
+    page.get_by_label("step", exact=True).fill("8")
+    page.wait_for_selector(".ended li")
+    assert page.locator(".tree .node.dropped").count() > 0
+
+
+def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
+    stand_in = StandIn()
+    page = visit(stand_in, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']")
+    field = page.get_by_label("Who may look at whom")
+    field.fill("causal & lookahead(2)")
+    page.wait_for_selector("text=is not a mask")
+    visit.troubles.clear()  # the browser itself notes a refused question
+    field.fill("~causal")
+    page.wait_for_selector(".faults li")
+    page.get_by_label("Padding left").fill("3")
+    settled(lambda: asked(stand_in, "mask")[-1]["padding"] == {"left": 3, "right": 0})
+    page.get_by_label("Packed texts").fill("6, 7")
+    settled(lambda: asked(stand_in, "mask")[-1]["packing"] == [6, 7])
+
+
+def test_the_audit_is_waited_for_and_told_in_words(visit):
+    page = visit(StandIn("decoder"), "#view=leaks")
+    page.get_by_role("button", name="Audit this model").click()
+    page.wait_for_selector("text=One leak found")
+    assert "put the mask back" in page.locator(".findings").inner_text()
+    page.get_by_role("switch", name="Causal mask").click()
+    page.wait_for_selector("canvas[aria-label^='Reading without the mask']")
+
+
+def test_a_run_that_goes_on_is_followed(visit):
+    stand_in = StandIn()
+    page = visit(stand_in, "#view=training&run=stories", wait=".chart .curve")
+    settled(lambda: len(asked(stand_in, "run")) >= 2)
+    assert [given["after"] for given in asked(stand_in, "run")[:2]] == [0, 10]
+    assert "going on" in page.locator("[role=status]").first.inner_text()
+
+
+def test_an_error_is_one_line_where_it_belongs(visit):
+    page = visit(StandIn("decoder"))
+    page.locator("textarea").fill(" ")
+    page.get_by_role("button", name="Read").click()
+    assert "the text is empty" in page.locator("[role=alert]").inner_text()
+    visit.troubles.clear()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_narrow_window_is_wide_enough(visit, view):
+    page = visit(StandIn(), f"#view={view}", width=360, wait=VIEWS[view])
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360

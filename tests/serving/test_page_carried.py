@@ -1,0 +1,98 @@
+"""One page, three carriers: a server with or without a key, a notebook, a file; and what the address says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from serving.browsing import asked, settled, until
+from serving.standin import StandIn
+from serving.standin_server import PAGE
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_key_is_asked_for_once_and_kept_for_the_window(visit):
+    page = visit(StandIn("decoder", key="open sesame"), wait="dialog[open]")
+    page.get_by_label("Key", exact=True).fill("wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=That key was refused")
+    page.get_by_label("Key", exact=True).fill("open sesame")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".token")
+    page.reload()
+    page.wait_for_selector(".token")
+    visit.troubles.clear()  # the browser itself notes a refused question
+
+
+def test_what_the_server_forgot_is_read_again(visit):
+    stand_in = StandIn("decoder")
+    page = visit(stand_in, wait="dl.numbers, .thumb")
+    settled(lambda: asked(stand_in, "tile"))
+    stand_in.kept.clear()
+    page.get_by_label("Head", exact=True).select_option("2")
+    settled(lambda: len(asked(stand_in, "attention")) == 2)
+    until(page, "!document.querySelector('.panel .busy')")
+    assert page.locator("[role=alert]").count() == 0
+    visit.troubles.clear()
+
+
+def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
+    stand_in = StandIn("decoder", {"text": "a few words"})
+    given = {"text": "a few words"}
+    answers = [{"question": "about", "given": {}, "answer": stand_in.ask("about", {})},
+               {"question": "attention", "given": given, "answer": stand_in.ask("attention", given)}]
+    for head in ["mean", 0, 1, 2, 3]:
+        tile = {"key": "key-0", "name": "decoder.self", "layer": 0, "head": head, "row": 0, "column": 0, "size": 256}
+        answers.append({"question": "tile", "given": tile, "answer": stand_in.ask("tile", tile)})
+    data = json.dumps(answers).replace("<", "\\u003c")
+    script, style = ((PAGE / name).read_text("utf-8") for name in ("explorer.js", "explorer.css"))
+    assert "</script" not in script.lower()
+    path = tmp_path / "file.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style><div id=keepleft></div>"
+                    f"<script type='application/json' id='keepleft-answers'>{data}</script>"
+                    f"<script type=module>{script}</script>", "utf-8")
+    page = visit(StandIn(), wait=None)
+    page.goto(path.as_uri())
+    page.wait_for_selector(".panel canvas")
+    assert page.locator("[role=tab]").all_inner_texts() == ["Attention1"]  # what was not recorded is not offered
+    until(page, "document.querySelector('.panel .legend').textContent.includes('1.00')")
+    page.get_by_label("Layer", exact=True).select_option("1")
+    page.wait_for_selector("text=recorded beforehand")
+
+
+def test_a_notebook_carries_it_too(visit):
+    stand_in = StandIn("decoder")
+    page = visit(StandIn(), "explorer.css", wait=None)  # any page of this origin that is not the explorer's
+    page.expose_function("ask", stand_in.ask)
+    page.evaluate("""async () => {
+        const { default: widget } = await import("/explore/explorer.js");
+        const el = document.body.appendChild(document.createElement("div"));
+        const heard = [];
+        const model = { on: (_, listener) => heard.push(listener), off: () => heard.splice(0),
+            send: async ({ id, question, given }) => {
+                const answer = await ask(question, given);
+                heard.forEach((listener) => listener({ id, answer })); } };
+        window.leave = widget.render({ model, el });
+    }""")
+    page.wait_for_selector(".keepleft .token")
+    page.locator(".token").nth(2).hover()
+    page.keyboard.press("2")  # outside of the widget keys are not its own
+    assert page.get_by_role("tab", name="Attention").get_attribute("aria-selected") == "true"
+    assert "view" not in page.url
+    page.get_by_role("tab", name="Decoding").click()
+    page.wait_for_selector(".bars li")
+    page.evaluate("window.leave()")
+    assert page.locator(".keepleft .token").count() == 0
+
+
+def test_what_is_looked_at_is_in_the_address(visit):
+    page = visit(StandIn("decoder"), "#view=attention&head=2&layer=1&text=a+short+text&claim=off")
+    page.wait_for_selector("canvas[aria-label*='layer 1, head 2']")
+    assert page.locator("textarea").input_value() == "a short text"
+    assert not page.get_by_label("Claimed mask").is_checked()
+    page.keyboard.press("3")
+    page.wait_for_selector("canvas[aria-label^=Mask]")
+    page.go_back()
+    page.wait_for_selector("canvas[aria-label*='layer 1, head 2']")

@@ -1,0 +1,55 @@
+"""Two thousand tokens: the map is fetched as it is looked at, and the tab never freezes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from serving.browsing import asked, settled, until
+from serving.standin import StandIn
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("words", ["#head=2", "#head=2&as=arcs"])
+def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_property):
+    stand_in = StandIn("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
+    began = time.monotonic()
+    page = visit(stand_in, words)
+    until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
+    record_property("seconds until it is drawn", round(time.monotonic() - began, 2))
+    assert page.locator(".token").count() == 2_001
+    assert page.evaluate("document.querySelectorAll('*').length") < 3_000
+    with frames(page) as longest:
+        page.locator(".panel canvas").first.scroll_into_view_if_needed()
+        page.evaluate("document.querySelector('.panel canvas').scrollIntoView()")
+        time.sleep(0.5)  # a map does not take the wheel from a page that is just scrolling
+        box = page.locator(".panel canvas").first.bounding_box()
+        page.mouse.move(box["x"] + 300, box["y"] + 300)
+        for _ in range(12):
+            page.mouse.wheel(0, -120)
+        settled(lambda: asked(stand_in, "tile"))
+        page.mouse.down()
+        page.mouse.move(box["x"] + 100, box["y"] + 150, steps=5)
+        page.mouse.up()
+        page.locator(".panel canvas").first.focus()
+        for key in ("ArrowDown", "ArrowRight", "+", "-", "0"):
+            page.keyboard.press(key)
+    record_property("longest frame in milliseconds", longest())
+    tiles = {(given["row"], given["column"]) for given in asked(stand_in, "tile")}
+    assert len(tiles) == len(asked(stand_in, "tile")) <= 64
+    assert all(row % 256 == 0 and column % 256 == 0 for row, column in tiles)
+    page.locator(".token").nth(1000).hover()
+    settled(lambda: {given["by"] for given in asked(stand_in, "reads")} == {True, False})
+
+
+@contextmanager
+def frames(page):
+    """How long the page did not draw, at worst."""
+    page.evaluate("""() => { let last = performance.now(); window.longest = 0;
+        const look = (now) => {
+            window.longest = Math.max(window.longest, now - last); last = now; requestAnimationFrame(look); };
+        requestAnimationFrame(look); }""")
+    yield lambda: round(page.evaluate("window.longest"))
