@@ -96,7 +96,7 @@ def finished(process, threads):
 
 def test_under_load_what_was_begun_comes_to_its_end_and_nothing_new_is_taken(place):
     with served(place, "--drain", "60") as (address, process, lines):
-        heard, threads = begun(address, [{**LONG, "max_tokens": count} for count in (1200, 60, 60)])
+        heard, threads = begun(address, [{**LONG, "max_tokens": count} for count in (1500, 1200, 1200)])
         process.send_signal(signal.SIGTERM)
         codes = set()
         while any(thread.is_alive() for thread in threads) and not {"health", "new"} <= codes:
@@ -114,7 +114,7 @@ def test_under_load_what_was_begun_comes_to_its_end_and_nothing_new_is_taken(pla
             assert one[-1] == "[DONE]"
             assert json.loads(one[-2])["choices"][0]["finish_reason"] == "length"
     told = [json.loads(line) for line in lines if line.startswith("{")]
-    assert {(line["route"], line["ended"]) for line in told if line.get("written") in (1200, 60)} == {("/v1/completions", None)}
+    assert {(line["route"], line["ended"]) for line in told if line.get("written") in (1500, 1200)} == {("/v1/completions", None)}
     assert all("Traceback" not in line for line in lines), lines
 
 
