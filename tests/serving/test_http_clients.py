@@ -60,16 +60,20 @@ def slow():
         yield found
 
 
-def test_a_client_that_leaves_in_the_middle_is_noticed_at_once(slow):
-    port, service, _ = slow
-    with wire(port) as made:
-        made.sendall(request({**LONG, "stream": True}))
-        until(lambda: b"data:" in made.recv(4096))
-        assert service.running.counts()["open"] == 1
-        ticket, = service.running.open
-    until(lambda: service.running.counts()["open"] == 0)
-    assert ticket.dropped
-    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+def test_a_client_that_leaves_in_the_middle_is_noticed_at_once():
+    lines = []
+    with running(decoder(), Slow, log=lambda level, what: lines.append(what)) as (port, service, _):
+        with wire(port) as made:
+            made.sendall(request({**LONG, "stream": True}))
+            until(lambda: b"data:" in made.recv(4096))
+            assert service.running.counts()["open"] == 1
+            ticket, = service.running.open
+        until(lambda: service.running.counts()["open"] == 0)
+        assert ticket.dropped
+        until(lambda: lines)
+        assert lines[0]["ended"] == "left"
+        assert lines[0]["written"] < 4000
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
 
 
 def test_clients_that_leave_while_they_wait_are_noticed_too(slow):

@@ -8,6 +8,8 @@ import pytest
 
 import keepleft as kl
 from keepleft.decoding.rescore import rescored
+from keepleft.serving.alone import Alone
+from keepleft.serving.together import Together
 from serving.small import TOKENS, Slow, client, decoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,15 +17,15 @@ SAID = {"prompt": "the sea", "max_tokens": 12, "temperature": 0}
 LETTERS = [n for n in range(5, TOKENS.get_vocab_size()) if TOKENS.decode([n]).isascii() and TOKENS.decode([n]).isprintable()]
 
 
-@pytest.fixture(scope="module")
-def ask():
-    with client(talker()) as made:
+@pytest.fixture(scope="module", params=[Alone, Together])
+def ask(request):
+    with client(talker(), request.param) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def turn():
-    with client(translator()) as made:
+@pytest.fixture(scope="module", params=[Alone, Together])
+def turn(request):
+    with client(translator(), request.param) as made:
         yield made
 
 
@@ -179,7 +181,7 @@ def test_own_options_are_those_of_the_library(ask):
     assert chunks(ask, {**SAID, "prefix": " is"})[0]["choices"][0]["text"].startswith(" is")
 
 
-def test_a_text_ends_where_the_model_does(ask):
+def test_a_text_ends_where_the_model_does():
     with client(decoder(), reach=10) as made:
         found = post(made, {"prompt": [20] * 6, "max_tokens": 100, "logit_bias": {"2": -100}})
         assert found["usage"]["completion_tokens"] == 4

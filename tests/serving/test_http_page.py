@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -37,10 +35,10 @@ def test_every_block_runs(tmp_path):
                 assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
                 assert ran.stdout
         for code in blocks("python"):
-            code = code.replace("http://127.0.0.1:8000", address)
-            ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120,
-                                 check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-            assert ran.returncode == 0, ran.stderr
+            space = {}
+            exec(code.replace("http://127.0.0.1:8000", address), space)
+            if "client" in space:
+                space["client"].close()
 
 
 def test_every_limit_stands_there_with_its_default():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.together import Together
 from serving.small import client, encoder, talker, translator
 
 with warnings.catch_warnings():
@@ -69,7 +70,7 @@ WISHES = {
 
 @pytest.mark.parametrize("opened", [talker, translator], ids=["decoder", "pair"])
 def test_no_wishes_together_break_the_server(opened):
-    with client(opened(), limits=LIMITS) as made:
+    with client(opened(), Together, limits=LIMITS) as made:
         @settings(max_examples=150)
         @given(prompt=st.sampled_from(["the sea", "", [20, 21], ["a", "b c"]]), data=st.data())
         def tried(prompt, data):

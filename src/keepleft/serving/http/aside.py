@@ -68,6 +68,11 @@ class Aside:
                                param="messages", code="invalid_messages")
         return str(found["text"])
 
+    def warm(self) -> None:
+        """Be there before the first question."""
+        with self._turn():
+            self._ask({"do": "nothing"}, START)
+
     def close(self) -> None:
         with self.lock:
             self._kill()

@@ -40,7 +40,7 @@ class Events(Response):
         self.events, self.limits, self.record, self.log, self.close, self.broken = events, limits, record, log, close, broken
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.told = asyncio.get_running_loop().time()
+        self.told, over = asyncio.get_running_loop().time(), False
 
         async def tell(body: bytes, more: bool = True) -> None:
             self.told = asyncio.get_running_loop().time()
@@ -55,7 +55,8 @@ class Events(Response):
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 continue
-            self.record.ended = self.record.ended or "left"
+            if not over:
+                self.record.ended = "left"
             group.cancel_scope.cancel()
 
         try:
@@ -65,6 +66,7 @@ class Events(Response):
                 group.start_soon(pulse)
                 last = await self._all(tell)
                 await tell(last)
+                over = True
                 await tell(b"", more=False)
                 group.cancel_scope.cancel()
         finally:

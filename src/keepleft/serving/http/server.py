@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self.ready(host, port)
+            threading.Thread(target=self.service.warm, name="keepleft warming", daemon=True).start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Nothing is kept for later: whoever told us to stop gets exit code 0."""

@@ -115,6 +115,11 @@ class Service:
         """Something done with the model between two steps of the engine; given up where nobody waits for it any more."""
         return await asyncio.wrap_future(self.running.errand(work))
 
+    def warm(self) -> None:
+        """What the first chat would have to wait for. Takes its time: call it in a thread."""
+        if self.template is not None and self.marked is not None:
+            self.templates.warm()
+
     def drain(self, seconds: float) -> bool:
         """No more requests; those on their way may end, for so long. It takes as long as that, so call it from a thread."""
         self.draining = True
