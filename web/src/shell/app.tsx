@@ -81,6 +81,10 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
     return () => keys.removeEventListener("keydown", hear);
   }, [keys, views, go, themed]);
 
+  useEffect(() => {
+    if (keys === document && about.name !== "") document.title = `${about.name} – keepleft explorer`;
+  }, [keys, about]);
+
   const Draw = view === undefined ? null : VIEWS[view].draw;
   return (
     <PageContext.Provider value={page}>
