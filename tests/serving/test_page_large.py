@@ -45,6 +45,19 @@ def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_p
     settled(lambda: {given["by"] for given in asked(stand_in, "reads")} == {True, False})
 
 
+def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_address(visit):
+    stand_in = StandIn("decoder")
+    page = visit(stand_in, wait=".token")
+    text = "word " * 600
+    page.locator("textarea").fill(text)
+    page.get_by_role("button", name="Read").click()
+    settled(lambda: asked(stand_in, "attention")[-1] == {"text": text})
+    page.get_by_role("tab", name="Masks").click()
+    page.go_back()
+    assert page.locator("textarea").input_value() == text
+    assert len(page.url) < 200
+
+
 @contextmanager
 def frames(page):
     """How long the page did not draw, at worst."""

@@ -18,7 +18,7 @@ export function clusters(tokens: readonly Token[]): Cluster[] {
   const out: Cluster[] = [];
   tokens.forEach((token, n) => {
     const last = out.at(-1);
-    if (last !== undefined && !token.special && !last.special && together(last.text, token.text)) {
+    if (last !== undefined && !token.special && !last.special && bound(last.text, token.text)) {
       last.text = joined(last.text, token.text);
       last.end = n + 1;
     } else {
@@ -41,7 +41,7 @@ function joined(before: string, after: string): string {
   return HALF.test(before) && !/^\\x/.test(after) ? whole + after : before + after;
 }
 
-function together(before: string, after: string): boolean {
+function bound(before: string, after: string): boolean {
   if (before === "" || after === "") return false;
   if (HALF.test(before)) return true;
   if (LEANS.test(after)) return true;
@@ -67,6 +67,18 @@ function straddled(before: string, after: string): boolean {
 
 function beyond(code: number): boolean {
   return code > 0x2ff;
+}
+
+/** Do these tokens leave out the spaces between words, as tokenizers of whole words do? Then the page puts them apart. */
+export function loose(tokens: readonly Token[]): boolean {
+  const own = tokens.filter((token) => !token.special).map((token) => token.text);
+  const words = own.filter((text) => /^[\p{L}\p{M}]{2,}$/u.test(text));
+  return own.length > 1 && words.length > own.length / 2 && !own.some((text) => /^\s|\s$/.test(text));
+}
+
+/** Tokens as one text. */
+export function together(tokens: readonly Token[]): string {
+  return clusters(tokens).map((group) => group.text).join(loose(tokens) ? " " : "");
 }
 
 /** As a reader sees it in one line: spaces and line ends by their signs where they are all there is. */

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clusters, label, membership } from "../src/graphemes.ts";
+import { clusters, label, loose, membership, together } from "../src/graphemes.ts";
 
 const of = (...texts: string[]) => clusters(texts.map((text, id) => ({ id, text, special: text.startsWith("<") })));
 const texts = (...given: string[]) => of(...given).map((group) => group.text);
@@ -49,4 +49,12 @@ test("spaces and line ends have signs where they are alone", () => {
   assert.equal(label("\n"), "↵");
   assert.equal(label(" sea"), "sea");
   assert.equal(label(""), "∅");
+});
+
+test("whole words without their spaces are put apart, pieces and letters are not", () => {
+  const tokens = (...texts: string[]) => texts.map((text, id) => ({ id, text, special: false }));
+  assert.equal(together(tokens("the", "old", "ship", ".")), "the old ship .");
+  assert.equal(together(tokens("The", " old", " ship", "s")), "The old ships");
+  assert.equal(loose(tokens("न", "म", "स", "्", "त", "े")), false);
+  assert.equal(loose(tokens("word")), false);
 });

@@ -4,7 +4,7 @@ import { Queue } from "../src/source/queue.ts";
 import { RecordedSource } from "../src/source/recorded.ts";
 import { canonical, refusal } from "../src/source/source.ts";
 import { WidgetSource } from "../src/source/widget.ts";
-import { hashed, parsed } from "../src/shell/place.ts";
+import { found, hashed, parsed } from "../src/shell/place.ts";
 
 test("the same question is the same text, whatever the order of its words", () => {
   assert.equal(canonical({ b: [1, { d: 2, c: 1.0 }], a: "x" }), canonical({ a: "x", b: [1.0, { c: 1, d: 2 }] }));
@@ -52,5 +52,7 @@ test("a queue does the newest first, a few at a time, and nothing that is not wa
 test("the address says what is looked at, and leaves long texts out", () => {
   const words = { view: "masks", mask: "causal & window(3) | prefix(1)", text: "हिन्दी = ?&#" };
   assert.deepEqual(parsed(hashed(words)), words);
-  assert.deepEqual(parsed(hashed({ text: "x".repeat(3000), head: "2" })), { head: "2" });
+  const long = { text: "x".repeat(3000), head: "2" };
+  assert.deepEqual(parsed(hashed(long)), { head: "2" });
+  assert.deepEqual(found(long, "#head=3"), { text: long.text, head: "3" });
 });

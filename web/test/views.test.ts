@@ -20,6 +20,11 @@ test("a tree tells what led to the best, what was given up and where a text ende
   assert.deepEqual(fates, { 1: ["best", null], 2: ["dropped", null], 3: ["best", -0.5], 4: ["going", null], 5: ["going", null], 6: ["going", null] });
 });
 
+test("an end that is a node of its own is marked there alone", () => {
+  const beam: Beam = { ...BEAM, steps: [BEAM.steps[0], BEAM.steps[1], [{ ...node(0, 0, -1.6), ended: true }, node(5, 1, -3.1)]] };
+  assert.deepEqual(leaves(beam, 2).map((leaf) => leaf.ended), [null, null, null, null, -0.5, null]);
+});
+
 test("an earlier step knows nothing of later ones", () => {
   assert.deepEqual(leaves(BEAM, 0).map((leaf) => leaf.fate), ["best", "going"]);
   assert.deepEqual(leaves(BEAM, 1).map((leaf) => leaf.ended), [null, null, null, null]);

@@ -21,6 +21,7 @@ export interface ArcScene extends Scene {
 }
 
 const MOST = 3000;  // bows in one picture
+const CROWD = 600;  // so many that they hide one another
 
 export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): void {
   const { camera, stage, ratio, palette, pointed } = scene;
@@ -33,10 +34,11 @@ export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): vo
   const middle = (token: number) => (token + 0.5 - camera.y) * camera.scale;
   const any = pointed.row !== null || pointed.column !== null;
   const top = Math.max(1e-9, scene.data.top());
+  const usual = all.length > CROWD ? 0.3 : 0.9;
   context.lineCap = "round";
   for (const arc of all) {
     const mine = arc.row === pointed.row || arc.column === pointed.column;
-    context.globalAlpha = !any || mine ? 0.9 : arc.outside ? 0.5 : 0.14;
+    context.globalAlpha = mine ? 0.9 : !any ? usual : arc.outside ? 0.5 : 0.14;
     context.strokeStyle = arc.outside && scene.claim ? palette.alert : css(palette.ramp, Math.max(0.25, Math.sqrt(arc.weight / top)));
     context.setLineDash(arc.outside && scene.claim ? [5, 4] : []);
     context.lineWidth = (0.5 + 2.5 * arc.weight) * (any && mine ? 1.4 : 1);
@@ -91,7 +93,7 @@ export function chosen(pieces: Piece[], least: number, from: number, to: number)
 function bow(context: CanvasRenderingContext2D, spine: Spine, arc: Arc, from: number, to: number, many: number): void {
   const back = arc.column <= arc.row;
   const room = back ? spine.left - 8 : spine.width - spine.right - 8;
-  const wide = Math.max(4, room * Math.min(1, Math.sqrt((Math.abs(arc.row - arc.column) + 0.3) / Math.min(many, 64))));
+  const wide = Math.max(4, room * Math.min(1, Math.sqrt((Math.abs(arc.row - arc.column) + 0.3) / many)));
   const x = back ? spine.left : spine.right;
   const tall = Math.max(3, Math.abs(from - to) / 2);
   context.ellipse(x, (from + to) / 2, wide, tall, 0, Math.PI / 2, (3 * Math.PI) / 2, !back);

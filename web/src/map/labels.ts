@@ -60,7 +60,7 @@ export function axis(context: CanvasRenderingContext2D, labels: Labels, palette:
   context.font = font;
   context.textBaseline = "middle";
   const fits = scale >= SMALLEST;
-  const stride = fits ? 1 : nice(34 / scale);
+  const stride = fits ? 1 : nice(46 / scale);
   let n = fits ? lowest(labels.groups, from) : 0;
   const next = () => (fits ? labels.groups[n++] : null);
   if (fits) {
@@ -76,7 +76,9 @@ export function axis(context: CanvasRenderingContext2D, labels: Labels, palette:
 
   function write(first: number, end: number, text: string): void {
     const lit = pointed !== null && pointed >= first && pointed < end;
-    put(((first + end) / 2 - from) * scale, () => {
+    const at = ((first + end) / 2 - from) * scale;
+    if (at < 0 || at > length) return;
+    put(at, () => {
       context.fillStyle = lit ? palette.accent : palette.soft;
       if (lit) context.font = `600 ${font}`;
       if (fits) context.fillText(text, 0, 0, size - 6);

@@ -9,7 +9,7 @@ import { allowed, cell, type MapData, type Piece, type Reading, type Region, wei
 import { corner, OVERVIEW, single, TILE, tiles } from "./tiling.ts";
 import { gain } from "./whole.ts";
 
-const KEPT = 128;  // tiles: 8 MB of bytes
+export const KEPT = 192;  // tiles of all maps together, with their pictures: about 100 MB
 
 /** One head of one layer of one attention of one reading. */
 export interface Which {
@@ -25,14 +25,13 @@ export type AskMap = <Q extends "overview" | "tile" | "reads">(question: Q, give
 export class TiledMap implements MapData {
   private overview: Piece | null = null;
   private most = 0;
-  private readonly kept = new Recent<Piece>(KEPT);
   private readonly listeners = new Set<() => void>();
   private wanted = new Set<string>();
   private wrong = "";
   private readonly failed = new Set<string>();
 
   constructor(readonly which: Which, readonly rows: number, readonly columns: number, private readonly ask: AskMap,
-              private readonly queue: Queue) {}
+              private readonly queue: Queue, private readonly kept: Recent<Piece> = new Recent(KEPT)) {}
 
   top(): number {
     return this.most;
@@ -50,7 +49,7 @@ export class TiledMap implements MapData {
     const out: Piece[] = [];
     for (const { row, column } of corners) {
       const name = `${row},${column}`;
-      const piece = this.kept.get(name);
+      const piece = this.kept.get(this.full(name));
       if (piece !== undefined) out.push(piece);
       else this.fetch(name, () => this.fetchTile(name, row, column), () => this.wanted.has(name));
     }
@@ -60,7 +59,7 @@ export class TiledMap implements MapData {
   at(row: number, column: number): Reading | null {
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return null;
     const { row: top, column: left } = corner(row, column);
-    const tile = this.kept.get(`${top},${left}`);
+    const tile = this.kept.get(this.full(`${top},${left}`));
     if (tile !== undefined) {
       return { weight: weighed(tile, cell(tile, row, column)), allowed: allowed(tile, row, column), exact: true };
     }
@@ -79,9 +78,8 @@ export class TiledMap implements MapData {
   }
 
   private fetch(name: string, run: () => Promise<void>, wanted: () => boolean): void {
-    const full = `${this.which.name}/${this.which.layer}/${this.which.head}/${name}`;
-    if (this.failed.has(name) || this.queue.has(full)) return;
-    this.queue.add(full, async () => {
+    if (this.failed.has(name) || this.queue.has(this.full(name))) return;
+    this.queue.add(this.full(name), async () => {
       try {
         await run();
         this.wrong = "";
@@ -91,6 +89,11 @@ export class TiledMap implements MapData {
       }
       for (const changed of this.listeners) changed();
     }, () => this.listeners.size > 0 && wanted());  // nobody waits for a map that is no longer shown
+  }
+
+  /** The name of a piece among those of all maps. */
+  private full(name: string): string {
+    return `${this.which.name}/${this.which.layer}/${this.which.head}/${name}`;
   }
 
   private async fetchOverview(): Promise<void> {
@@ -103,7 +106,7 @@ export class TiledMap implements MapData {
     const answer = await this.ask("tile", { ...this.which, row, column, size: TILE });
     const values = bytes(answer.map_u8);
     if (single(this.rows, this.columns)) this.most = weight(values.reduce((a, b) => Math.max(a, b), 0));
-    this.kept.set(name, {
+    this.kept.set(this.full(name), {
       row, column, rows: answer.rows, columns: answer.columns, step: 1, values, full: 1, gain: gain(this.most),
       claim: Bits.read(answer.claim_bits, answer.rows, answer.columns),
     });

@@ -21,6 +21,7 @@ interface Props {
 }
 
 const MARGIN = { top: 12, right: 22, bottom: 32, left: 52 };
+const FEW = 24;  // points that are marked one by one
 const near = bisector((point: [number, number]) => point[0]);
 
 export function Chart({ title, series, y, x = "step", log = false, height = 220 }: Props) {
@@ -77,12 +78,14 @@ export function Chart({ title, series, y, x = "step", log = false, height = 220 
                 <text class="tick" x={MARGIN.left - 8} dy="0.32em" text-anchor="end">{number(value)}</text>
               </g>
             ))}
-            {scales.x.ticks(Math.max(2, Math.floor(width / 110))).map((value) => (
+            {scales.x.ticks(Math.max(2, Math.floor(width / 110))).filter(Number.isInteger).map((value) => (
               <text key={value} class="tick" x={scales.x(value)} y={height - MARGIN.bottom + 16} text-anchor="middle">{value.toLocaleString("en")}</text>
             ))}
             <text class="tick" x={width - MARGIN.right} y={height - 3} text-anchor="end">{x}</text>
             <text class="tick" x={MARGIN.left} y={height - 3}>{y}</text>
             {drawn.map(({ name, points }, n) => <path key={name} class={`curve s${n % 4}`} d={path(points) ?? ""} />)}
+            {drawn.map(({ name, points }, n) => points.length <= FEW && points.map((point) => (
+              <circle key={`${name} ${point[0]}`} class={`dot s${n % 4}`} cx={scales.x(point[0])} cy={scales.y(point[1])} r={2.5} />)))}
             {shown.map(({ name, point }, n) => <circle key={name} class={`dot s${n % 4}`} cx={scales.x(point[0])} cy={scales.y(point[1])} r={3.5} />)}
           </svg>
         )}
@@ -107,5 +110,5 @@ function number(value: number): string {
   if (size >= 10_000) return value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 });
   if (size >= 100) return value.toFixed(0);
   if (size >= 0.01) return String(Number(value.toPrecision(3)));
-  return value.toExponential(0).replace("e-", "e−");
+  return Number(value.toPrecision(2)).toExponential().replace("e-", "e−");
 }

@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import type { Texts } from "../answers.ts";
 import { usePage, useTexts } from "../shell/given.ts";
+import { RecordedSource } from "../source/recorded.ts";
 import { tongue } from "./tokens.tsx";
 
 interface Props {
@@ -13,7 +14,7 @@ interface Props {
 }
 
 export function TextFields({ act, busy = false, target = true, onAct }: Props) {
-  const { about } = usePage();
+  const { about, source } = usePage();
   const pair = about.family === "encoder-decoder";
   const [texts, say] = useTexts();
   const [draft, type] = useState(texts);
@@ -22,6 +23,9 @@ export function TextFields({ act, busy = false, target = true, onAct }: Props) {
     say(draft);
     onAct?.(draft);
   };
+  if (source instanceof RecordedSource) {
+    return <p class="quiet" dir="auto">{[pair ? texts.source : "", pair && !target ? "" : texts.text].filter(Boolean).join(" → ")}</p>;
+  }
   const field = (name: "text" | "source", label: string, hint: string) => (
     <label class="text">
       <span>{label}</span>

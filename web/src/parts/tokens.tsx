@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Token } from "../answers.ts";
-import { type Cluster, clusters, membership } from "../graphemes.ts";
+import { type Cluster, clusters, loose, membership } from "../graphemes.ts";
 import type { Held } from "../held.ts";
 
 export interface Light {
@@ -82,7 +82,7 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
   return (
     <section class="tokens">
       <h3>{title} <span class="quiet">{tokens.length.toLocaleString("en")} tokens</span></h3>
-      <div ref={list} class="strip" role="listbox" aria-label={`Tokens of ${title}`} tabIndex={0} dir="auto" lang={tongue(tokens)} onKeyDown={step}
+      <div ref={list} class={loose(tokens) ? "strip loose" : "strip"} role="listbox" aria-label={`Tokens of ${title}`} tabIndex={0} dir="auto" lang={tongue(tokens)} onKeyDown={step}
            onPointerOver={(event) => onPoint(under(event))} onPointerLeave={() => onPoint(null)}
            onFocus={() => { if (pointed.get() === null && tokens.length > 0 && list.current!.matches(":focus-visible")) onPoint(0); }}>
         {spans}
@@ -104,7 +104,8 @@ function strength(weight: number): string {
   return Math.sqrt(Math.min(1, weight)).toFixed(3);
 }
 
-function printed(text: string): string {
+/** With signs for what is not seen otherwise. */
+export function printed(text: string): string {
   return text === "" ? "∅" : text.replace(/\r\n|\r|\n/g, "↵\n").replace(/\t/g, "⇥");
 }
 

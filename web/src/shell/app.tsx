@@ -60,8 +60,8 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
   const words = useHeld(place.words);
   const [sheet, setSheet] = useState(false);
   const palette = useHeld(themed.palette);
-  const views = useMemo(() => about.views.filter((view) => view in VIEWS && VIEWS[view].needs.some((name) => source.can(name))),
-                        [about, source]);
+  const views = useMemo(() => (Object.keys(VIEWS) as View[]).filter(
+    (view) => about.views.includes(view) && VIEWS[view].needs.some((name) => source.can(name))), [about, source]);
   const view = views.find((name) => name === words.view) ?? views[0];
   const go = useCallback((name: View) => place.say({ view: name === views[0] ? null : name }, true), [place, views]);
   const page = useMemo<Page>(() => ({ source, about, place, themed }), [source, about, place, themed]);
@@ -80,6 +80,10 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
     keys.addEventListener("keydown", hear);
     return () => keys.removeEventListener("keydown", hear);
   }, [keys, views, go, themed]);
+
+  useEffect(() => {
+    if (keys === document && about.name !== "") document.title = `${about.name} – keepleft explorer`;
+  }, [keys, about]);
 
   const Draw = view === undefined ? null : VIEWS[view].draw;
   return (

@@ -1,6 +1,7 @@
 /** What the reader looks at, as words: kept in the address after the #, so that it can be sent and found again. */
 
 import { Held } from "../held.ts";
+import { canonical } from "../source/source.ts";
 
 export type Words = Readonly<Record<string, string>>;
 
@@ -14,7 +15,7 @@ export class Place {
   constructor(private readonly inAddress: boolean) {
     this.words = new Held(inAddress ? parsed(window.location.hash) : {});
     if (!inAddress) return;
-    const changed = () => this.words.set(parsed(window.location.hash));
+    const changed = () => this.words.set(found(this.words.get(), window.location.hash));
     window.addEventListener("hashchange", changed);
     window.addEventListener("popstate", changed);
     this.end_ = () => {
@@ -30,7 +31,7 @@ export class Place {
   /** A word that is "" or null is taken out. `step`: the way back leads here. */
   say(words: Record<string, string | null>, step = false): void {
     const all = Object.fromEntries(Object.entries({ ...this.words.get(), ...words }).filter(([, word]) => word)) as Words;
-    if (hashed(all) === hashed(this.words.get())) return;
+    if (canonical(all) === canonical(this.words.get())) return;
     if (this.inAddress) {
       try {
         window.history[step ? "pushState" : "replaceState"](null, "", hashed(all));
@@ -40,6 +41,11 @@ export class Place {
     }
     this.words.set(all);
   }
+}
+
+/** What an address says, and the long words that none can say. */
+export function found(before: Words, hash: string): Words {
+  return { ...Object.fromEntries(Object.entries(before).filter(([, word]) => word.length > LONGEST)), ...parsed(hash) };
 }
 
 export function hashed(words: Words): string {

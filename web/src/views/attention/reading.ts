@@ -3,7 +3,7 @@
 import type { Answer, Attended, Attention, Given, Head, Question, Texts, Token } from "../../answers.ts";
 import { Recent } from "../../map/lru.ts";
 import type { Piece } from "../../map/piece.ts";
-import { pieceOf, TiledMap, type Which } from "../../map/tiled.ts";
+import { KEPT, pieceOf, TiledMap, type Which } from "../../map/tiled.ts";
 import { Queue } from "../../source/queue.ts";
 import { Refused, type Source } from "../../source/source.ts";
 
@@ -11,6 +11,7 @@ type Keyed = { [Q in Question]: Given<Q> extends { key: string } ? Q : never }[Q
 
 export class Reading {
   private readonly maps = new Recent<TiledMap>(24);
+  private readonly tiles = new Recent<Piece>(KEPT);
   private readonly looked = new Queue(4);   // what the reader looks at
   private readonly aside = new Queue(2);    // the small pictures of heads
   private readonly pictures = new Map<string, Promise<Piece>>();
@@ -57,7 +58,8 @@ export class Reading {
     const name = `${attended.name}/${layer}/${head}`;
     let map = this.maps.get(name);
     if (map === undefined) {
-      map = new TiledMap(which, attended.rows, attended.columns, (question, given) => this.ask(question, given as never), this.looked);
+      map = new TiledMap(which, attended.rows, attended.columns, (question, given) => this.ask(question, given as never), this.looked,
+                         this.tiles);
       const end = map.listen(() => {
         end();
         this.begin();

@@ -3,7 +3,7 @@
 import { linkHorizontal } from "d3-shape";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Beam, Texts } from "../../answers.ts";
-import { clusters, label } from "../../graphemes.ts";
+import { label, together } from "../../graphemes.ts";
 import { Notice, NumberField, Slider, Switch } from "../../parts/controls.tsx";
 import { useAnswer } from "../../shell/given.ts";
 import { type Leaf, leaves } from "./tree.ts";
@@ -59,7 +59,7 @@ function Growing({ beam }: { beam: Beam }) {
         <ol class="ended" aria-label="Texts that have ended">
           {ended.map((text, n) => (
             <li key={n}>
-              <span dir="auto">{clusters(text.tokens).map((group) => group.text).join("")}</span>
+              <span dir="auto">{together(text.tokens)}</span>
               <span class="quiet"> {text.score.toFixed(3)}, at step {text.step + 1}</span>
             </li>
           ))}

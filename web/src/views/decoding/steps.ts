@@ -16,6 +16,7 @@ export interface Steps {
   next: Next | null;
   ranking: Ranking | null;
   written: Token[];
+  count: number;  // tokens chosen, also those whose scores were refused
   ended: boolean;
   busy: boolean;
   error: string;
@@ -65,7 +66,7 @@ export function useSteps(texts: Texts): Steps {
       (wrong: unknown) => { if (mine === turn.current) { setError(said(wrong)); setBusy(false); } });
   }, [source, texts, tokens]);
 
-  return { next, ranking, written, ended, busy, error, choose, back, write };
+  return { next, ranking, written, count: tokens.length, ended, busy, error, choose, back, write };
 }
 
 const vocabularies = new WeakMap<Source, Promise<string[]>>();

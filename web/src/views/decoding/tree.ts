@@ -17,6 +17,8 @@ export function leaves(beam: Beam, last: number): Leaf[] {
   const paths = pathsOf(beam);
   const finished = beam.finished.filter((text) => text.step <= until);
   const ends = new Map(finished.map((text) => [name(text.tokens.map(({ id }) => id)), text.score]));
+  const drawn = new Set(paths.flat().map(name));
+  const beyond = new Map([...ends].filter(([text]) => !drawn.has(text)));
   const over = until === beam.steps.length - 1;
   const best = over && beam.best !== null ? beam.best.tokens.map(({ id }) => id) : bestOf(beam, paths, until);
   const alive = new Set<string>();
@@ -31,13 +33,13 @@ export function leaves(beam: Beam, last: number): Leaf[] {
   return beam.steps.slice(0, until + 1).flatMap((nodes, step) => nodes.map((node, place): Leaf => {
     const path = paths[step][place];
     const leads = path.every((id, n) => best[n] === id);
-    const ended = ends.get(name(path)) ?? endedAfter(ends, path) ?? (node.ended === true ? NaN : null);
+    const ended = ends.get(name(path)) ?? endedAfter(beyond, path) ?? (node.ended === true ? NaN : null);
     const lives = alive.has(`${step},${place}`) || ended !== null;
     return { step, place, parent: node.parent, node, fate: leads ? "best" : lives ? "going" : "dropped", ended };
   }));
 }
 
-/** The end token itself is often no node: the text that ended is one longer than its last node. */
+/** Where the end token is no node, the text that ended is one longer than its last node. */
 function endedAfter(ends: Map<string, number>, path: number[]): number | null {
   for (const [text, score] of ends) {
     const ids = text === "" ? [] : text.split(",");

@@ -45,8 +45,8 @@ function Stepping({ texts }: { texts: { text: string; source?: string } }) {
         <>
           <WrittenText prompt={about.family === "encoder-decoder" ? [] : next.prompt} written={written} ended={ended} onBack={steps.back} />
           <div class="bar">
-            <button type="button" class="plain" disabled={written.length === 0} onClick={() => steps.back()}>Back</button>
-            <button type="button" class="plain" disabled={written.length === 0} onClick={() => steps.back(0)}>From the start</button>
+            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back()}>Back</button>
+            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back(0)}>From the start</button>
             {source.can("write") && (
               <>
                 <button type="button" disabled={busy || ended} onClick={() => steps.write(dials, choice === "drawn")}>Write on</button>

@@ -2,8 +2,8 @@
 
 import { useMemo } from "preact/hooks";
 import type { Token } from "../../answers.ts";
-import { clusters } from "../../graphemes.ts";
-import { tongue } from "../../parts/tokens.tsx";
+import { clusters, loose, together } from "../../graphemes.ts";
+import { printed, tongue } from "../../parts/tokens.tsx";
 
 interface Props {
   prompt: Token[];
@@ -13,14 +13,15 @@ interface Props {
 }
 
 export function WrittenText({ prompt, written, ended, onBack }: Props) {
-  const given = useMemo(() => clusters(prompt).map((group) => group.text).join(""), [prompt]);
+  const given = useMemo(() => together(prompt), [prompt]);
   const added = useMemo(() => clusters(written), [written]);
+  const apart = useMemo(() => loose([...prompt, ...written]), [prompt, written]);
   return (
-    <div class="written" dir="auto" lang={tongue([...prompt, ...written])} aria-live="polite">
-      <span class="given">{given}</span>
+    <div class={apart ? "written loose" : "written"} dir="auto" lang={tongue([...prompt, ...written])} aria-live="polite">
+      <span class="given">{apart ? `${given} ` : given}</span>
       {added.map((group) => (
         <button type="button" key={group.first} class={group.special ? "token special" : "token"} title="Go back to before this token"
-                onClick={() => onBack(group.first)}>{group.text === "" ? "∅" : group.text}</button>
+                onClick={() => onBack(group.first)}>{printed(group.text)}</button>
       ))}
       {ended ? <span class="quiet"> The text has ended.</span> : <span class="caret" aria-hidden="true" />}
     </div>

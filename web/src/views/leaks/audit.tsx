@@ -9,6 +9,7 @@ import { Notice } from "../../parts/controls.tsx";
 import { Legend } from "../../parts/legend.tsx";
 import { MapCanvas } from "../../parts/map.tsx";
 import { usePage } from "../../shell/given.ts";
+import { RecordedSource } from "../../source/recorded.ts";
 import { said } from "../../source/source.ts";
 import { mapsOf } from "./influence.ts";
 
@@ -18,7 +19,7 @@ export function Audit() {
   const { source } = usePage();
   const [answer, setAnswer] = useState<Leaks | null>(null);
   const [error, setError] = useState("");
-  const [going, setGoing] = useState(false);
+  const [going, setGoing] = useState(source instanceof RecordedSource);  // there it costs nothing
   useEffect(() => {
     if (!going) return;
     let wait = 0, here = true;

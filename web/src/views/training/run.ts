@@ -7,6 +7,7 @@ import { usePage } from "../../shell/given.ts";
 import { said } from "../../source/source.ts";
 
 const AGAIN = 2000;  // milliseconds
+const MANY = 1000;   // lines: there may be more behind them
 
 export interface Watched {
   lines: Line[];
@@ -31,7 +32,7 @@ export function useRun(name: string | null): Watched {
       after = answer.next;
       set((before) => ({ lines: fresh ? answer.lines : answer.lines.length === 0 ? before.lines : [...before.lines, ...answer.lines],
                          config: answer.config || before.config, ended: answer.ended, error: "" }));
-      if (!answer.ended) wait = window.setTimeout(look, AGAIN);
+      if (!answer.ended) wait = window.setTimeout(look, answer.lines.length >= MANY ? 0 : AGAIN);
     }, (wrong: unknown) => {
       if (!here) return;
       set((before) => ({ ...before, error: said(wrong) }));
