@@ -87,8 +87,9 @@ class Theirs:
         if not self.queue:
             return [pair for pair, in self._ended(some, self._asked(some))]
         self.begun += [(ticket, self._asked([ticket], asynchronous=True)[0]) for ticket in some]
-        done = [(ticket, job) for ticket, job in self.begun if job.done()]
-        self.begun = [(ticket, job) for ticket, job in self.begun if not job.done()]
+        ready = {ticket for ticket, job in self.begun if job.done()}
+        done = [(ticket, job) for ticket, job in self.begun if ticket in ready]
+        self.begun = [(ticket, job) for ticket, job in self.begun if ticket not in ready]
         if not done:
             time.sleep(0.0005)
         return [pair for ticket, job in done for pair, in self._ended([ticket], [job.result()])]
