@@ -33,6 +33,7 @@ class Ask:
     prefix: Sequence[int] = ()    # encoder-decoders: what the written text begins with
     tenant: str = ""              # beginnings of texts are shared within one tenant, never between two
     logprobs: int | None = None   # with each token its log-probability, and so many of the likeliest
+    quiet: bool = False           # only its first token is told when it comes; the others come with the end
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Job:
         self.score = [0.0] * self.width
         self.over = [False] * self.width
         self.next = [self.begun[-1]] * self.width                # the token that each text feeds next
+        self.quiet = ask.quiet and ask.logprobs is None
         self.order = 0                                           # when it was let in
         self.end, self.strings = frozenset(options.end), options.strings
         # its tokens are chosen from scores alone: nothing of the text so far is looked at
@@ -65,7 +66,9 @@ class Job:
         self.written[text].append(token)
         self.score[text] += gain
         self.next[text] = token
-        out: list[Event] = [Token(text, token) if thought is None else Token(text, token, *thought)]
+        out: list[Event] = []
+        if not self.quiet or len(self.written[text]) == 1:
+            out.append(Token(text, token) if thought is None else Token(text, token, *thought))
         why = self._why(text, token)
         if why is not None:
             out += self.ended(text, why)

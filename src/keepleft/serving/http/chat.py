@@ -51,7 +51,7 @@ async def _answer(service: Service, body: ChatRequest, record: Record, tenant: s
     head = {"id": f"chatcmpl-{record.number}", "created": int(time.time()), "model": service.name,
             "system_fingerprint": service.fingerprint, "seed": order.seed}
     told = lambda thoughts: None if logprobs is None else of_chat(service.tokenizer, thoughts)
-    telling = Telling(service, order, record)
+    telling = Telling(service, order, record, whole=not body.stream)
     if not body.stream:
         row, = await telling.wholes()
         choices = [{"index": n, "message": {"role": "assistant", "content": one.text, "refusal": None},

@@ -50,7 +50,7 @@ async def _answer(service: Service, body: CompletionRequest, record: Record, ten
     echoes = await _echoes(service, body, prompts, order)
     head = {"id": f"cmpl-{record.number}", "object": "text_completion", "created": int(time.time()), "model": service.name,
             "system_fingerprint": service.fingerprint, "seed": order.seed}
-    telling = Telling(service, order, record)
+    telling = Telling(service, order, record, whole=not body.stream)
     if not body.stream:
         rows = await telling.wholes()
         choices = [_choice(n * order.copies + k, *echoes[n], one.text, one.thoughts, body.logprobs, one.why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -78,13 +78,13 @@ class Text:
 
 
 class Telling:
-    """An order on its way. Choice n * copies + k is text k of prompt n."""
+    """An order on its way. Choice n * copies + k is text k of prompt n. `whole`: nobody looks before the end."""
 
-    def __init__(self, service: Service, order: Order, record: Record) -> None:
+    def __init__(self, service: Service, order: Order, record: Record, *, whole: bool = False) -> None:
         self.service, self.order, self.record = service, order, record
         self.texts = [[Text(service, ask, order.stops) for _ in range(order.made)] for ask in order.asks]
         self.busy = [n for n, ask in enumerate(order.asks) if ask.options.max_new_tokens]
-        self.hearing = Hearing(service.running, [order.asks[n] for n in self.busy])
+        self.hearing = Hearing(service.running, [replace(order.asks[n], quiet=whole) for n in self.busy])
         record.read += sum(len(ask.tokens) for ask in order.asks)
         record.sent()
 

@@ -34,7 +34,7 @@ def routes(service: Service) -> APIRouter:
 async def _answer(service: Service, body: TranslateRequest, record: Record, tenant: str) -> Response:
     limited(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     order = await service.apart(partial(_ordered, service, body, tenant))
-    rows = await Telling(service, order, record).wholes()
+    rows = await Telling(service, order, record, whole=True).wholes()
     data = [{**_text(row[0]), "index": n, "n_best": [_text(one) for one in row]} for n, row in enumerate(rows)]
     return JSONResponse({"object": "list", "model": service.name, "seed": order.seed, "data": data, "usage": used(record)})
 
