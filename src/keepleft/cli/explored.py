@@ -15,6 +15,8 @@ def shown(inputs: list[str], html: str | None = None, source: str | None = None,
           runs: str | None = None, compare: str | None = None, dtype: Dtype = "float32", device: str | None = None) -> int:
     """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
 
+    Name a model, then a text:
+
       keepleft show runs/mine/model "The sea is calm" --html sea.html
       keepleft show runs/en-fr/model --source "I am happy" --html happy.html
       keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
