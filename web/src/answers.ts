@@ -198,7 +198,7 @@ export interface Line {
 
 export interface Run {
   lines: Line[];
-  from?: number;  // of the first line; 0 after more were seen: the run was begun anew
+  from?: number; // of the first line; 0 after more were seen: the run was begun anew
   next: number;
   config: string;
   ended: boolean;
@@ -218,7 +218,12 @@ export interface Trial {
 }
 
 export interface Compare {
-  same?: { length: number; seconds: Record<string, number>; difference: Record<string, number>; ratio: Record<string, number> }[];
+  same?: {
+    length: number;
+    seconds: Record<string, number>;
+    difference: Record<string, number>;
+    ratio: Record<string, number>;
+  }[];
   control?: { length: number; difference: Record<string, number> };
   masked?: Trial;
   unmasked?: Trial;

@@ -19,7 +19,11 @@ export function floats(text: string): Float32Array {
 export class Bits {
   private readonly stride: number;
 
-  constructor(private readonly raw: Uint8Array, readonly rows: number, readonly columns: number) {
+  constructor(
+    private readonly raw: Uint8Array,
+    readonly rows: number,
+    readonly columns: number,
+  ) {
     this.stride = (columns + 7) >> 3;
     if (raw.length < rows * this.stride) {
       throw new RangeError(`${raw.length} bytes are too few for ${rows} × ${columns} bits`);

@@ -44,7 +44,8 @@ function path(stops: Stop[]): Lab[] {
   return Array.from({ length: FINE }, (_, n) => {
     const t = (n / (FINE - 1)) * (stops.length - 1);
     const at = Math.min(Math.floor(t), stops.length - 2);
-    const from = stops[at], to = stops[at + 1];
+    const from = stops[at],
+      to = stops[at + 1];
     const between = (a: number, b: number) => a + (b - a) * (t - at);
     const angle = (between(from.hue, to.hue) * Math.PI) / 180;
     const chroma = between(from.chroma, to.chroma);

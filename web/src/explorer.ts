@@ -13,10 +13,11 @@ import { type WidgetModel, WidgetSource } from "./source/widget.ts";
 export { HttpSource, RecordedSource, WidgetSource };
 export type { Source };
 
-/** Draw the explorer into an element. `whole`: the page is its own, keys and address included. Gives back what takes it away. */
+/** Draw it into an element; gives back what takes it away. `whole`: the page is its own, keys and address included. */
 export function mount(element: HTMLElement, source: Source, { whole = true } = {}): () => void {
   element.classList.add("keepleft");
-  const themed = new Themed(element), place = new Place(whole);
+  const themed = new Themed(element),
+    place = new Place(whole);
   draw(h(App, { source, place, themed, keys: whole ? document : element }), element);
   return () => {
     draw(null, element);
@@ -43,7 +44,8 @@ function start(): void {
   if (element === null || element.childElementCount > 0) return;
   const answers = document.getElementById("keepleft-answers");
   if (answers !== null) mount(element, new RecordedSource(JSON.parse(answers.textContent ?? "[]") as Recording[]));
-  else if (element.dataset.door !== undefined) mount(element, new HttpSource(new URL(element.dataset.door, document.baseURI).href));
+  else if (element.dataset.door !== undefined)
+    mount(element, new HttpSource(new URL(element.dataset.door, document.baseURI).href));
 }
 
 if (typeof document !== "undefined") start();

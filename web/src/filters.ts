@@ -7,19 +7,19 @@
 
 export interface Dials {
   temperature: number;
-  topK: number;  // 0: all
-  topP: number;  // 1: all
-  minP: number;  // 0: all
+  topK: number; // 0: all
+  topP: number; // 1: all
+  minP: number; // 0: all
 }
 
 export interface Narrowed {
-  kept: number;           // so many of the ranking are left
-  chances: Float64Array;  // of each place in the ranking, 0 beyond `kept`
+  kept: number; // so many of the ranking are left
+  chances: Float64Array; // of each place in the ranking, 0 beyond `kept`
 }
 
 /**
- * Token ids, the likeliest first. Of equals the higher id comes first: that is the order in which keepleft's top_p, a stable sort
- * from the other end, gives them up last.
+ * Token ids, the likeliest first. Of equals the higher id comes first: that is the order in which keepleft's top_p, a stable
+ * sort from the other end, gives them up last.
  */
 export function ranked(scores: Float32Array): Uint32Array {
   const bits = new Uint32Array(scores.slice().buffer);
@@ -72,7 +72,7 @@ function likely(masses: Float64Array, kept: number, p: number): number {
 
 function sum(masses: Float64Array, end: number): number {
   let all = 0;
-  for (let n = end - 1; n >= 0; n--) all += masses[n];  // the small ones first, for the last digits
+  for (let n = end - 1; n >= 0; n--) all += masses[n]; // the small ones first, for the last digits
   return all;
 }
 

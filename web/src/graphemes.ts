@@ -10,9 +10,9 @@ export interface Cluster {
   special: boolean;
 }
 
-const HALF = /(?:\\x[0-9a-f]{2})+$/;  // bytes of a letter that is not whole yet, as keepleft spells them
-const LEANS = /^[\p{M}\u200d\u200c]/u;  // a mark that sits on the letter before it
-const BINDS = /[\u200d\u094d\u09cd\u0a4d\u0acd\u0b4d\u0ccd\u0d4d]$/u;  // a joiner or virama: the next letter belongs to this one
+const HALF = /(?:\\x[0-9a-f]{2})+$/; // bytes of a letter that is not whole yet, as keepleft spells them
+const LEANS = /^[\p{M}\u200d\u200c]/u; // a mark that sits on the letter before it
+const BINDS = /[\u200d\u094d\u09cd\u0a4d\u0acd\u0b4d\u0ccd\u0d4d]$/u; // a joiner or virama: the next letter belongs to this one
 
 export function clusters(tokens: readonly Token[]): Cluster[] {
   const out: Cluster[] = [];
@@ -50,11 +50,13 @@ function bound(before: string, after: string): boolean {
 }
 
 const LETTER = /^\p{L}/u;
-const segmenter = typeof Intl !== "undefined" && "Segmenter" in Intl ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
+const segmenter =
+  typeof Intl !== "undefined" && "Segmenter" in Intl ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
 
 /** Is there a grapheme that begins in one text and ends in the other (flags, emoji with tones, …)? */
 function straddled(before: string, after: string): boolean {
-  const tail = before.slice(-16), head = after.slice(0, 16);
+  const tail = before.slice(-16),
+    head = after.slice(0, 16);
   if (segmenter === null || (!beyond(tail.charCodeAt(tail.length - 1)) && !beyond(head.charCodeAt(0)))) return false;
   let at = 0;
   for (const { segment } of segmenter.segment(tail + head)) {
@@ -78,7 +80,9 @@ export function loose(tokens: readonly Token[]): boolean {
 
 /** Tokens as one text. */
 export function together(tokens: readonly Token[]): string {
-  return clusters(tokens).map((group) => group.text).join(loose(tokens) ? " " : "");
+  return clusters(tokens)
+    .map((group) => group.text)
+    .join(loose(tokens) ? " " : "");
 }
 
 /** As a reader sees it in one line: spaces and line ends by their signs where they are all there is. */

@@ -14,7 +14,10 @@ const stage = { width: 500, height: 500, rows: 2000, columns: 2000 };
 
 test("tiles cover a region, the middle first, and no more", () => {
   const found = tiles({ top: 250, left: 0, bottom: 600, right: 300 }, 2000, 2000, 256);
-  assert.deepEqual(found.map(({ row, column }) => `${row},${column}`).sort(), ["0,0", "0,256", "256,0", "256,256", "512,0", "512,256"].sort());
+  assert.deepEqual(
+    found.map(({ row, column }) => `${row},${column}`).sort(),
+    ["0,0", "0,256", "256,0", "256,256", "512,0", "512,256"].sort(),
+  );
   assert.deepEqual(found[0], { row: 256, column: 0 });
 });
 
@@ -67,20 +70,47 @@ test("numbers along an axis are round", () => {
 test("arcs are the heaviest of what is in view, outside the claim or in it", () => {
   const bits = new Bits(new Uint8Array([0b10000000, 0b11000000]), 2, 2);
   const [piece] = new WholeMap(2, 2, Uint8Array.of(255, 128, 60, 10), bits).fine();
-  assert.deepEqual(chosen([piece], 0.05, 0, 2).map(({ row, column, outside }) => [row, column, outside]), [[1, 0, false], [0, 1, true], [0, 0, false]]);
+  assert.deepEqual(
+    chosen([piece], 0.05, 0, 2).map(({ row, column, outside }) => [row, column, outside]),
+    [
+      [1, 0, false],
+      [0, 1, true],
+      [0, 0, false],
+    ],
+  );
   assert.deepEqual(chosen([piece], 0.05, 1, 2).length, 1);
 });
 
 test("a large map asks for the overview, then for what is looked at, once", async () => {
   const asked: string[] = [];
-  const map = new TiledMap({ name: "decoder.self", layer: 0, head: 0 }, 600, 600, (async (question: string, given: Record<string, unknown>) => {
-    asked.push(question === "tile" ? `tile ${given.row},${given.column}` : question);
-    if (question === "overview") return { rows: 600, columns: 600, step: 2, top: 0.25, map_u8: Buffer.alloc(90_000, 255).toString("base64") };
-    const rows = Math.min(256, 600 - Number(given.row)), columns = Math.min(256, 600 - Number(given.column));
-    return { row: given.row, column: given.column, rows, columns, map_u8: Buffer.alloc(rows * columns, 51).toString("base64"),
-             claim_bits: Buffer.alloc(rows * Math.ceil(columns / 8), 255).toString("base64") };
-  }) as never, new Queue(2));
-  const settled = () => new Promise<void>((resolve) => { const end = map.listen(() => { end(); resolve(); }); });
+  const map = new TiledMap(
+    { name: "decoder.self", layer: 0, head: 0 },
+    600,
+    600,
+    (async (question: string, given: Record<string, unknown>) => {
+      asked.push(question === "tile" ? `tile ${given.row},${given.column}` : question);
+      if (question === "overview")
+        return { rows: 600, columns: 600, step: 2, top: 0.25, map_u8: Buffer.alloc(90_000, 255).toString("base64") };
+      const rows = Math.min(256, 600 - Number(given.row)),
+        columns = Math.min(256, 600 - Number(given.column));
+      return {
+        row: given.row,
+        column: given.column,
+        rows,
+        columns,
+        map_u8: Buffer.alloc(rows * columns, 51).toString("base64"),
+        claim_bits: Buffer.alloc(rows * Math.ceil(columns / 8), 255).toString("base64"),
+      };
+    }) as never,
+    new Queue(2),
+  );
+  const settled = () =>
+    new Promise<void>((resolve) => {
+      const end = map.listen(() => {
+        end();
+        resolve();
+      });
+    });
   map.listen(() => undefined);
   const region = { top: 300, left: 0, bottom: 310, right: 20 };
   let news = settled();
@@ -98,7 +128,16 @@ test("a large map asks for the overview, then for what is looked at, once", asyn
 
 test("what is refused is not asked again in every frame", async () => {
   let asked = 0;
-  const map = new TiledMap({ name: "n", layer: 0, head: 0 }, 10, 10, (async () => { asked++; throw new Error("no such head"); }) as never, new Queue());
+  const map = new TiledMap(
+    { name: "n", layer: 0, head: 0 },
+    10,
+    10,
+    (async () => {
+      asked++;
+      throw new Error("no such head");
+    }) as never,
+    new Queue(),
+  );
   map.listen(() => undefined);
   for (let n = 0; n < 5; n++) {
     map.fine({ top: 0, left: 0, bottom: 10, right: 10 });

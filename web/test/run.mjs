@@ -21,7 +21,9 @@ try {
     jsxImportSource: "preact",
     logLevel: "warning",
   });
-  const files = readdirSync(out).filter((name) => name.endsWith(".mjs")).map((name) => join(out, name));
+  const files = readdirSync(out)
+    .filter((name) => name.endsWith(".mjs"))
+    .map((name) => join(out, name));
   process.exitCode = spawnSync(process.execPath, ["--test", ...files], { stdio: "inherit" }).status ?? 1;
 } finally {
   rmSync(out, { recursive: true, force: true });

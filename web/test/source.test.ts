@@ -12,7 +12,9 @@ test("the same question is the same text, whatever the order of its words", () =
 });
 
 test("recorded answers are found by their question", async () => {
-  const source = new RecordedSource([{ question: "mask", given: { expression: "causal", length: 16 }, answer: { mask: "causal" } }]);
+  const source = new RecordedSource([
+    { question: "mask", given: { expression: "causal", length: 16 }, answer: { mask: "causal" } },
+  ]);
   assert.ok(source.can("mask") && !source.can("beam"));
   assert.deepEqual(await source.ask("mask", { length: 16, expression: "causal" } as never), { mask: "causal" });
   await assert.rejects(source.ask("mask", { expression: "full", length: 16 } as never), /recorded beforehand/);
@@ -21,8 +23,14 @@ test("recorded answers are found by their question", async () => {
 test("a widget's replies find who asked", async () => {
   const sent: { id: string }[] = [];
   let hear: (message: unknown) => void = () => undefined;
-  const source = new WidgetSource({ send: (content) => sent.push(content as { id: string }), on: (_, listener) => { hear = listener; } });
-  const first = source.ask("about", {}), second = source.ask("runs", {});
+  const source = new WidgetSource({
+    send: (content) => sent.push(content as { id: string }),
+    on: (_, listener) => {
+      hear = listener;
+    },
+  });
+  const first = source.ask("about", {}),
+    second = source.ask("runs", {});
   hear({ id: "of another view", answer: {} });
   hear({ id: sent[1].id, error: { message: "no runs here", code: "none" } });
   hear({ id: sent[0].id, answer: { name: "tiny" } });
@@ -39,7 +47,13 @@ test("an error is told from an answer", () => {
 test("a queue does the newest first, a few at a time, and nothing that is not wanted", async () => {
   const done: string[] = [];
   const queue = new Queue(1);
-  const slow = (name: string) => () => new Promise<void>((resolve) => setImmediate(() => { done.push(name); resolve(); }));
+  const slow = (name: string) => () =>
+    new Promise<void>((resolve) =>
+      setImmediate(() => {
+        done.push(name);
+        resolve();
+      }),
+    );
   queue.add("a", slow("a"));
   queue.add("b", slow("b"));
   queue.add("c", slow("c"), () => false);

@@ -10,24 +10,47 @@ import { curves } from "../src/views/training/run.ts";
 const token = (id: number) => ({ id, text: `t${id}`, special: false });
 const node = (id: number, parent: number, total: number) => ({ id, parent, token: token(id), score: -1, total });
 const BEAM: Beam = {
-  steps: [[node(1, -1, -1), node(2, -1, -2)], [node(3, 0, -1.5), node(4, 0, -3)], [node(5, 1, -3.1), node(6, 1, -4)]],
+  steps: [
+    [node(1, -1, -1), node(2, -1, -2)],
+    [node(3, 0, -1.5), node(4, 0, -3)],
+    [node(5, 1, -3.1), node(6, 1, -4)],
+  ],
   finished: [{ tokens: [token(1), token(3), token(0)], score: -0.5, step: 2 }],
   best: { tokens: [token(1), token(3), token(0)], score: -0.5 },
 };
 
 test("a tree tells what led to the best, what was given up and where a text ended", () => {
   const fates = Object.fromEntries(leaves(BEAM, 2).map((leaf) => [leaf.node.id, [leaf.fate, leaf.ended]]));
-  assert.deepEqual(fates, { 1: ["best", null], 2: ["dropped", null], 3: ["best", -0.5], 4: ["going", null], 5: ["going", null], 6: ["going", null] });
+  assert.deepEqual(fates, {
+    1: ["best", null],
+    2: ["dropped", null],
+    3: ["best", -0.5],
+    4: ["going", null],
+    5: ["going", null],
+    6: ["going", null],
+  });
 });
 
 test("an end that is a node of its own is marked there alone", () => {
-  const beam: Beam = { ...BEAM, steps: [BEAM.steps[0], BEAM.steps[1], [{ ...node(0, 0, -1.6), ended: true }, node(5, 1, -3.1)]] };
-  assert.deepEqual(leaves(beam, 2).map((leaf) => leaf.ended), [null, null, null, null, -0.5, null]);
+  const beam: Beam = {
+    ...BEAM,
+    steps: [BEAM.steps[0], BEAM.steps[1], [{ ...node(0, 0, -1.6), ended: true }, node(5, 1, -3.1)]],
+  };
+  assert.deepEqual(
+    leaves(beam, 2).map((leaf) => leaf.ended),
+    [null, null, null, null, -0.5, null],
+  );
 });
 
 test("an earlier step knows nothing of later ones", () => {
-  assert.deepEqual(leaves(BEAM, 0).map((leaf) => leaf.fate), ["best", "going"]);
-  assert.deepEqual(leaves(BEAM, 1).map((leaf) => leaf.ended), [null, null, null, null]);
+  assert.deepEqual(
+    leaves(BEAM, 0).map((leaf) => leaf.fate),
+    ["best", "going"],
+  );
+  assert.deepEqual(
+    leaves(BEAM, 1).map((leaf) => leaf.ended),
+    [null, null, null, null],
+  );
 });
 
 test("packed texts are cut where they begin", () => {
@@ -56,7 +79,13 @@ test("fewer points keep the ends and the peaks", () => {
 });
 
 test("lines become curves, and numbers that are not there none", () => {
-  const found = curves([{ step: 1, plain: 3, rate: 0.1 }, { step: 2, plain: 2, measures: { loss: 2.5, bleu: 10 } }]);
-  assert.deepEqual(found.map(({ title }) => title), ["Loss", "Learning rate", "Validation: bleu"]);
+  const found = curves([
+    { step: 1, plain: 3, rate: 0.1 },
+    { step: 2, plain: 2, measures: { loss: 2.5, bleu: 10 } },
+  ]);
+  assert.deepEqual(
+    found.map(({ title }) => title),
+    ["Loss", "Learning rate", "Validation: bleu"],
+  );
   assert.deepEqual(found[0].series[1].points, [[2, 2.5]]);
 });

@@ -1,4 +1,4 @@
-/** Draws a map as arcs: tokens in a column, a bow from each to those it reads; to the left what is earlier, to the right what is later. */
+/** Draws a map as arcs: tokens in a column, a bow from each to those it reads; to the left what is earlier, else to the right. */
 
 import { css } from "../colour.ts";
 import { visible } from "./camera.ts";
@@ -11,24 +11,28 @@ export interface Arc {
   row: number;
   column: number;
   weight: number;
-  outside: boolean;  // the claim does not allow it
+  outside: boolean; // the claim does not allow it
 }
 
 export interface ArcScene extends Scene {
-  least: number;   // no bow for less weight
-  pair: boolean;   // rows and columns are different texts: two columns of tokens
+  least: number; // no bow for less weight
+  pair: boolean; // rows and columns are different texts: two columns of tokens
   forward: number; // the share of the width that is to the right of the tokens
 }
 
-const MOST = 3000;  // bows in one picture
-const CROWD = 600;  // so many that they hide one another
+const MOST = 3000; // bows in one picture
+const CROWD = 600; // so many that they hide one another
 
 export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): void {
   const { camera, stage, ratio, palette, pointed } = scene;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, scene.left + stage.width, scene.top + stage.height);
   const see = visible(camera, stage);
-  const pieces = piecesOf({ ...scene, camera: { ...camera, x: 0 }, stage: { ...stage, width: scene.data.columns * camera.scale, rows: scene.data.rows, columns: scene.data.columns } });
+  const pieces = piecesOf({
+    ...scene,
+    camera: { ...camera, x: 0 },
+    stage: { ...stage, width: scene.data.columns * camera.scale, rows: scene.data.rows, columns: scene.data.columns },
+  });
   const all = chosen(pieces.length > 1 && pieces[0].step > 1 ? pieces.slice(1) : pieces, scene.least, see.top, see.bottom);
   const spine = places(scene);
   const middle = (token: number) => (token + 0.5 - camera.y) * camera.scale;
@@ -39,7 +43,8 @@ export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): vo
   for (const arc of all) {
     const mine = arc.row === pointed.row || arc.column === pointed.column;
     context.globalAlpha = mine ? 0.9 : !any ? usual : arc.outside ? 0.5 : 0.14;
-    context.strokeStyle = arc.outside && scene.claim ? palette.alert : css(palette.ramp, Math.max(0.25, Math.sqrt(arc.weight / top)));
+    context.strokeStyle =
+      arc.outside && scene.claim ? palette.alert : css(palette.ramp, Math.max(0.25, Math.sqrt(arc.weight / top)));
     context.setLineDash(arc.outside && scene.claim ? [5, 4] : []);
     context.lineWidth = (0.5 + 2.5 * arc.weight) * (any && mine ? 1.4 : 1);
     context.beginPath();
@@ -49,19 +54,28 @@ export function drawArcs(context: CanvasRenderingContext2D, scene: ArcScene): vo
   }
   context.globalAlpha = 1;
   context.setLineDash([]);
-  column(context, scene, spine.left, spine.gap, scene.pair ? "right" : "center", scene.rows, pointed.row ?? (scene.pair ? null : pointed.column));
+  column(
+    context,
+    scene,
+    spine.left,
+    spine.gap,
+    scene.pair ? "right" : "center",
+    scene.rows,
+    pointed.row ?? (scene.pair ? null : pointed.column),
+  );
   if (scene.pair) column(context, scene, spine.right, spine.gap, "left", scene.columns, pointed.column);
 }
 
 export interface Spine {
-  left: number;   // where the bows to the left begin
+  left: number; // where the bows to the left begin
   right: number;
-  gap: number;    // the room for tokens
+  gap: number; // the room for tokens
   width: number;
 }
 
 function places(scene: ArcScene): Spine {
-  const width = scene.left + scene.stage.width, gap = scene.left;
+  const width = scene.left + scene.stage.width,
+    gap = scene.left;
   if (scene.pair) {
     const side = Math.min(gap, width * 0.35);
     return { left: side, right: width - side, gap: side, width };
@@ -81,8 +95,12 @@ export function chosen(pieces: Piece[], least: number, from: number, to: number)
     for (let row = first; row < last; row++) {
       for (let column = 0, n = row * piece.columns; column < piece.columns; column++, n++) {
         if (piece.values[n] < bar || piece.values[n] === 0) continue;
-        out.push({ row: piece.row + row * piece.step + shift, column: piece.column + column * piece.step + shift,
-                   weight: weighed(piece, n), outside: piece.claim !== null && !piece.claim.at(row, column) });
+        out.push({
+          row: piece.row + row * piece.step + shift,
+          column: piece.column + column * piece.step + shift,
+          weight: weighed(piece, n),
+          outside: piece.claim !== null && !piece.claim.at(row, column),
+        });
       }
     }
   }
@@ -105,8 +123,15 @@ function across(context: CanvasRenderingContext2D, spine: Spine, from: number, t
   context.bezierCurveTo(spine.left + bend, from, spine.right - bend, to, spine.right - 2, to);
 }
 
-function column(context: CanvasRenderingContext2D, scene: ArcScene, x: number, size: number, align: CanvasTextAlign,
-                labels: Scene["rows"], pointed: number | null): void {
+function column(
+  context: CanvasRenderingContext2D,
+  scene: ArcScene,
+  x: number,
+  size: number,
+  align: CanvasTextAlign,
+  labels: Scene["rows"],
+  pointed: number | null,
+): void {
   const { camera, stage, palette } = scene;
   context.textAlign = align;
   const at = align === "right" ? x - 6 : align === "left" ? x + 6 : x + size / 2;

@@ -11,14 +11,14 @@ export interface Palette {
   paper: string;
   accent: string;
   alert: string;
-  font: string;  // the faces, without a size
+  font: string; // the faces, without a size
 }
 
 /** A piece as a picture with one pixel for each cell. */
 export interface Pictures {
   weights: HTMLCanvasElement;
   forbidden: HTMLCanvasElement | null;
-  strays: Stray[];  // weights where none may be, the largest first
+  strays: Stray[]; // weights where none may be, the largest first
 }
 
 export interface Stray {
@@ -27,8 +27,8 @@ export interface Stray {
   byte: number;
 }
 
-const MANY = 60;   // strays of a piece that are marked; a map full of them is seen without marks
-const NOISE = 2;   // bytes: a weight below 6e-5 is rounding
+const MANY = 60; // strays of a piece that are marked; a map full of them is seen without marks
+const NOISE = 2; // bytes: a weight below 6e-5 is rounding
 
 let cache = new WeakMap<Piece, Pictures>();
 let inked: Uint8ClampedArray | null = null;

@@ -3,9 +3,9 @@
 import type { Region } from "./piece.ts";
 
 export interface Camera {
-  x: number;      // column at the left edge, in tokens
-  y: number;      // row at the upper edge
-  scale: number;  // pixels for each token
+  x: number; // column at the left edge, in tokens
+  y: number; // row at the upper edge
+  scale: number; // pixels for each token
 }
 
 /** The size of the plot in pixels, and of the map in tokens. */
@@ -16,7 +16,7 @@ export interface Stage {
   columns: number;
 }
 
-export const LARGEST = 44;  // pixels: a token need not be larger
+export const LARGEST = 44; // pixels: a token need not be larger
 
 export function fitting(stage: Stage): number {
   return Math.max(1e-3, Math.min(LARGEST, stage.width / stage.columns, stage.height / stage.rows));
@@ -29,11 +29,14 @@ export function fit(stage: Stage): Camera {
 /** Nearer or farther, with what is under the pointer staying there. */
 export function zoomed(camera: Camera, stage: Stage, factor: number, at: { x: number; y: number }): Camera {
   const scale = Math.max(fitting(stage), Math.min(Math.max(LARGEST, fitting(stage)), camera.scale * factor));
-  return within({
-    x: camera.x + at.x / camera.scale - at.x / scale,
-    y: camera.y + at.y / camera.scale - at.y / scale,
-    scale,
-  }, stage);
+  return within(
+    {
+      x: camera.x + at.x / camera.scale - at.x / scale,
+      y: camera.y + at.y / camera.scale - at.y / scale,
+      scale,
+    },
+    stage,
+  );
 }
 
 /** Moved by pixels. */
@@ -46,11 +49,14 @@ export function showing(camera: Camera, stage: Stage, row: number, column: numbe
   const see = visible(camera, stage);
   const near = (value: number, low: number, high: number, size: number) =>
     value < low ? value - 1 : value + 1 > high ? value + 2 - size : low;
-  return within({
-    ...camera,
-    x: near(column, camera.x, see.right, stage.width / camera.scale),
-    y: near(row, camera.y, see.bottom, stage.height / camera.scale),
-  }, stage);
+  return within(
+    {
+      ...camera,
+      x: near(column, camera.x, see.right, stage.width / camera.scale),
+      y: near(row, camera.y, see.bottom, stage.height / camera.scale),
+    },
+    stage,
+  );
 }
 
 export function within(camera: Camera, stage: Stage): Camera {

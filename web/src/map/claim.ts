@@ -7,9 +7,9 @@ import type { Piece } from "./piece.ts";
 export interface Plot {
   camera: Camera;
   stage: Stage;
-  left: number;   // pixels beside the table for labels
+  left: number; // pixels beside the table for labels
   top: number;
-  ratio: number;  // device pixels for each of ours
+  ratio: number; // device pixels for each of ours
   palette: Palette;
 }
 
@@ -17,7 +17,8 @@ export interface Plot {
 export function place(context: CanvasRenderingContext2D, plot: Plot, piece: Piece, picture: HTMLCanvasElement): void {
   const { camera, ratio } = plot;
   const snap = (value: number) => Math.round(value * ratio) / ratio;
-  const x = snap((piece.column - camera.x) * camera.scale), y = snap((piece.row - camera.y) * camera.scale);
+  const x = snap((piece.column - camera.x) * camera.scale),
+    y = snap((piece.row - camera.y) * camera.scale);
   const right = snap((piece.column + piece.columns * piece.step - camera.x) * camera.scale);
   const bottom = snap((piece.row + piece.rows * piece.step - camera.y) * camera.scale);
   context.drawImage(picture, x, y, right - x, bottom - y);
@@ -29,10 +30,12 @@ let edges: HTMLCanvasElement | null = null;
 /** Hatching where nothing may be read, and a line around it. */
 export function claimed(context: CanvasRenderingContext2D, plot: Plot, pieces: Piece[]): void {
   const { stage, ratio, palette } = plot;
-  const width = Math.ceil(stage.width * ratio), height = Math.ceil(stage.height * ratio);
+  const width = Math.ceil(stage.width * ratio),
+    height = Math.ceil(stage.height * ratio);
   scratch = sized(scratch, width, height);
   edges = sized(edges, width, height);
-  const mask = scratch.getContext("2d")!, line = edges.getContext("2d")!;
+  const mask = scratch.getContext("2d")!,
+    line = edges.getContext("2d")!;
   mask.setTransform(ratio, 0, 0, ratio, 0, 0);
   mask.imageSmoothingEnabled = false;
   let any = false;
@@ -59,8 +62,12 @@ export function claimed(context: CanvasRenderingContext2D, plot: Plot, pieces: P
 
 /** A fine piece says better what the coarse one below it said. */
 function blank(mask: CanvasRenderingContext2D, { camera }: Plot, piece: Piece): void {
-  mask.clearRect((piece.column - camera.x) * camera.scale, (piece.row - camera.y) * camera.scale,
-                 piece.columns * piece.step * camera.scale, piece.rows * piece.step * camera.scale);
+  mask.clearRect(
+    (piece.column - camera.x) * camera.scale,
+    (piece.row - camera.y) * camera.scale,
+    piece.columns * piece.step * camera.scale,
+    piece.rows * piece.step * camera.scale,
+  );
 }
 
 function sized(canvas: HTMLCanvasElement | null, width: number, height: number): HTMLCanvasElement {
@@ -76,7 +83,13 @@ function sized(canvas: HTMLCanvasElement | null, width: number, height: number):
 /** The rim of a shape: the shape in four directions, without itself moved inwards. */
 function outline(line: CanvasRenderingContext2D, shape: HTMLCanvasElement, colour: string, thick: number): void {
   line.globalCompositeOperation = "source-over";
-  for (const [dx, dy] of [[thick, 0], [-thick, 0], [0, thick], [0, -thick]]) line.drawImage(shape, dx, dy);
+  for (const [dx, dy] of [
+    [thick, 0],
+    [-thick, 0],
+    [0, thick],
+    [0, -thick],
+  ])
+    line.drawImage(shape, dx, dy);
   line.globalCompositeOperation = "destination-out";
   line.drawImage(shape, 0, 0);
   line.globalCompositeOperation = "source-in";

@@ -9,8 +9,8 @@ export interface Labels {
   texts: string[];
 }
 
-export const SMALLEST = 11;  // pixels: a line of text needs so many
-const LONGEST = 24;          // letters of a label that are drawn
+export const SMALLEST = 11; // pixels: a line of text needs so many
+const LONGEST = 24; // letters of a label that are drawn
 
 export function labelsOf(tokens: readonly Token[]): Labels {
   const groups = clusters(tokens);
@@ -45,16 +45,21 @@ let measure: CanvasRenderingContext2D | null = null;
 const widths = new WeakMap<Labels, number>();
 
 interface Axis {
-  from: number;    // the first token in view, with its fraction
+  from: number; // the first token in view, with its fraction
   scale: number;
-  length: number;  // pixels
-  size: number;    // of the gutter
+  length: number; // pixels
+  size: number; // of the gutter
   pointed: number | null;
 }
 
 /** Draws along an axis that runs to the right; the caller has turned the canvas for columns. */
-export function axis(context: CanvasRenderingContext2D, labels: Labels, palette: Palette, { from, scale, length, size, pointed }: Axis,
-                     put: (at: number, draw: () => void) => void): void {
+export function axis(
+  context: CanvasRenderingContext2D,
+  labels: Labels,
+  palette: Palette,
+  { from, scale, length, size, pointed }: Axis,
+  put: (at: number, draw: () => void) => void,
+): void {
   const last = from + length / scale;
   const font = sized(palette.font, scale);
   context.font = font;
@@ -95,7 +100,8 @@ function sized(face: string, scale: number): string {
 
 /** The group that holds the first token in view. */
 function lowest(groups: Cluster[], from: number): number {
-  let low = 0, high = groups.length;
+  let low = 0,
+    high = groups.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (groups[middle].end <= from) low = middle + 1;

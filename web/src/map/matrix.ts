@@ -18,15 +18,17 @@ export interface Scene extends Plot {
   columns: Labels;
   claim: boolean;
   pointed: Point;
-  cuts: readonly number[];  // positions before which a line is drawn
+  cuts: readonly number[]; // positions before which a line is drawn
 }
 
 export function drawMatrix(context: CanvasRenderingContext2D, scene: Scene): void {
   const { camera, stage, left, top, ratio, palette } = scene;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, left + stage.width, top + stage.height);
-  const shown = { width: Math.min(stage.width, (stage.columns - camera.x) * camera.scale),
-                  height: Math.min(stage.height, (stage.rows - camera.y) * camera.scale) };
+  const shown = {
+    width: Math.min(stage.width, (stage.columns - camera.x) * camera.scale),
+    height: Math.min(stage.height, (stage.rows - camera.y) * camera.scale),
+  };
   context.save();
   context.translate(left, top);
   context.beginPath();
@@ -56,18 +58,27 @@ export function piecesOf({ data, camera, stage, ratio }: Scene): Piece[] {
   return coarse === null ? fine : [coarse, ...fine];
 }
 
-function ruled(context: CanvasRenderingContext2D, { camera, stage, palette }: Scene, shown: { width: number; height: number }): void {
+function ruled(
+  context: CanvasRenderingContext2D,
+  { camera, stage, palette }: Scene,
+  shown: { width: number; height: number },
+): void {
   if (camera.scale < SMALLEST) return;
   const see = visible(camera, stage);
   context.strokeStyle = palette.paper;
   context.lineWidth = 1;
   context.beginPath();
-  for (let column = see.left; column <= see.right; column++) vertical(context, (column - camera.x) * camera.scale, shown.height);
+  for (let column = see.left; column <= see.right; column++)
+    vertical(context, (column - camera.x) * camera.scale, shown.height);
   for (let row = see.top; row <= see.bottom; row++) horizontal(context, (row - camera.y) * camera.scale, shown.width);
   context.stroke();
 }
 
-function cut(context: CanvasRenderingContext2D, { camera, palette, cuts }: Scene, shown: { width: number; height: number }): void {
+function cut(
+  context: CanvasRenderingContext2D,
+  { camera, palette, cuts }: Scene,
+  shown: { width: number; height: number },
+): void {
   context.strokeStyle = palette.ink;
   context.lineWidth = 1.5;
   context.beginPath();
@@ -79,7 +90,11 @@ function cut(context: CanvasRenderingContext2D, { camera, palette, cuts }: Scene
 }
 
 /** Bars around the row and the column that are pointed at. */
-function crossed(context: CanvasRenderingContext2D, { camera, palette, pointed }: Scene, shown: { width: number; height: number }): void {
+function crossed(
+  context: CanvasRenderingContext2D,
+  { camera, palette, pointed }: Scene,
+  shown: { width: number; height: number },
+): void {
   context.strokeStyle = palette.accent;
   context.lineWidth = 1.25;
   const size = Math.max(2, camera.scale);
@@ -94,16 +109,26 @@ function labelled(context: CanvasRenderingContext2D, scene: Scene, shown: { widt
   context.rect(0, top - 6, left, shown.height + 12);
   context.clip();
   context.textAlign = "right";
-  axis(context, scene.rows, palette, { from: camera.y, scale: camera.scale, length: shown.height, size: left, pointed: pointed.row },
-       (at, draw) => moved(context, left - 6, top + at, 0, draw));
+  axis(
+    context,
+    scene.rows,
+    palette,
+    { from: camera.y, scale: camera.scale, length: shown.height, size: left, pointed: pointed.row },
+    (at, draw) => moved(context, left - 6, top + at, 0, draw),
+  );
   context.restore();
   context.save();
   context.beginPath();
   context.rect(left - 6, 0, shown.width + 12, top);
   context.clip();
   context.textAlign = "left";
-  axis(context, scene.columns, palette, { from: camera.x, scale: camera.scale, length: shown.width, size: top, pointed: pointed.column },
-       (at, draw) => moved(context, left + at, top - 6, camera.scale < SMALLEST ? 0 : -Math.PI / 2, draw));
+  axis(
+    context,
+    scene.columns,
+    palette,
+    { from: camera.x, scale: camera.scale, length: shown.width, size: top, pointed: pointed.column },
+    (at, draw) => moved(context, left + at, top - 6, camera.scale < SMALLEST ? 0 : -Math.PI / 2, draw),
+  );
   context.restore();
 }
 

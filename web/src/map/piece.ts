@@ -12,21 +12,21 @@ export interface Region {
 
 /** Bytes of one rectangle. */
 export interface Piece {
-  row: number;      // its first token
+  row: number; // its first token
   column: number;
-  rows: number;     // in cells
+  rows: number; // in cells
   columns: number;
-  step: number;     // tokens in a cell, each way
+  step: number; // tokens in a cell, each way
   values: Uint8Array;
-  full: number;     // the weight that 255 stands for: weight = full · (byte / 255)²
-  gain: number;     // byte · gain is a place on the ramp of 256 colours
-  claim: Bits | null;  // cells that may be read; null where that is not known
+  full: number; // the weight that 255 stands for: weight = full · (byte / 255)²
+  gain: number; // byte · gain is a place on the ramp of 256 colours
+  claim: Bits | null; // cells that may be read; null where that is not known
 }
 
 export interface Reading {
   weight: number;
   allowed: boolean | null;
-  exact: boolean;   // false: the largest of several tokens
+  exact: boolean; // false: the largest of several tokens
 }
 
 export interface MapData {

@@ -2,8 +2,8 @@
 
 import type { Region } from "./piece.ts";
 
-export const TILE = 256;      // tokens on the side of a tile
-export const OVERVIEW = 512;  // cells on the side of the coarse picture of it all
+export const TILE = 256; // tokens on the side of a tile
+export const OVERVIEW = 512; // cells on the side of the coarse picture of it all
 
 export interface Corner {
   row: number;
@@ -12,8 +12,10 @@ export interface Corner {
 
 /** Tiles that meet a region, those in its middle first: they are looked at. */
 export function tiles(region: Region, rows: number, columns: number, size: number = TILE): Corner[] {
-  const top = down(Math.max(0, region.top), size), left = down(Math.max(0, region.left), size);
-  const bottom = Math.min(rows, region.bottom), right = Math.min(columns, region.right);
+  const top = down(Math.max(0, region.top), size),
+    left = down(Math.max(0, region.left), size);
+  const bottom = Math.min(rows, region.bottom),
+    right = Math.min(columns, region.right);
   const out: Corner[] = [];
   for (let row = top; row < bottom; row += size) {
     for (let column = left; column < right; column += size) out.push({ row, column });

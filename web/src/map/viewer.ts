@@ -21,7 +21,7 @@ export interface Shown {
   pair: boolean;
   forward: number;
   cuts: readonly number[];
-  tallest: number;  // pixels
+  tallest: number; // pixels
 }
 
 export class Viewer {
@@ -30,21 +30,27 @@ export class Viewer {
   private width = 0;
   private height = 0;
   private frame = 0;
-  private touched = false;  // the reader has moved the camera: do not move it back
+  private touched = false; // the reader has moved the camera: do not move it back
   private readonly ends: (() => void)[] = [];
   private unlisten: () => void = () => undefined;
 
-  constructor(private readonly canvas: HTMLCanvasElement, private shown: Shown, private readonly onPoint: (point: Point | null) => void) {
+  constructor(
+    private readonly canvas: HTMLCanvasElement,
+    private shown: Shown,
+    private readonly onPoint: (point: Point | null) => void,
+  ) {
     const watch = new ResizeObserver(([entry]) => this.resize(entry.contentRect.width));
     watch.observe(canvas.parentElement!);
     this.ends.push(() => watch.disconnect());
-    this.ends.push(gestures(canvas, {
-      zoom: (factor, at) => this.zoom(factor, at),
-      move: (dx, dy) => this.look(moved(this.camera, this.stage(), this.shown.mode === "arcs" ? 0 : dx, dy)),
-      fit: () => this.fit(),
-      point: (at) => this.onPoint(at === null ? null : this.under(at)),
-      whole: () => isFit(this.camera, this.stage()),
-    }));
+    this.ends.push(
+      gestures(canvas, {
+        zoom: (factor, at) => this.zoom(factor, at),
+        move: (dx, dy) => this.look(moved(this.camera, this.stage(), this.shown.mode === "arcs" ? 0 : dx, dy)),
+        fit: () => this.fit(),
+        point: (at) => this.onPoint(at === null ? null : this.under(at)),
+        whole: () => isFit(this.camera, this.stage()),
+      }),
+    );
     this.show(shown);
   }
 
@@ -55,7 +61,10 @@ export class Viewer {
   }
 
   show(shown: Shown): void {
-    const same = shown.data.rows === this.shown.data.rows && shown.data.columns === this.shown.data.columns && shown.mode === this.shown.mode;
+    const same =
+      shown.data.rows === this.shown.data.rows &&
+      shown.data.columns === this.shown.data.columns &&
+      shown.mode === this.shown.mode;
     this.unlisten();
     this.shown = shown;
     this.unlisten = shown.data.listen(() => this.draw());
@@ -77,8 +86,10 @@ export class Viewer {
   }
 
   zoom(factor: number, at: { x: number; y: number } | null): void {
-    const stage = this.stage(), { left, top } = this.gutters();
-    const where = at === null ? { x: stage.width / 2, y: stage.height / 2 } : { x: Math.max(0, at.x - left), y: Math.max(0, at.y - top) };
+    const stage = this.stage(),
+      { left, top } = this.gutters();
+    const where =
+      at === null ? { x: stage.width / 2, y: stage.height / 2 } : { x: Math.max(0, at.x - left), y: Math.max(0, at.y - top) };
     this.touched = true;
     this.look(zoomed(this.camera, stage, factor, where));
   }
@@ -112,10 +123,17 @@ export class Viewer {
   }
 
   private resize(width: number): void {
-    const { data, mode, pair, tallest } = this.shown, { left, top } = this.gutters(0);
+    const { data, mode, pair, tallest } = this.shown,
+      { left, top } = this.gutters(0);
     this.width = width;
-    this.height = 1 + Math.min(tallest, mode === "arcs" ? Math.max(data.rows, pair ? data.columns : 0) * 24
-      : top + data.rows * Math.min(LARGEST, Math.max(40, width - left - 1) / data.columns));
+    this.height =
+      1 +
+      Math.min(
+        tallest,
+        mode === "arcs"
+          ? Math.max(data.rows, pair ? data.columns : 0) * 24
+          : top + data.rows * Math.min(LARGEST, Math.max(40, width - left - 1) / data.columns),
+      );
     const ratio = window.devicePixelRatio || 1;
     const size = { width: Math.round(width * ratio), height: Math.round(this.height * ratio) };
     if (this.canvas.width !== size.width || this.canvas.height !== size.height) {
@@ -138,8 +156,19 @@ export class Viewer {
       if (this.width === 0) return;
       const context = this.canvas.getContext("2d")!;
       const { data, palette, rows, columns, claim, cuts } = this.shown;
-      const scene: Scene = { data, palette, rows, columns, claim, cuts, camera: this.camera, stage: this.stage(), ...this.gutters(),
-                             ratio: window.devicePixelRatio || 1, pointed: this.pointed };
+      const scene: Scene = {
+        data,
+        palette,
+        rows,
+        columns,
+        claim,
+        cuts,
+        camera: this.camera,
+        stage: this.stage(),
+        ...this.gutters(),
+        ratio: window.devicePixelRatio || 1,
+        pointed: this.pointed,
+      };
       if (this.shown.mode === "matrix") drawMatrix(context, scene);
       else {
         const { least, pair, forward } = this.shown;
@@ -149,14 +178,16 @@ export class Viewer {
   }
 
   private under(at: { x: number; y: number }): Point | null {
-    const { left, top } = this.gutters(), { data, mode, pair } = this.shown;
+    const { left, top } = this.gutters(),
+      { data, mode, pair } = this.shown;
     const row = Math.floor((at.y - (mode === "arcs" ? 0 : top)) / this.camera.scale + this.camera.y);
     if (mode === "arcs") {
       if (pair && at.x > this.width / 2) return row < data.columns ? { row: null, column: row } : null;
       return row >= 0 && row < data.rows ? { row, column: pair ? null : row } : null;
     }
     const column = Math.floor((at.x - left) / this.camera.scale + this.camera.x);
-    const inRow = at.y >= top && row < data.rows, inColumn = at.x >= left && column < data.columns;
+    const inRow = at.y >= top && row < data.rows,
+      inColumn = at.x >= left && column < data.columns;
     return inRow || inColumn ? { row: inRow ? row : null, column: inColumn ? column : null } : null;
   }
 }

@@ -8,7 +8,13 @@ export class WholeMap implements MapData {
   private readonly most: number;
 
   /** Bytes are √-scaled weights; `top` is where the ramp ends, the largest of them unless said. */
-  constructor(readonly rows: number, readonly columns: number, values: Uint8Array, claim: Bits | null = null, top?: number) {
+  constructor(
+    readonly rows: number,
+    readonly columns: number,
+    values: Uint8Array,
+    claim: Bits | null = null,
+    top?: number,
+  ) {
     this.most = top ?? weight(values.reduce((a, b) => Math.max(a, b), 0));
     this.piece = { row: 0, column: 0, rows, columns, step: 1, values, full: 1, gain: gain(this.most), claim };
   }
@@ -17,7 +23,8 @@ export class WholeMap implements MapData {
   static of(bits: Bits): WholeMap {
     const values = new Uint8Array(bits.rows * bits.columns);
     for (let row = 0; row < bits.rows; row++) {
-      for (let column = 0; column < bits.columns; column++) values[row * bits.columns + column] = bits.at(row, column) ? 160 : 0;
+      for (let column = 0; column < bits.columns; column++)
+        values[row * bits.columns + column] = bits.at(row, column) ? 160 : 0;
     }
     return new WholeMap(bits.rows, bits.columns, values, bits, 1);
   }
@@ -36,7 +43,11 @@ export class WholeMap implements MapData {
 
   at(row: number, column: number): Reading | null {
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return null;
-    return { weight: weighed(this.piece, cell(this.piece, row, column)), allowed: allowed(this.piece, row, column), exact: true };
+    return {
+      weight: weighed(this.piece, cell(this.piece, row, column)),
+      allowed: allowed(this.piece, row, column),
+      exact: true,
+    };
   }
 
   error(): string {

@@ -21,7 +21,7 @@ interface Props {
 }
 
 const MARGIN = { top: 12, right: 22, bottom: 32, left: 52 };
-const FEW = 24;  // points that are marked one by one
+const FEW = 24; // points that are marked one by one
 const near = bisector((point: [number, number]) => point[0]);
 
 export function Chart({ title, series, y, x = "step", log = false, height = 220 }: Props) {
@@ -33,25 +33,45 @@ export function Chart({ title, series, y, x = "step", log = false, height = 220 
     watch.observe(frame.current!);
     return () => watch.disconnect();
   }, []);
-  const known = useMemo(() => series.map(({ name, points }) => ({ name, points: points.filter(([, value]) => Number.isFinite(value) && (!log || value > 0)) }))
-    .filter(({ points }) => points.length > 0), [series, log]);
+  const known = useMemo(
+    () =>
+      series
+        .map(({ name, points }) => ({
+          name,
+          points: points.filter(([, value]) => Number.isFinite(value) && (!log || value > 0)),
+        }))
+        .filter(({ points }) => points.length > 0),
+    [series, log],
+  );
   const drawn = useMemo(() => known.map((one) => ({ ...one, points: thinned(one.points, 1200) })), [known]);
   const all = useMemo(() => known.flatMap(({ points }) => points), [known]);
   const logarithmic = log && (max(all, (point) => point[1]) ?? 1) > 5 * (min(all, (point) => point[1]) ?? 1);
   const scales = useMemo(() => {
     const [first = 0, last = 1] = extent(all, (point) => point[0]);
-    const low = min(all, (point) => point[1]) ?? 0, high = max(all, (point) => point[1]) ?? 1;
+    const low = min(all, (point) => point[1]) ?? 0,
+      high = max(all, (point) => point[1]) ?? 1;
     const range: [number, number] = [height - MARGIN.bottom, MARGIN.top];
     return {
-      x: scaleLinear([first, last === first ? first + 1 : last], [MARGIN.left, Math.max(MARGIN.left + 10, width - MARGIN.right)]),
-      y: logarithmic ? scaleLog([low, high], range) : scaleLinear([Math.min(low, 0), high === low ? low + 1 : high], range).nice(),
+      x: scaleLinear(
+        [first, last === first ? first + 1 : last],
+        [MARGIN.left, Math.max(MARGIN.left + 10, width - MARGIN.right)],
+      ),
+      y: logarithmic
+        ? scaleLog([low, high], range)
+        : scaleLinear([Math.min(low, 0), high === low ? low + 1 : high], range).nice(),
     };
   }, [all, logarithmic, width, height]);
-  const path = line<[number, number]>(([a]) => scales.x(a), ([, b]) => scales.y(b));
-  const shown = at === null ? [] : known.map(({ name, points }) => {
-    const n = Math.max(0, Math.min(points.length - 1, near.center(points, at)));
-    return { name, point: points[n] };
-  });
+  const path = line<[number, number]>(
+    ([a]) => scales.x(a),
+    ([, b]) => scales.y(b),
+  );
+  const shown =
+    at === null
+      ? []
+      : known.map(({ name, points }) => {
+          const n = Math.max(0, Math.min(points.length - 1, near.center(points, at)));
+          return { name, point: points[n] };
+        });
   const ticks = logarithmic ? round(scales.y.ticks()) : scales.y.ticks(4);
   return (
     <figure class="chart">
@@ -61,32 +81,71 @@ export function Chart({ title, series, y, x = "step", log = false, height = 220 
           const here = shown.find((one) => one.name === name);
           return (
             <span class={`entry s${n % 4}`} key={name}>
-              <svg width="24" height="8" aria-hidden="true"><line x1="0" x2="24" y1="4" y2="4" /></svg>
-              {name}{here ? ` ${number(here.point[1])}` : ""}
+              <svg width="24" height="8" aria-hidden="true">
+                <line x1="0" x2="24" y1="4" y2="4" />
+              </svg>
+              {name}
+              {here ? ` ${number(here.point[1])}` : ""}
             </span>
           );
         })}
-        {shown.length > 0 && <span class="quiet">{x} {shown[0].point[0].toLocaleString("en")}</span>}
+        {shown.length > 0 && (
+          <span class="quiet">
+            {x} {shown[0].point[0].toLocaleString("en")}
+          </span>
+        )}
       </figcaption>
       <div ref={frame} class="frame">
         {width > 0 && known.length > 0 && (
-          <svg width={width} height={height} role="img" aria-label={`${title}: ${known.map(spoken).join("; ")}`}
-               onPointerMove={(event) => setAt(scales.x.invert(event.offsetX))} onPointerLeave={() => setAt(null)}>
+          <svg
+            width={width}
+            height={height}
+            role="img"
+            aria-label={`${title}: ${known.map(spoken).join("; ")}`}
+            onPointerMove={(event) => setAt(scales.x.invert(event.offsetX))}
+            onPointerLeave={() => setAt(null)}
+          >
             {ticks.map((value) => (
               <g key={value} transform={`translate(0 ${scales.y(value)})`}>
                 <line class="rule" x1={MARGIN.left} x2={width - MARGIN.right} />
-                <text class="tick" x={MARGIN.left - 8} dy="0.32em" text-anchor="end">{number(value)}</text>
+                <text class="tick" x={MARGIN.left - 8} dy="0.32em" text-anchor="end">
+                  {number(value)}
+                </text>
               </g>
             ))}
-            {scales.x.ticks(Math.max(2, Math.floor(width / 110))).filter(Number.isInteger).map((value) => (
-              <text key={value} class="tick" x={scales.x(value)} y={height - MARGIN.bottom + 16} text-anchor="middle">{value.toLocaleString("en")}</text>
+            {scales.x
+              .ticks(Math.max(2, Math.floor(width / 110)))
+              .filter(Number.isInteger)
+              .map((value) => (
+                <text key={value} class="tick" x={scales.x(value)} y={height - MARGIN.bottom + 16} text-anchor="middle">
+                  {value.toLocaleString("en")}
+                </text>
+              ))}
+            <text class="tick" x={width - MARGIN.right} y={height - 3} text-anchor="end">
+              {x}
+            </text>
+            <text class="tick" x={MARGIN.left} y={height - 3}>
+              {y}
+            </text>
+            {drawn.map(({ name, points }, n) => (
+              <path key={name} class={`curve s${n % 4}`} d={path(points) ?? ""} />
             ))}
-            <text class="tick" x={width - MARGIN.right} y={height - 3} text-anchor="end">{x}</text>
-            <text class="tick" x={MARGIN.left} y={height - 3}>{y}</text>
-            {drawn.map(({ name, points }, n) => <path key={name} class={`curve s${n % 4}`} d={path(points) ?? ""} />)}
-            {drawn.map(({ name, points }, n) => points.length <= FEW && points.map((point) => (
-              <circle key={`${name} ${point[0]}`} class={`dot s${n % 4}`} cx={scales.x(point[0])} cy={scales.y(point[1])} r={2.5} />)))}
-            {shown.map(({ name, point }, n) => <circle key={name} class={`dot s${n % 4}`} cx={scales.x(point[0])} cy={scales.y(point[1])} r={3.5} />)}
+            {drawn.map(
+              ({ name, points }, n) =>
+                points.length <= FEW &&
+                points.map((point) => (
+                  <circle
+                    key={`${name} ${point[0]}`}
+                    class={`dot s${n % 4}`}
+                    cx={scales.x(point[0])}
+                    cy={scales.y(point[1])}
+                    r={2.5}
+                  />
+                )),
+            )}
+            {shown.map(({ name, point }, n) => (
+              <circle key={name} class={`dot s${n % 4}`} cx={scales.x(point[0])} cy={scales.y(point[1])} r={3.5} />
+            ))}
           </svg>
         )}
       </div>
@@ -96,7 +155,8 @@ export function Chart({ title, series, y, x = "step", log = false, height = 220 
 
 /** 1, 2, 5, 10, 20, …; powers of ten alone where that is too many. */
 function round(ticks: number[]): number[] {
-  const of = (leads: number[]) => ticks.filter((value) => leads.includes(Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9))));
+  const of = (leads: number[]) =>
+    ticks.filter((value) => leads.includes(Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9))));
   return of([1, 2, 5]).length <= 7 ? of([1, 2, 5]) : of([1]);
 }
 

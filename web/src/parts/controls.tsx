@@ -31,7 +31,11 @@ export function Choice({ label, options, value, onChange }: OneOf) {
     <label class="choice">
       <span>{label}</span>
       <select aria-label={label} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
-        {options.map(([option, name]) => <option key={option} value={option}>{name}</option>)}
+        {options.map(([option, name]) => (
+          <option key={option} value={option}>
+            {name}
+          </option>
+        ))}
       </select>
     </label>
   );
@@ -52,9 +56,19 @@ export function Slider({ label, value, least, most, step, shown, hint, onChange 
   return (
     <label class="slider" title={hint}>
       <span class="name">{label}</span>
-      <span class="value" aria-hidden="true">{shown ?? String(value)}</span>
-      <input type="range" min={least} max={most} step={step} value={value} aria-label={label} aria-valuetext={shown}
-             onInput={(event) => onChange(Number(event.currentTarget.value))} />
+      <span class="value" aria-hidden="true">
+        {shown ?? String(value)}
+      </span>
+      <input
+        type="range"
+        min={least}
+        max={most}
+        step={step}
+        value={value}
+        aria-label={label}
+        aria-valuetext={shown}
+        onInput={(event) => onChange(Number(event.currentTarget.value))}
+      />
     </label>
   );
 }
@@ -63,11 +77,18 @@ export function NumberField({ label, value, least, most, onChange }: Omit<Scale,
   return (
     <label class="choice">
       <span>{label}</span>
-      <input type="number" aria-label={label} min={least} max={most} value={value} inputMode="numeric"
-             onInput={(event) => {
-               const typed = Math.round(Number(event.currentTarget.value));
-               if (Number.isFinite(typed)) onChange(Math.max(least, Math.min(most, typed)));
-             }} />
+      <input
+        type="number"
+        aria-label={label}
+        min={least}
+        max={most}
+        value={value}
+        inputMode="numeric"
+        onInput={(event) => {
+          const typed = Math.round(Number(event.currentTarget.value));
+          if (Number.isFinite(typed)) onChange(Math.max(least, Math.min(most, typed)));
+        }}
+      />
     </label>
   );
 }
@@ -83,7 +104,17 @@ export function Switch({ label, on, onChange }: { label: string; on: boolean; on
 
 /** One line where something went wrong, or is under way. */
 export function Notice({ error, busy, children }: { error?: string; busy?: boolean; children?: ComponentChildren }) {
-  if (error) return <p class="error" role="alert">{error}</p>;
-  if (busy) return <p class="quiet busy" role="status">{children ?? "One moment …"}</p>;
+  if (error)
+    return (
+      <p class="error" role="alert">
+        {error}
+      </p>
+    );
+  if (busy)
+    return (
+      <p class="quiet busy" role="status">
+        {children ?? "One moment …"}
+      </p>
+    );
   return null;
 }

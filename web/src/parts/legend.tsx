@@ -27,9 +27,24 @@ export function Legend({ low = "0", high, claim = true, strays = true, arcs = fa
       <span>{low}</span>
       <canvas ref={bar} width={128} height={10} role="img" aria-label={`Colours from ${low} to ${high}`} />
       <span>{high}</span>
-      {claim && !arcs && <span class="pair"><span class="swatch hatched" aria-hidden="true" /> may not be read</span>}
-      {claim && !arcs && strays && <span class="pair"><span class="swatch crossed" aria-hidden="true">☒</span> read all the same</span>}
-      {claim && arcs && <span class="pair"><span class="swatch dashed" aria-hidden="true" /> read against the mask</span>}
+      {claim && !arcs && (
+        <span class="pair">
+          <span class="swatch hatched" aria-hidden="true" /> may not be read
+        </span>
+      )}
+      {claim && !arcs && strays && (
+        <span class="pair">
+          <span class="swatch crossed" aria-hidden="true">
+            ☒
+          </span>{" "}
+          read all the same
+        </span>
+      )}
+      {claim && arcs && (
+        <span class="pair">
+          <span class="swatch dashed" aria-hidden="true" /> read against the mask
+        </span>
+      )}
     </div>
   );
 }

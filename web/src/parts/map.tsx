@@ -27,15 +27,31 @@ interface Props {
 
 const NONE: readonly number[] = [];
 
-export function MapCanvas({ title, data, rows, columns, pointed, onPoint, mode = "matrix", claim = true, least = 0.05, pair = false,
-                            forward = 0.5, cuts = NONE, tallest = 620, buttons = true }: Props) {
+export function MapCanvas({
+  title,
+  data,
+  rows,
+  columns,
+  pointed,
+  onPoint,
+  mode = "matrix",
+  claim = true,
+  least = 0.05,
+  pair = false,
+  forward = 0.5,
+  cuts = NONE,
+  tallest = 620,
+  buttons = true,
+}: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const viewer = useRef<Viewer | null>(null);
   const palette = usePalette();
   const heard = useRef(onPoint);
   heard.current = onPoint;
-  const shown = useMemo<Shown>(() => ({ data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest }),
-                               [data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest]);
+  const shown = useMemo<Shown>(
+    () => ({ data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest }),
+    [data, rows, columns, mode, claim, palette, least, pair, forward, cuts, tallest],
+  );
   useEffect(() => {
     const made = new Viewer(canvas.current!, shown, (point) => heard.current(point));
     viewer.current = made;
@@ -49,14 +65,25 @@ export function MapCanvas({ title, data, rows, columns, pointed, onPoint, mode =
   return (
     <div class="map">
       <div class="sheet-of">
-        <canvas ref={canvas} tabIndex={0} role="img" aria-label={`${title}: ${data.rows} rows, ${data.columns} columns`}
-                aria-description="Plus and minus zoom, arrow keys move, 0 shows all of it." />
+        <canvas
+          ref={canvas}
+          tabIndex={0}
+          role="img"
+          aria-label={`${title}: ${data.rows} rows, ${data.columns} columns`}
+          aria-description="Plus and minus zoom, arrow keys move, 0 shows all of it."
+        />
       </div>
       {buttons && (
         <div class="zooms" role="group" aria-label={`Size of ${title}`}>
-          <button type="button" class="icon" aria-label="Nearer" onClick={() => viewer.current!.zoom(1.6, null)}>+</button>
-          <button type="button" class="icon" aria-label="Farther" onClick={() => viewer.current!.zoom(1 / 1.6, null)}>−</button>
-          <button type="button" class="icon" aria-label="All of it" onClick={() => viewer.current!.fit()}>⤢</button>
+          <button type="button" class="icon" aria-label="Nearer" onClick={() => viewer.current!.zoom(1.6, null)}>
+            +
+          </button>
+          <button type="button" class="icon" aria-label="Farther" onClick={() => viewer.current!.zoom(1 / 1.6, null)}>
+            −
+          </button>
+          <button type="button" class="icon" aria-label="All of it" onClick={() => viewer.current!.fit()}>
+            ⤢
+          </button>
         </div>
       )}
     </div>

@@ -7,9 +7,9 @@ import { RecordedSource } from "../source/recorded.ts";
 import { tongue } from "./tokens.tsx";
 
 interface Props {
-  act: string;       // what the button says
+  act: string; // what the button says
   busy?: boolean;
-  target?: boolean;  // a pair's own text is typed too
+  target?: boolean; // a pair's own text is typed too
   onAct?(texts: Texts): void;
 }
 
@@ -24,25 +24,46 @@ export function TextFields({ act, busy = false, target = true, onAct }: Props) {
     onAct?.(draft);
   };
   if (source instanceof RecordedSource) {
-    return <p class="quiet" dir="auto">{[pair ? texts.source : "", pair && !target ? "" : texts.text].filter(Boolean).join(" → ")}</p>;
+    return (
+      <p class="quiet" dir="auto">
+        {[pair ? texts.source : "", pair && !target ? "" : texts.text].filter(Boolean).join(" → ")}
+      </p>
+    );
   }
   const field = (name: "text" | "source", label: string, hint: string) => (
     <label class="text">
       <span>{label}</span>
-      <textarea rows={2} aria-label={label} value={draft[name]} placeholder={hint} dir="auto" lang={tongue([{ text: draft[name] ?? "" }])} spellcheck={false}
-                onInput={(event) => type({ ...draft, [name]: event.currentTarget.value })}
-                onKeyDown={(event) => {
-                  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
-                  event.preventDefault();
-                  send();
-                }} />
+      <textarea
+        rows={2}
+        aria-label={label}
+        value={draft[name]}
+        placeholder={hint}
+        dir="auto"
+        lang={tongue([{ text: draft[name] ?? "" }])}
+        spellcheck={false}
+        onInput={(event) => type({ ...draft, [name]: event.currentTarget.value })}
+        onKeyDown={(event) => {
+          if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+          event.preventDefault();
+          send();
+        }}
+      />
     </label>
   );
   return (
-    <form class="texts" onSubmit={(event) => { event.preventDefault(); send(); }}>
+    <form
+      class="texts"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
       {pair && field("source", "Source", "A text for the encoder")}
-      {(!pair || target) && field("text", pair ? "Target" : "Text", pair ? "Leave it empty, and the model writes one" : "A text to read")}
-      <button type="submit" disabled={busy}>{busy ? "One moment …" : act}</button>
+      {(!pair || target) &&
+        field("text", pair ? "Target" : "Text", pair ? "Leave it empty, and the model writes one" : "A text to read")}
+      <button type="submit" disabled={busy}>
+        {busy ? "One moment …" : act}
+      </button>
     </form>
   );
 }

@@ -6,7 +6,7 @@ import { type Cluster, clusters, loose, membership } from "../graphemes.ts";
 import type { Held } from "../held.ts";
 
 export interface Light {
-  reads: Float32Array | null;  // weight for each token
+  reads: Float32Array | null; // weight for each token
   by: Float32Array | null;
 }
 
@@ -19,7 +19,7 @@ interface Props {
 }
 
 const DARK: Light = { reads: null, by: null };
-const FAINT = 0.004;  // less than that is not shown
+const FAINT = 0.004; // less than that is not shown
 
 export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
   const list = useRef<HTMLDivElement>(null);
@@ -28,7 +28,8 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
 
   useEffect(() => {
     let before: HTMLElement | null = null;
-    const at = (token: number | null) => (token === null ? null : (list.current!.children[member[token]] as HTMLElement | undefined) ?? null);
+    const at = (token: number | null) =>
+      token === null ? null : ((list.current!.children[member[token]] as HTMLElement | undefined) ?? null);
     const mark = (token: number | null) => {
       before?.classList.remove("pointed");
       before = at(token);
@@ -49,7 +50,8 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
       }
       lit = [];
       groups.forEach((group, n) => {
-        const read = most(reads, group), back = most(by, group);
+        const read = most(reads, group),
+          back = most(by, group);
         if (read < FAINT && back < FAINT) return;
         const element = list.current!.children[n] as HTMLElement;
         element.style.setProperty("--reads", strength(read));
@@ -61,14 +63,33 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
     return light.listen(shine);
   }, [light, groups]);
 
-  const spans = useMemo(() => groups.map((group) => (
-    <span key={group.first} role="option" id={`${title}-${group.first}`} data-first={group.first} aria-label={spoken(group)}
-          class={group.special ? "token special" : "token"}>{printed(group.text)}</span>
-  )), [groups, title]);  // thousands of them: not made anew for every change around them
+  const spans = useMemo(
+    () =>
+      groups.map((group) => (
+        <span
+          key={group.first}
+          role="option"
+          id={`${title}-${group.first}`}
+          data-first={group.first}
+          aria-label={spoken(group)}
+          class={group.special ? "token special" : "token"}
+        >
+          {printed(group.text)}
+        </span>
+      )),
+    [groups, title],
+  ); // thousands of them: not made anew for every change around them
 
   const step = (event: KeyboardEvent) => {
     const now = pointed.get() ?? -1;
-    const moves: Record<string, number> = { ArrowLeft: now - 1, ArrowRight: now + 1, ArrowUp: now - 10, ArrowDown: now + 10, Home: 0, End: tokens.length - 1 };
+    const moves: Record<string, number> = {
+      ArrowLeft: now - 1,
+      ArrowRight: now + 1,
+      ArrowUp: now - 10,
+      ArrowDown: now + 10,
+      Home: 0,
+      End: tokens.length - 1,
+    };
     if (event.key === "Escape") onPoint(null);
     else if (event.key in moves) onPoint(Math.max(0, Math.min(tokens.length - 1, moves[event.key])));
     else return;
@@ -81,10 +102,24 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
   };
   return (
     <section class="tokens">
-      <h3>{title} <span class="quiet">{tokens.length.toLocaleString("en")} tokens</span></h3>
-      <div ref={list} class={loose(tokens) ? "strip loose" : "strip"} role="listbox" aria-label={`Tokens of ${title}`} tabIndex={0} dir="auto" lang={tongue(tokens)} onKeyDown={step}
-           onPointerOver={(event) => onPoint(under(event))} onPointerLeave={() => onPoint(null)}
-           onFocus={() => { if (pointed.get() === null && tokens.length > 0 && list.current!.matches(":focus-visible")) onPoint(0); }}>
+      <h3>
+        {title} <span class="quiet">{tokens.length.toLocaleString("en")} tokens</span>
+      </h3>
+      <div
+        ref={list}
+        class={loose(tokens) ? "strip loose" : "strip"}
+        role="listbox"
+        aria-label={`Tokens of ${title}`}
+        tabIndex={0}
+        dir="auto"
+        lang={tongue(tokens)}
+        onKeyDown={step}
+        onPointerOver={(event) => onPoint(under(event))}
+        onPointerLeave={() => onPoint(null)}
+        onFocus={() => {
+          if (pointed.get() === null && tokens.length > 0 && list.current!.matches(":focus-visible")) onPoint(0);
+        }}
+      >
         {spans}
       </div>
     </section>
@@ -116,7 +151,10 @@ function spoken(group: Cluster): string {
 
 /** Enough for the right letters and the right voice; what it cannot tell it does not say. */
 export function tongue(tokens: readonly { text: string }[]): string | undefined {
-  const text = tokens.slice(0, 200).map((token) => token.text).join("");
+  const text = tokens
+    .slice(0, 200)
+    .map((token) => token.text)
+    .join("");
   if (/\p{Script=Devanagari}/u.test(text)) return "hi";
   return undefined;
 }

@@ -29,7 +29,7 @@ interface Props {
   source: Source;
   place: Place;
   themed: Themed;
-  keys: EventTarget;  // where keys are heard: the whole window, or in a notebook the page alone
+  keys: EventTarget; // where keys are heard: the whole window, or in a notebook the page alone
 }
 
 export function App({ source, place, themed, keys }: Props) {
@@ -39,9 +39,16 @@ export function App({ source, place, themed, keys }: Props) {
 
   useEffect(() => {
     if (source instanceof HttpSource) {
-      source.locked = (again) => new Promise((resolve) => {
-        setLock({ again, give: (key) => { setLock(null); resolve(key); } });
-      });
+      source.locked = (again) =>
+        new Promise((resolve) => {
+          setLock({
+            again,
+            give: (key) => {
+              setLock(null);
+              resolve(key);
+            },
+          });
+        });
     }
     source.ask("about", {}).then(setAbout, (wrong: unknown) => setError(said(wrong)));
   }, [source]);
@@ -49,7 +56,11 @@ export function App({ source, place, themed, keys }: Props) {
   return (
     <>
       <LockSheet lock={lock} />
-      {error !== "" && <p class="error" role="alert">{error}</p>}
+      {error !== "" && (
+        <p class="error" role="alert">
+          {error}
+        </p>
+      )}
       {about === null && error === "" && <p class="quiet loading">Asking the model who it is …</p>}
       {about !== null && <Opened {...{ source, place, themed, keys, about }} />}
     </>
@@ -60,8 +71,13 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
   const words = useHeld(place.words);
   const [sheet, setSheet] = useState(false);
   const palette = useHeld(themed.palette);
-  const views = useMemo(() => (Object.keys(VIEWS) as View[]).filter(
-    (view) => about.views.includes(view) && VIEWS[view].needs.some((name) => source.can(name))), [about, source]);
+  const views = useMemo(
+    () =>
+      (Object.keys(VIEWS) as View[]).filter(
+        (view) => about.views.includes(view) && VIEWS[view].needs.some((name) => source.can(name)),
+      ),
+    [about, source],
+  );
   const view = views.find((name) => name === words.view) ?? views[0];
   const go = useCallback((name: View) => place.say({ view: name === views[0] ? null : name }, true), [place, views]);
   const page = useMemo<Page>(() => ({ source, about, place, themed }), [source, about, place, themed]);
@@ -92,13 +108,19 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
         <div class="who">
           <strong class="mark">keepleft</strong>
           <span class="model">{about.name}</span>
-          <span class="quiet facts">{facts(about).map((fact) => <span key={fact}>{fact}</span>)}</span>
+          <span class="quiet facts">
+            {facts(about).map((fact) => (
+              <span key={fact}>{fact}</span>
+            ))}
+          </span>
         </div>
         <div class="tools">
           <button type="button" class="icon" onClick={() => themed.turn()} aria-label="Dark or light" title="Dark or light (d)">
             {themed.theme() === "dark" && palette ? "☀" : "☾"}
           </button>
-          <button type="button" class="icon" onClick={() => setSheet(true)} aria-label="Keys" title="Keys (?)">?</button>
+          <button type="button" class="icon" onClick={() => setSheet(true)} aria-label="Keys" title="Keys (?)">
+            ?
+          </button>
         </div>
       </header>
       <Tabs views={views} view={view} go={go} />
@@ -113,8 +135,12 @@ function Opened({ source, place, themed, keys, about }: Props & { about: About }
 }
 
 function facts(about: About): string[] {
-  const words = [about.family, `${about.parameters.toLocaleString("en")} weights`, `width ${about.dim}`,
-                 `${about.vocab.toLocaleString("en")} tokens known`];
+  const words = [
+    about.family,
+    `${about.parameters.toLocaleString("en")} weights`,
+    `width ${about.dim}`,
+    `${about.vocab.toLocaleString("en")} tokens known`,
+  ];
   if (about.longest !== null) words.push(`at most ${about.longest.toLocaleString("en")} at a time`);
   return words;
 }

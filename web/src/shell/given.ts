@@ -41,17 +41,24 @@ export function useTexts(): [Texts, (texts: Texts) => void] {
   const { about, place } = usePage();
   const words = useHeld(place.words);
   const pair = about.family === "encoder-decoder";
-  const text = words.text ?? about.example.text, source = words.source ?? about.example.source ?? "";
+  const text = words.text ?? about.example.text,
+    source = words.source ?? about.example.source ?? "";
   const texts = useMemo<Texts>(() => (pair ? { text, source } : { text }), [text, source, pair]);
-  const say = useCallback((wanted: Texts) => {
-    const other = (word: string, usual: string) => (word === usual ? null : word);
-    place.say({ text: other(wanted.text, about.example.text), source: pair ? other(wanted.source ?? "", about.example.source ?? "") : null });
-  }, [place, about, pair]);
+  const say = useCallback(
+    (wanted: Texts) => {
+      const other = (word: string, usual: string) => (word === usual ? null : word);
+      place.say({
+        text: other(wanted.text, about.example.text),
+        source: pair ? other(wanted.source ?? "", about.example.source ?? "") : null,
+      });
+    },
+    [place, about, pair],
+  );
   return [texts, say];
 }
 
 export interface Asked<T> {
-  answer: T | null;  // the last one, also while the next is awaited
+  answer: T | null; // the last one, also while the next is awaited
   error: string;
   busy: boolean;
 }
@@ -67,8 +74,12 @@ export function useAnswer<Q extends Question>(question: Q, given: Given<Q> | nul
     if (wanted === null) return;
     set((before) => ({ ...before, busy: true }));
     source.ask(question, JSON.parse(wanted) as Given<Q>).then(
-      (answer) => { if (mine === turn.current) set({ answer, error: "", busy: false }); },
-      (error: unknown) => { if (mine === turn.current) set((before) => ({ answer: before.answer, error: said(error), busy: false })); },
+      (answer) => {
+        if (mine === turn.current) set({ answer, error: "", busy: false });
+      },
+      (error: unknown) => {
+        if (mine === turn.current) set((before) => ({ answer: before.answer, error: said(error), busy: false }));
+      },
     );
   }, [source, question, wanted, again]);
   return state;

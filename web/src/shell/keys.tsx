@@ -27,12 +27,11 @@ export function KeySheet({ open, close }: { open: boolean; close: () => void }) 
     <dialog ref={dialog} class="sheet" aria-labelledby="keepleft-keys" onClose={close}>
       <h2 id="keepleft-keys">Keys</h2>
       <dl class="keys">
-        {KEYS.map(([keys, does]) => [
-          <dt>{keys.map((key) => (key === "…" ? "…" : <kbd>{key}</kbd>))}</dt>,
-          <dd>{does}</dd>,
-        ])}
+        {KEYS.map(([keys, does]) => [<dt>{keys.map((key) => (key === "…" ? "…" : <kbd>{key}</kbd>))}</dt>, <dd>{does}</dd>])}
       </dl>
-      <button type="button" class="plain" onClick={close}>Close</button>
+      <button type="button" class="plain" onClick={close}>
+        Close
+      </button>
     </dialog>
   );
 }
@@ -40,7 +39,12 @@ export function KeySheet({ open, close }: { open: boolean; close: () => void }) 
 /** Is the reader writing, so that letters are letters? */
 export function writing(event: KeyboardEvent): boolean {
   const at = event.composedPath()[0] as HTMLElement;
-  return event.ctrlKey || event.metaKey || event.altKey || at.isContentEditable
-    || ["TEXTAREA", "SELECT"].includes(at.tagName)
-    || (at.tagName === "INPUT" && !["checkbox", "radio", "button"].includes((at as HTMLInputElement).type));
+  return (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    at.isContentEditable ||
+    ["TEXTAREA", "SELECT"].includes(at.tagName) ||
+    (at.tagName === "INPUT" && !["checkbox", "radio", "button"].includes((at as HTMLInputElement).type))
+  );
 }

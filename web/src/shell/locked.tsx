@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 export interface Lock {
-  again: boolean;  // one was given, and it was wrong
+  again: boolean; // one was given, and it was wrong
   give(key: string): void;
 }
 
@@ -16,11 +16,22 @@ export function LockSheet({ lock }: { lock: Lock | null }) {
   }, [lock]);
   return (
     <dialog ref={dialog} class="sheet" aria-labelledby="keepleft-lock" onCancel={(event) => event.preventDefault()}>
-      <form onSubmit={(event) => { event.preventDefault(); lock?.give(key); }}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          lock?.give(key);
+        }}
+      >
         <h2 id="keepleft-lock">This server wants a key</h2>
         <p>{lock?.again ? "That key was refused. Try another." : "It is kept until this window is closed."}</p>
         <div class="row">
-          <input type="password" aria-label="Key" autocomplete="off" value={key} onInput={(event) => type(event.currentTarget.value)} />
+          <input
+            type="password"
+            aria-label="Key"
+            autocomplete="off"
+            value={key}
+            onInput={(event) => type(event.currentTarget.value)}
+          />
           <button type="submit">Open</button>
         </div>
       </form>

@@ -5,7 +5,7 @@ import { canonical } from "../source/source.ts";
 
 export type Words = Readonly<Record<string, string>>;
 
-const LONGEST = 2000;  // characters of one value: a long text does not belong into an address
+const LONGEST = 2000; // characters of one value: a long text does not belong into an address
 
 export class Place {
   readonly words: Held<Words>;

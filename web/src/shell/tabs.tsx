@@ -4,7 +4,11 @@ import { useEffect, useRef } from "preact/hooks";
 import type { View } from "../answers.ts";
 
 export const NAMES: Record<View, string> = {
-  attention: "Attention", decoding: "Decoding", masks: "Masks", leaks: "Leaks", training: "Training",
+  attention: "Attention",
+  decoding: "Decoding",
+  masks: "Masks",
+  leaks: "Leaks",
+  training: "Training",
 };
 
 interface Props {
@@ -20,7 +24,12 @@ export function Tabs({ views, view, go }: Props) {
     if (shown !== null) list.current!.scrollLeft = shown.offsetLeft - list.current!.offsetLeft - 40;
   }, [view]);
   const step = (event: KeyboardEvent) => {
-    const moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, Home: -views.indexOf(view), End: views.length - 1 - views.indexOf(view) };
+    const moves: Record<string, number> = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      Home: -views.indexOf(view),
+      End: views.length - 1 - views.indexOf(view),
+    };
     if (!(event.key in moves)) return;
     const next = (views.indexOf(view) + moves[event.key] + views.length) % views.length;
     go(views[next]);
@@ -30,9 +39,20 @@ export function Tabs({ views, view, go }: Props) {
   return (
     <div ref={list} class="tabs" role="tablist" aria-label="Views" onKeyDown={step}>
       {views.map((name, n) => (
-        <button type="button" role="tab" id={`keepleft-tab-${name}`} aria-controls="keepleft-panel" aria-selected={name === view}
-                tabIndex={name === view ? 0 : -1} aria-keyshortcuts={String(n + 1)} onClick={() => go(name)}>
-          {NAMES[name]}<span class="digit" aria-hidden="true">{n + 1}</span>
+        <button
+          type="button"
+          role="tab"
+          id={`keepleft-tab-${name}`}
+          aria-controls="keepleft-panel"
+          aria-selected={name === view}
+          tabIndex={name === view ? 0 : -1}
+          aria-keyshortcuts={String(n + 1)}
+          onClick={() => go(name)}
+        >
+          {NAMES[name]}
+          <span class="digit" aria-hidden="true">
+            {n + 1}
+          </span>
         </button>
       ))}
     </div>

@@ -52,8 +52,14 @@ function paletteOf(root: HTMLElement, theme: Theme): Palette {
   const style = getComputedStyle(root);
   const named = (name: string) => style.getPropertyValue(name).trim();
   return {
-    ramp: RAMPS[theme], ink: named("--ink"), soft: named("--soft"), line: named("--line"), paper: named("--card"),
-    accent: named("--accent"), alert: named("--alert"), font: named("--face"),
+    ramp: RAMPS[theme],
+    ink: named("--ink"),
+    soft: named("--soft"),
+    line: named("--line"),
+    paper: named("--card"),
+    accent: named("--accent"),
+    alert: named("--alert"),
+    font: named("--face"),
   };
 }
 

@@ -43,12 +43,14 @@ export class HttpSource implements Source {
 
   /** Several questions that were turned away at once ask for the key once. */
   private unlock(again: boolean): Promise<void> {
-    this.asking ??= this.locked!(again).then((key) => {
-      this.key = key;
-      remember(key);
-    }).finally(() => {
-      this.asking = null;
-    });
+    this.asking ??= this.locked!(again)
+      .then((key) => {
+        this.key = key;
+        remember(key);
+      })
+      .finally(() => {
+        this.asking = null;
+      });
     return this.asking;
   }
 }

@@ -29,10 +29,13 @@ export class Queue {
       this.waiting.delete(name);
       if (!errand.wanted()) continue;
       this.running.add(name);
-      void errand.run().catch(() => undefined).finally(() => {
-        this.running.delete(name);
-        this.next();
-      });
+      void errand
+        .run()
+        .catch(() => undefined)
+        .finally(() => {
+          this.running.delete(name);
+          this.next();
+        });
     }
   }
 }

@@ -10,7 +10,10 @@ export interface Source {
 
 /** An answer that is an error: one sentence for the reader, and a word for the page where it can do something about it. */
 export class Refused extends Error {
-  constructor(message: string, readonly code: string = "") {
+  constructor(
+    message: string,
+    readonly code: string = "",
+  ) {
     super(message);
     this.name = "Refused";
   }
@@ -37,7 +40,9 @@ export function refusal(body: unknown): Refused | null {
 export function canonical(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   if (typeof value === "object" && value !== null) {
-    const entries = Object.entries(value).filter(([, part]) => part !== undefined).sort(([a], [b]) => (a < b ? -1 : 1));
+    const entries = Object.entries(value)
+      .filter(([, part]) => part !== undefined)
+      .sort(([a], [b]) => (a < b ? -1 : 1));
     return `{${entries.map(([name, part]) => `${JSON.stringify(name)}:${canonical(part)}`).join(",")}}`;
   }
   return JSON.stringify(value ?? null);

@@ -17,7 +17,7 @@ interface Waiting {
 
 export class WidgetSource implements Source {
   private readonly waiting = new Map<string, Waiting>();
-  private readonly own = Math.random().toString(36).slice(2);  // two views of one widget hear each other's replies
+  private readonly own = Math.random().toString(36).slice(2); // two views of one widget hear each other's replies
   private count = 0;
 
   constructor(private readonly model: WidgetModel) {

@@ -7,11 +7,12 @@ import type { Piece } from "../../map/piece.ts";
 import { Choice, Notice, Switch } from "../../parts/controls.tsx";
 import { usePalette } from "../../shell/given.ts";
 import { said } from "../../source/source.ts";
+import { named } from "./panel.tsx";
 import type { Reading } from "./reading.ts";
 
-const SMALL = 64;    // cells on the side of a small picture
-const MANY = 160;    // more heads than that are shown a layer at a time
-const SIDE = 56;     // pixels
+const SMALL = 64; // cells on the side of a small picture
+const MANY = 160; // more heads than that are shown a layer at a time
+const SIDE = 56; // pixels
 
 export const MEASURES: [name: keyof HeadSummary, title: string, unit: string, meaning: string][] = [
   ["entropy", "entropy", "bits", "how spread out its reading is"],
@@ -21,7 +22,7 @@ export const MEASURES: [name: keyof HeadSummary, title: string, unit: string, me
   ["itself", "on the token itself", "", "share of weight"],
   ["outside", "outside the claim", "", "largest weight that the mask forbids"],
 ];
-const LEAK = 1e-4;  // outside the claim, and more than rounding
+const LEAK = 1e-4; // outside the claim, and more than rounding
 
 interface Props {
   reading: Reading;
@@ -42,18 +43,33 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
     let here = true;
     setSummary(null);
     if (reading.can("summary")) {
-      reading.begun.then(() => reading.ask("summary", { name: attended.name })).then(
-        ({ heads }) => { if (here) { setSummary(heads); setError(""); } },
-        (wrong: unknown) => { if (here) setError(said(wrong)); });
+      reading.begun
+        .then(() => reading.ask("summary", { name: attended.name }))
+        .then(
+          ({ heads }) => {
+            if (here) {
+              setSummary(heads);
+              setError("");
+            }
+          },
+          (wrong: unknown) => {
+            if (here) setError(said(wrong));
+          },
+        );
     }
-    return () => { here = false; };
+    return () => {
+      here = false;
+    };
   }, [reading, attended]);
-  const layers = useMemo(() => Array.from({ length: attended.layers }, (_, n) => n).filter((n) => !many || all || n === layer),
-                         [attended, many, all, layer]);
+  const layers = useMemo(
+    () => Array.from({ length: attended.layers }, (_, n) => n).filter((n) => !many || all || n === layer),
+    [attended, many, all, layer],
+  );
   const heads: Head[] = useMemo(() => ["mean", ...Array.from({ length: attended.heads }, (_, n) => n)], [attended]);
 
   const step = (event: KeyboardEvent) => {
-    const across = heads.length, moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across };
+    const across = heads.length,
+      moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across };
     const buttons = [...grid.current!.querySelectorAll<HTMLElement>("button")];
     const next = buttons[buttons.indexOf(document.activeElement as HTMLElement) + (moves[event.key] ?? NaN)];
     if (next === undefined) return;
@@ -66,8 +82,12 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
     <section class="heads" aria-label="Heads">
       <div class="row">
         <h3>Heads</h3>
-        <Choice label="Number" value={measure} onChange={(value) => setMeasure(value as keyof HeadSummary)}
-                options={MEASURES.map(([name, title]) => [name, title])} />
+        <Choice
+          label="Number"
+          value={measure}
+          onChange={(value) => setMeasure(value as keyof HeadSummary)}
+          options={MEASURES.map(([name, title]) => [name, title])}
+        />
         {many && <Switch label="All layers" on={all} onChange={setAll} />}
       </div>
       <Notice error={error} />
@@ -81,13 +101,24 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
                 const on = l === layer && h === head;
                 const numbers = typeof h === "number" ? summary?.[l]?.[h] : undefined;
                 return (
-                  <button type="button" key={h} class={on ? "thumb on" : "thumb"} aria-pressed={on} tabIndex={on || (l === layers[0] && h === "mean") ? 0 : -1}
-                          aria-label={`Layer ${l}, ${h === "mean" ? "mean of heads" : `head ${h}`}${numbers ? `, ${measure} ${short(numbers[measure])}` : ""}`}
-                          onClick={() => onChoose(l, h)}>
+                  <button
+                    type="button"
+                    key={h}
+                    class={on ? "thumb on" : "thumb"}
+                    aria-pressed={on}
+                    tabIndex={on || (l === layers[0] && h === "mean") ? 0 : -1}
+                    aria-label={`Layer ${l}, ${named(h)}${numbers ? `, ${measure} ${short(numbers[measure])}` : ""}`}
+                    onClick={() => onChoose(l, h)}
+                  >
                     <Thumb reading={reading} attended={attended} layer={l} head={h} />
                     <span class="number">
                       {h === "mean" ? "mean" : numbers === undefined ? "·" : short(numbers[measure])}
-                      {numbers !== undefined && numbers.outside > LEAK && <b class="alert" title="reads outside the claim"> ☒</b>}
+                      {numbers !== undefined && numbers.outside > LEAK && (
+                        <b class="alert" title="reads outside the claim">
+                          {" "}
+                          ☒
+                        </b>
+                      )}
                     </span>
                   </button>
                 );
@@ -106,7 +137,10 @@ function Numbers({ title, numbers }: { title: string; numbers: HeadSummary }) {
       {MEASURES.map(([name, word, unit, meaning]) => (
         <div key={name} title={meaning}>
           <dt>{word}</dt>
-          <dd class={name === "outside" && numbers.outside > LEAK ? "alert" : ""}>{short(numbers[name])}{unit && ` ${unit}`}</dd>
+          <dd class={name === "outside" && numbers.outside > LEAK ? "alert" : ""}>
+            {short(numbers[name])}
+            {unit && ` ${unit}`}
+          </dd>
         </div>
       ))}
     </dl>
@@ -121,11 +155,19 @@ function Thumb({ reading, attended, layer, head }: Omit<Props, "onChoose">) {
   useEffect(() => {
     let here = true;
     setPiece(null);
-    const watch = new IntersectionObserver((entries) => {
-      if (!entries.some((entry) => entry.isIntersecting)) return;
-      watch.disconnect();
-      reading.picture(attended, layer, head, SMALL).then((made) => { if (here) setPiece(made); }, () => undefined);  // it stays empty
-    }, { rootMargin: "100px" });
+    const watch = new IntersectionObserver(
+      (entries) => {
+        if (!entries.some((entry) => entry.isIntersecting)) return;
+        watch.disconnect();
+        reading.picture(attended, layer, head, SMALL).then(
+          (made) => {
+            if (here) setPiece(made);
+          },
+          () => undefined,
+        ); // it stays empty
+      },
+      { rootMargin: "100px" },
+    );
     watch.observe(canvas.current!);
     return () => {
       here = false;
@@ -137,7 +179,8 @@ function Thumb({ reading, attended, layer, head }: Omit<Props, "onChoose">) {
     context.clearRect(0, 0, canvas.current!.width, canvas.current!.height);
     if (piece === null) return;
     context.imageSmoothingEnabled = false;
-    const longest = Math.max(piece.rows, piece.columns), size = canvas.current!.width;
+    const longest = Math.max(piece.rows, piece.columns),
+      size = canvas.current!.width;
     context.drawImage(pictures(piece, palette).weights, 0, 0, (size * piece.columns) / longest, (size * piece.rows) / longest);
   }, [piece, palette]);
   return <canvas ref={canvas} width={SIDE * 2} height={SIDE * 2} aria-hidden="true" />;

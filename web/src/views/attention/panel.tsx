@@ -11,7 +11,9 @@ import { MapCanvas } from "../../parts/map.tsx";
 import type { Pointing } from "./pointing.ts";
 
 export const TITLES: Record<Attended["kind"], string> = {
-  self: "Self-attention", masked: "Masked self-attention", cross: "Cross-attention",
+  self: "Self-attention",
+  masked: "Masked self-attention",
+  cross: "Cross-attention",
 };
 
 export function titleOf(attended: Attended): string {
@@ -44,19 +46,43 @@ export function Panel({ attended, map, head, rows, columns, pointing, mode, clai
     look();
     return map.listen(look);
   }, [map]);
-  const title = titleOf(attended), layer = map.which.layer;
+  const title = titleOf(attended),
+    layer = map.which.layer;
   return (
     <section class={chosen && !alone ? "panel chosen" : "panel"} aria-label={title}>
       <h3>
-        {alone ? title : <button type="button" class="name" aria-pressed={chosen} onClick={onChoose}>{title}</button>}
-        {" "}<span class="quiet">layer {layer}, {named(map.which.head)}{map.which.head === head ? "" : " (rollout is for self-attention)"}</span>
+        {alone ? (
+          title
+        ) : (
+          <button type="button" class="name" aria-pressed={chosen} onClick={onChoose}>
+            {title}
+          </button>
+        )}{" "}
+        <span class="quiet">
+          layer {layer}, {named(map.which.head)}
+          {map.which.head === head ? "" : " (rollout is for self-attention)"}
+        </span>
       </h3>
-      <p class="quiet mask">claims <code>{attended.mask[layer] ?? attended.mask[0] ?? "full"}</code></p>
-      <Notice error={error} busy={top === 0 && error === ""}>Reading …</Notice>
-      <MapCanvas title={`${title}, layer ${layer}, ${named(map.which.head)}`} data={map} rows={rows} columns={columns}
-                 pointed={pointing.point(attended.name)} onPoint={(point) => pointing.inMap(attended, point)}
-                 mode={mode} claim={claim} least={least} pair={attended.kind === "cross"}
-                 forward={attended.kind === "masked" ? 0.18 : 0.5} tallest={alone ? 760 : 460} />
+      <p class="quiet mask">
+        claims <code>{attended.mask[layer] ?? attended.mask[0] ?? "full"}</code>
+      </p>
+      <Notice error={error} busy={top === 0 && error === ""}>
+        Reading …
+      </Notice>
+      <MapCanvas
+        title={`${title}, layer ${layer}, ${named(map.which.head)}`}
+        data={map}
+        rows={rows}
+        columns={columns}
+        pointed={pointing.point(attended.name)}
+        onPoint={(point) => pointing.inMap(attended, point)}
+        mode={mode}
+        claim={claim}
+        least={least}
+        pair={attended.kind === "cross"}
+        forward={attended.kind === "masked" ? 0.18 : 0.5}
+        tallest={alone ? 760 : 460}
+      />
       <Legend high={digits(top)} claim={claim} arcs={mode === "arcs"} />
     </section>
   );

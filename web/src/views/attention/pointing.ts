@@ -11,7 +11,7 @@ import { type Light, unlit } from "../../parts/tokens.tsx";
 import type { Reading } from "./reading.ts";
 
 const NOWHERE: Point = { row: null, column: null };
-const PAUSE = 40;  // milliseconds that the pointer rests before weights are asked for
+const PAUSE = 40; // milliseconds that the pointer rests before weights are asked for
 
 export interface Place {
   attended: Attended;
@@ -57,7 +57,8 @@ export class Pointing {
     this.at = side === null || token === null ? null : { side, token };
     for (const name of ["text", "source"] as const) this.sides[name].set(name === side ? token : null);
     for (const attended of this.reading.attentions) {
-      const row = attended.row_side === side ? token : null, column = attended.column_side === side ? token : null;
+      const row = attended.row_side === side ? token : null,
+        column = attended.column_side === side ? token : null;
       this.points.get(attended.name)!.set(place?.attended === attended ? place.point : { row, column });
     }
     this.place.set(place);
@@ -66,20 +67,31 @@ export class Pointing {
   }
 
   private async shine(): Promise<void> {
-    const mine = ++this.turn, at = this.at;
+    const mine = ++this.turn,
+      at = this.at;
     const dark = { text: { ...unlit() }, source: { ...unlit() } };
     if (at !== null) {
-      await Promise.all(this.maps.flatMap((map) => {
-        const attended = this.reading.attentions.find(({ name }) => name === map.which.name)!;
-        const asks: Promise<void>[] = [];
-        if (attended.row_side === at.side) {
-          asks.push(this.weights(map, at.token, false).then((weights) => { dark[attended.column_side].reads = weights; }));
-        }
-        if (attended.column_side === at.side) {
-          asks.push(this.weights(map, at.token, true).then((weights) => { dark[attended.row_side].by = weights; }));
-        }
-        return asks;
-      }));
+      await Promise.all(
+        this.maps.flatMap((map) => {
+          const attended = this.reading.attentions.find(({ name }) => name === map.which.name)!;
+          const asks: Promise<void>[] = [];
+          if (attended.row_side === at.side) {
+            asks.push(
+              this.weights(map, at.token, false).then((weights) => {
+                dark[attended.column_side].reads = weights;
+              }),
+            );
+          }
+          if (attended.column_side === at.side) {
+            asks.push(
+              this.weights(map, at.token, true).then((weights) => {
+                dark[attended.row_side].by = weights;
+              }),
+            );
+          }
+          return asks;
+        }),
+      );
     }
     if (mine !== this.turn) return;
     this.lights.text.set(dark.text);
@@ -100,7 +112,7 @@ export class Pointing {
         found = floats((await this.reading.ask("reads", { ...map.which, token, by })).weights_f32);
         this.known.set(name, found);
       } catch {
-        return null;  // nothing lights up; the map itself says what is wrong
+        return null; // nothing lights up; the map itself says what is wrong
       }
     }
     return found ?? null;

@@ -12,15 +12,21 @@ type Keyed = { [Q in Question]: Given<Q> extends { key: string } ? Q : never }[Q
 export class Reading {
   private readonly maps = new Recent<TiledMap>(24);
   private readonly tiles = new Recent<Piece>(KEPT);
-  private readonly looked = new Queue(4);   // what the reader looks at
-  private readonly aside = new Queue(2);    // the small pictures of heads
+  private readonly looked = new Queue(4); // what the reader looks at
+  private readonly aside = new Queue(2); // the small pictures of heads
   private readonly pictures = new Map<string, Promise<Piece>>();
   private renewing: Promise<void> | null = null;
   private begin: () => void = () => undefined;
   /** Kept once the map that is looked at has come: whatever can wait waits for that, since a server may answer one by one. */
-  readonly begun = new Promise<void>((resolve) => { this.begin = resolve; });
+  readonly begun = new Promise<void>((resolve) => {
+    this.begin = resolve;
+  });
 
-  private constructor(private readonly source: Source, private readonly texts: Texts, private answer: Attention) {}
+  private constructor(
+    private readonly source: Source,
+    private readonly texts: Texts,
+    private answer: Attention,
+  ) {}
 
   static async of(source: Source, texts: Texts): Promise<Reading> {
     return new Reading(source, texts, await source.ask("attention", texts));
@@ -58,8 +64,14 @@ export class Reading {
     const name = `${attended.name}/${layer}/${head}`;
     let map = this.maps.get(name);
     if (map === undefined) {
-      map = new TiledMap(which, attended.rows, attended.columns, (question, given) => this.ask(question, given as never), this.looked,
-                         this.tiles);
+      map = new TiledMap(
+        which,
+        attended.rows,
+        attended.columns,
+        (question, given) => this.ask(question, given as never),
+        this.looked,
+        this.tiles,
+      );
       const end = map.listen(() => {
         end();
         this.begin();
@@ -85,11 +97,14 @@ export class Reading {
   }
 
   private renew(): Promise<void> {
-    this.renewing ??= this.source.ask("attention", this.texts).then((answer) => {
-      this.answer = answer;
-    }).finally(() => {
-      this.renewing = null;
-    });
+    this.renewing ??= this.source
+      .ask("attention", this.texts)
+      .then((answer) => {
+        this.answer = answer;
+      })
+      .finally(() => {
+        this.renewing = null;
+      });
     return this.renewing;
   }
 }

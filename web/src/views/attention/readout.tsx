@@ -15,9 +15,14 @@ interface Props {
 
 export function Readout({ reading, pointing, maps }: Props) {
   const place = useHeld(pointing.place);
-  const text = useHeld(pointing.sides.text), source = useHeld(pointing.sides.source);
+  const text = useHeld(pointing.sides.text),
+    source = useHeld(pointing.sides.source);
   const light = { text: useHeld(pointing.lights.text), source: useHeld(pointing.lights.source) };
-  return <p class="readout" role="status">{words()}</p>;
+  return (
+    <p class="readout" role="status">
+      {words()}
+    </p>
+  );
 
   function words(): string {
     if (place !== null && place.point.row !== null && place.point.column !== null) return cell();
@@ -32,17 +37,27 @@ export function Readout({ reading, pointing, maps }: Props) {
   function cell(): string {
     const { attended, point } = place!;
     const at = maps.find((map) => map.which.name === attended.name)?.at(point.row!, point.column!);
-    const who = `${quoted(attended.row_side, point.row!)} (${point.row}) reads ${quoted(attended.column_side, point.column!)} (${point.column})`;
+    const reader = `${quoted(attended.row_side, point.row!)} (${point.row})`;
+    const who = `${reader} reads ${quoted(attended.column_side, point.column!)} (${point.column})`;
     if (!at) return who;
     const size = at.exact ? digits(at.weight) : `at most ${digits(at.weight)}, with its neighbours`;
-    const may = at.allowed === null ? "" : at.allowed ? "; the mask allows it" : at.weight > 0 ? "; the mask forbids it" : "; the mask forbids it, and it does not";
+    const may =
+      at.allowed === null
+        ? ""
+        : at.allowed
+          ? "; the mask allows it"
+          : at.weight > 0
+            ? "; the mask forbids it"
+            : "; the mask forbids it, and it does not";
     return `${who}: ${size}${may}.`;
   }
 
   function best(side: "text" | "source", weights: Float32Array | null): [string, number][] {
     if (weights === null || weights.length === 0) return [];
     let n = 0;
-    weights.forEach((weight, i) => { if (weight > weights[n]) n = i; });
+    weights.forEach((weight, i) => {
+      if (weight > weights[n]) n = i;
+    });
     return [[`${quoted(side, n)} (${n})`, weights[n]]];
   }
 

@@ -16,12 +16,26 @@ export function AlignmentMap({ source, tokens }: { source: string; tokens: numbe
   const cross = about.attentions.find(({ kind }) => kind === "cross");
   const [layer, setLayer] = useState("mean");
   const [head, setHead] = useState("mean");
-  const { answer, error } = useAnswer("alignment", tokens.length === 0 ? null : { source, tokens, layer: chosen(layer), head: chosen(head) });
-  const shown = useMemo(() => answer === null || answer.rows === 0 ? null : {
-    map: new WholeMap(answer.rows, answer.columns, bytes(answer.weights_u8)), rows: labelsOf(answer.written), columns: labelsOf(answer.source),
-  }, [answer]);
+  const { answer, error } = useAnswer(
+    "alignment",
+    tokens.length === 0 ? null : { source, tokens, layer: chosen(layer), head: chosen(head) },
+  );
+  const shown = useMemo(
+    () =>
+      answer === null || answer.rows === 0
+        ? null
+        : {
+            map: new WholeMap(answer.rows, answer.columns, bytes(answer.weights_u8)),
+            rows: labelsOf(answer.written),
+            columns: labelsOf(answer.source),
+          },
+    [answer],
+  );
   const pointed = useMemo(() => new Held<Point>({ row: null, column: null }), []);
-  const numbers = (count: number) => [["mean", "mean"] as const, ...Array.from({ length: count }, (_, n) => [String(n), String(n)] as const)];
+  const numbers = (count: number) => [
+    ["mean", "mean"] as const,
+    ...Array.from({ length: count }, (_, n) => [String(n), String(n)] as const),
+  ];
   return (
     <section class="alignment" aria-label="Alignment">
       <div class="row">
@@ -30,10 +44,21 @@ export function AlignmentMap({ source, tokens }: { source: string; tokens: numbe
         <Choice label="Head" value={head} onChange={setHead} options={numbers(cross?.heads ?? 0)} />
       </div>
       <Notice error={error} />
-      {shown === null || tokens.length === 0 ? <p class="quiet">Nothing is written yet.</p> : (
+      {shown === null || tokens.length === 0 ? (
+        <p class="quiet">Nothing is written yet.</p>
+      ) : (
         <>
-          <MapCanvas title="Alignment" data={shown.map} rows={shown.rows} columns={shown.columns} claim={false} pointed={pointed} tallest={440}
-                     onPoint={(point) => pointed.set(point ?? { row: null, column: null })} buttons={false} />
+          <MapCanvas
+            title="Alignment"
+            data={shown.map}
+            rows={shown.rows}
+            columns={shown.columns}
+            claim={false}
+            pointed={pointed}
+            tallest={440}
+            onPoint={(point) => pointed.set(point ?? { row: null, column: null })}
+            buttons={false}
+          />
           <Legend high={digits(shown.map.top())} claim={false} />
         </>
       )}

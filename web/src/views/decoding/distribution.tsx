@@ -52,17 +52,37 @@ export function Distribution({ ranking, words, ends, dials, busy, ended, onDials
         <p class="quiet">
           {after.kept.toLocaleString("en")} of {order.length.toLocaleString("en")} left, {spread.toFixed(2)} bits
         </p>
-        <button type="button" disabled={busy || ended} onClick={() => onChoose(order[drawn(after.chances, Math.random())])}>Draw one</button>
+        <button type="button" disabled={busy || ended} onClick={() => onChoose(order[drawn(after.chances, Math.random())])}>
+          Draw one
+        </button>
       </div>
       <DialSliders dials={dials} vocab={order.length} onChange={onDials} />
-      <ol ref={list} class="bars" role="listbox" aria-label="The likeliest tokens" tabIndex={0} aria-activedescendant={`keepleft-next-${at}`} onKeyDown={press}>
+      <ol
+        ref={list}
+        class="bars"
+        role="listbox"
+        aria-label="The likeliest tokens"
+        tabIndex={0}
+        aria-activedescendant={`keepleft-next-${at}`}
+        onKeyDown={press}
+      >
         {Array.from({ length: rows }, (_, n) => {
-          const id = order[n], kept = n < after.kept;
+          const id = order[n],
+            kept = n < after.kept;
           return (
-            <li key={id} id={`keepleft-next-${n}`} role="option" aria-selected={n === at} class={`${kept ? "" : "out"}${n === at ? " at" : ""}`}
-                aria-label={`${name(id).trim() || "space"}, ${kept ? percent(after.chances[n]) : "cut off"}`}
-                onClick={() => !ended && onChoose(id)} onPointerEnter={() => go(n)}>
-              <span class="word" dir="auto">{ends.includes(id) ? <i>{label(name(id))} (end)</i> : label(name(id))}</span>
+            <li
+              key={id}
+              id={`keepleft-next-${n}`}
+              role="option"
+              aria-selected={n === at}
+              class={`${kept ? "" : "out"}${n === at ? " at" : ""}`}
+              aria-label={`${name(id).trim() || "space"}, ${kept ? percent(after.chances[n]) : "cut off"}`}
+              onClick={() => !ended && onChoose(id)}
+              onPointerEnter={() => go(n)}
+            >
+              <span class="word" dir="auto">
+                {ends.includes(id) ? <i>{label(name(id))} (end)</i> : label(name(id))}
+              </span>
               <span class="track">
                 <span class="fill" style={{ width: `${(100 * after.chances[n]) / top}%` }} />
                 <span class="tick" style={{ left: `${(100 * before.chances[n]) / top}%` }} />
@@ -72,7 +92,9 @@ export function Distribution({ ranking, words, ends, dials, busy, ended, onDials
           );
         })}
       </ol>
-      <p class="quiet">Bars: with the sliders. Lines: as the model scored them. Choose one by a click, or by arrow keys and Enter.</p>
+      <p class="quiet">
+        Bars: with the sliders. Lines: as the model scored them. Choose one by a click, or by arrow keys and Enter.
+      </p>
     </section>
   );
 }

@@ -16,7 +16,7 @@ export interface Steps {
   next: Next | null;
   ranking: Ranking | null;
   written: Token[];
-  count: number;  // tokens chosen, also those whose scores were refused
+  count: number; // tokens chosen, also those whose scores were refused
   ended: boolean;
   busy: boolean;
   error: string;
@@ -25,7 +25,7 @@ export interface Steps {
   write(dials: Dials, drawn: boolean): void;
 }
 
-const AT_ONCE = 12;  // tokens that "write on" adds
+const AT_ONCE = 12; // tokens that "write on" adds
 
 /** `texts` stay the same: another text is another use. */
 export function useSteps(texts: Texts): Steps {
@@ -39,10 +39,22 @@ export function useSteps(texts: Texts): Steps {
   useEffect(() => {
     const mine = ++turn.current;
     setBusy(true);
-    source.ask("next", { ...texts, tokens, unmasked: false }).then(
-      (answer) => { if (mine === turn.current) { setNext(answer); setError(""); } },
-      (wrong: unknown) => { if (mine === turn.current) setError(said(wrong)); },
-    ).finally(() => { if (mine === turn.current) setBusy(false); });
+    source
+      .ask("next", { ...texts, tokens, unmasked: false })
+      .then(
+        (answer) => {
+          if (mine === turn.current) {
+            setNext(answer);
+            setError("");
+          }
+        },
+        (wrong: unknown) => {
+          if (mine === turn.current) setError(said(wrong));
+        },
+      )
+      .finally(() => {
+        if (mine === turn.current) setBusy(false);
+      });
   }, [source, texts, tokens]);
 
   const ranking = useMemo(() => {
@@ -54,17 +66,31 @@ export function useSteps(texts: Texts): Steps {
   const ended = written.length > 0 && next!.ends.includes(written[written.length - 1].id);
 
   const choose = useCallback((id: number) => setTokens((before) => [...before, id]), []);
-  const back = useCallback((to?: number) => setTokens((before) => (before.length === 0 ? before : before.slice(0, to ?? before.length - 1))), []);
-  const write = useCallback((dials: Dials, drawn: boolean) => {
-    const mine = ++turn.current;
-    const options: Record<string, number | boolean> = drawn
-      ? { do_sample: true, temperature: dials.temperature, top_k: dials.topK, top_p: dials.topP, min_p: dials.minP }
-      : { do_sample: false };
-    setBusy(true);
-    source.ask("write", { ...texts, tokens, options, limit: AT_ONCE }).then(
-      (answer) => { if (mine === turn.current) setTokens([...tokens, ...answer.tokens.map(({ id }) => id)]); },
-      (wrong: unknown) => { if (mine === turn.current) { setError(said(wrong)); setBusy(false); } });
-  }, [source, texts, tokens]);
+  const back = useCallback(
+    (to?: number) => setTokens((before) => (before.length === 0 ? before : before.slice(0, to ?? before.length - 1))),
+    [],
+  );
+  const write = useCallback(
+    (dials: Dials, drawn: boolean) => {
+      const mine = ++turn.current;
+      const options: Record<string, number | boolean> = drawn
+        ? { do_sample: true, temperature: dials.temperature, top_k: dials.topK, top_p: dials.topP, min_p: dials.minP }
+        : { do_sample: false };
+      setBusy(true);
+      source.ask("write", { ...texts, tokens, options, limit: AT_ONCE }).then(
+        (answer) => {
+          if (mine === turn.current) setTokens([...tokens, ...answer.tokens.map(({ id }) => id)]);
+        },
+        (wrong: unknown) => {
+          if (mine === turn.current) {
+            setError(said(wrong));
+            setBusy(false);
+          }
+        },
+      );
+    },
+    [source, texts, tokens],
+  );
 
   return { next, ranking, written, count: tokens.length, ended, busy, error, choose, back, write };
 }
@@ -81,7 +107,7 @@ export function useVocabulary(): string[] | null {
       asked = source.ask("vocabulary", {}).then((answer) => answer.words);
       vocabularies.set(source, asked);
     }
-    asked.then(setWords, () => vocabularies.delete(source));  // tokens go by their numbers then
+    asked.then(setWords, () => vocabularies.delete(source)); // tokens go by their numbers then
   }, [source]);
   return words;
 }

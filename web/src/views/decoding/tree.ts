@@ -4,11 +4,11 @@ import type { Beam, BeamNode } from "../../answers.ts";
 
 export interface Leaf {
   step: number;
-  place: number;    // in its step, the best first
-  parent: number;   // place in the step before, -1 for the root
+  place: number; // in its step, the best first
+  parent: number; // place in the step before, -1 for the root
   node: BeamNode;
   fate: "best" | "going" | "dropped";
-  ended: number | null;  // the final score of the text that ended here, NaN where it was not among the best
+  ended: number | null; // the final score of the text that ended here, NaN where it was not among the best
 }
 
 /** All texts up to and with a step. What was given up or has ended is told as far as that step knows. */
@@ -30,13 +30,15 @@ export function leaves(beam: Beam, last: number): Leaf[] {
       }
     });
   }
-  return beam.steps.slice(0, until + 1).flatMap((nodes, step) => nodes.map((node, place): Leaf => {
-    const path = paths[step][place];
-    const leads = path.every((id, n) => best[n] === id);
-    const ended = ends.get(name(path)) ?? endedAfter(beyond, path) ?? (node.ended === true ? NaN : null);
-    const lives = alive.has(`${step},${place}`) || ended !== null;
-    return { step, place, parent: node.parent, node, fate: leads ? "best" : lives ? "going" : "dropped", ended };
-  }));
+  return beam.steps.slice(0, until + 1).flatMap((nodes, step) =>
+    nodes.map((node, place): Leaf => {
+      const path = paths[step][place];
+      const leads = path.every((id, n) => best[n] === id);
+      const ended = ends.get(name(path)) ?? endedAfter(beyond, path) ?? (node.ended === true ? NaN : null);
+      const lives = alive.has(`${step},${place}`) || ended !== null;
+      return { step, place, parent: node.parent, node, fate: leads ? "best" : lives ? "going" : "dropped", ended };
+    }),
+  );
 }
 
 /** Where the end token is no node, the text that ended is one longer than its last node. */
@@ -52,7 +54,9 @@ function endedAfter(ends: Map<string, number>, path: number[]): number | null {
 export function pathsOf(beam: Beam): number[][][] {
   const out: number[][][] = [];
   beam.steps.forEach((nodes, step) => {
-    out.push(nodes.map((node) => [...(node.parent < 0 || step === 0 ? [] : out[step - 1][node.parent] ?? []), node.token.id]));
+    out.push(
+      nodes.map((node) => [...(node.parent < 0 || step === 0 ? [] : (out[step - 1][node.parent] ?? [])), node.token.id]),
+    );
   });
   return out;
 }
@@ -60,7 +64,9 @@ export function pathsOf(beam: Beam): number[][][] {
 function bestOf(beam: Beam, paths: number[][][], step: number): number[] {
   const nodes = beam.steps[step] ?? [];
   let place = 0;
-  nodes.forEach((node, n) => { if (node.total > nodes[place].total) place = n; });
+  nodes.forEach((node, n) => {
+    if (node.total > nodes[place].total) place = n;
+  });
   return paths[step]?.[place] ?? [];
 }
 

@@ -18,13 +18,18 @@ export function DecodingView() {
   const pair = about.family === "encoder-decoder";
   const asked = pair ? { ...texts, text: "" } : texts;
   const [way, sayWay] = useWord("by", "token");
-  const ways = [["token", "Token by token"], ["beam", "Beam search"]] as const;
+  const ways = [
+    ["token", "Token by token"],
+    ["beam", "Beam search"],
+  ] as const;
   const offered = ways.filter(([name]) => source.can(name === "token" ? "next" : "beam"));
   const shown = offered.some(([name]) => name === way) ? way : offered[0]?.[0];
   return (
     <>
       <TextFields act="Begin" target={false} />
-      <div class="bar"><Segments label="How it is written" value={shown} onChange={sayWay} options={offered} /></div>
+      <div class="bar">
+        <Segments label="How it is written" value={shown} onChange={sayWay} options={offered} />
+      </div>
       {shown === "token" ? <Stepping key={JSON.stringify(asked)} texts={asked} /> : <BeamSearch texts={asked} />}
     </>
   );
@@ -40,17 +45,38 @@ function Stepping({ texts }: { texts: { text: string; source?: string } }) {
   const { next, ranking, written, ended, busy, error } = steps;
   return (
     <>
-      <Notice error={error} busy={next === null}>The model reads …</Notice>
+      <Notice error={error} busy={next === null}>
+        The model reads …
+      </Notice>
       {next !== null && (
         <>
-          <WrittenText prompt={about.family === "encoder-decoder" ? [] : next.prompt} written={written} ended={ended} onBack={steps.back} />
+          <WrittenText
+            prompt={about.family === "encoder-decoder" ? [] : next.prompt}
+            written={written}
+            ended={ended}
+            onBack={steps.back}
+          />
           <div class="bar">
-            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back()}>Back</button>
-            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back(0)}>From the start</button>
+            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back()}>
+              Back
+            </button>
+            <button type="button" class="plain" disabled={steps.count === 0} onClick={() => steps.back(0)}>
+              From the start
+            </button>
             {source.can("write") && (
               <>
-                <button type="button" disabled={busy || ended} onClick={() => steps.write(dials, choice === "drawn")}>Write on</button>
-                <Segments label="Which token it takes" value={choice} onChange={setChoice} options={[["likeliest", "the likeliest"], ["drawn", "drawn by chance"]]} />
+                <button type="button" disabled={busy || ended} onClick={() => steps.write(dials, choice === "drawn")}>
+                  Write on
+                </button>
+                <Segments
+                  label="Which token it takes"
+                  value={choice}
+                  onChange={setChoice}
+                  options={[
+                    ["likeliest", "the likeliest"],
+                    ["drawn", "drawn by chance"],
+                  ]}
+                />
               </>
             )}
           </div>
@@ -58,8 +84,17 @@ function Stepping({ texts }: { texts: { text: string; source?: string } }) {
       )}
       <div class="columns">
         {ranking !== null && next !== null && (
-          <Distribution ranking={ranking} words={words} ends={next.ends} dials={dials} busy={busy} ended={ended} onDials={setDials}
-                        onChoose={steps.choose} onBack={() => steps.back()} />
+          <Distribution
+            ranking={ranking}
+            words={words}
+            ends={next.ends}
+            dials={dials}
+            busy={busy}
+            ended={ended}
+            onDials={setDials}
+            onChoose={steps.choose}
+            onBack={() => steps.back()}
+          />
         )}
         {about.family === "encoder-decoder" && source.can("alignment") && (
           <AlignmentMap source={fixed.source ?? ""} tokens={written.map(({ id }) => id)} />

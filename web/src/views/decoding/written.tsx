@@ -20,8 +20,15 @@ export function WrittenText({ prompt, written, ended, onBack }: Props) {
     <div class={apart ? "written loose" : "written"} dir="auto" lang={tongue([...prompt, ...written])} aria-live="polite">
       <span class="given">{apart ? `${given} ` : given}</span>
       {added.map((group) => (
-        <button type="button" key={group.first} class={group.special ? "token special" : "token"} title="Go back to before this token"
-                onClick={() => onBack(group.first)}>{printed(group.text)}</button>
+        <button
+          type="button"
+          key={group.first}
+          class={group.special ? "token special" : "token"}
+          title="Go back to before this token"
+          onClick={() => onBack(group.first)}
+        >
+          {printed(group.text)}
+        </button>
       ))}
       {ended ? <span class="quiet"> The text has ended.</span> : <span class="caret" aria-hidden="true" />}
     </div>

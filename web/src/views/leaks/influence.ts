@@ -4,7 +4,7 @@ import { Bits, floats } from "../../bytes.ts";
 import type { Leaks } from "../../answers.ts";
 import { WholeMap } from "../../map/whole.ts";
 
-const LEAST = 1e-6;  // relative to the largest: less is rounding
+const LEAST = 1e-6; // relative to the largest: less is rounding
 
 export interface Maps {
   claimed: WholeMap;
@@ -21,7 +21,13 @@ export function mapsOf(answer: Leaks): Maps | null {
   const most = sizes.reduce((a, b) => (Number.isFinite(b) ? Math.max(a, b) : a), 0);
   return {
     claimed: WholeMap.of(claim),
-    measured: new WholeMap(rows, columns, Uint8Array.from(sizes, (size) => level(size, most)), claim, 1),
+    measured: new WholeMap(
+      rows,
+      columns,
+      Uint8Array.from(sizes, (size) => level(size, most)),
+      claim,
+      1,
+    ),
     low: most > 0 ? `${(most * LEAST).toExponential(0)} or less` : "0",
     high: most.toPrecision(2),
   };

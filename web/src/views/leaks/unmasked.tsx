@@ -14,7 +14,7 @@ import { MapCanvas } from "../../parts/map.tsx";
 import { TextFields } from "../../parts/texts.tsx";
 import { useAnswer, useTexts } from "../../shell/given.ts";
 
-const SHOWN = 200;  // tokens whose loss is drawn
+const SHOWN = 200; // tokens whose loss is drawn
 
 export function WithoutMask() {
   const [texts] = useTexts();
@@ -25,8 +25,12 @@ export function WithoutMask() {
       <h2>Without the mask</h2>
       <p class="prose">A model that may look ahead reads its answer instead of finding it. Switch the mask off and see.</p>
       <TextFields act="Measure" busy={busy} />
-      <div class="bar"><Switch label="Causal mask" on={masked} onChange={setMasked} /></div>
-      <Notice error={error} busy={busy && answer === null}>The model reads it twice …</Notice>
+      <div class="bar">
+        <Switch label="Causal mask" on={masked} onChange={setMasked} />
+      </div>
+      <Notice error={error} busy={busy && answer === null}>
+        The model reads it twice …
+      </Notice>
       {answer !== null && error === "" && <Both answer={answer} masked={masked} />}
     </section>
   );
@@ -35,7 +39,8 @@ export function WithoutMask() {
 function Both({ answer, masked }: { answer: Unmasked; masked: boolean }) {
   const { rows, columns, before_u8, after_u8 } = answer.reads;
   const maps = useMemo(() => {
-    const past = lower(rows, columns), [before, after] = [bytes(before_u8), bytes(after_u8)];
+    const past = lower(rows, columns),
+      [before, after] = [bytes(before_u8), bytes(after_u8)];
     return { before: new WholeMap(rows, columns, before, past), after: new WholeMap(rows, columns, after, past) };
   }, [answer]);
   const losses = useMemo(() => ({ with: floats(answer.with_f32), without: floats(answer.without_f32) }), [answer]);
@@ -48,14 +53,31 @@ function Both({ answer, masked }: { answer: Unmasked; masked: boolean }) {
       <p class="note">{answer.words}</p>
       <div class="columns">
         <section class="panel" aria-label="What it reads">
-          <h3>What it reads <span class="quiet">mean of all layers and heads, {masked ? "with the mask" : "without it"}</span></h3>
-          <MapCanvas title={masked ? "Reading with the mask" : "Reading without the mask"} data={map} rows={labels} columns={labels} pointed={pointed}
-                     onPoint={(at) => pointed.set(at ?? { row: null, column: null })} tallest={460} />
+          <h3>
+            What it reads <span class="quiet">mean of all layers and heads, {masked ? "with the mask" : "without it"}</span>
+          </h3>
+          <MapCanvas
+            title={masked ? "Reading with the mask" : "Reading without the mask"}
+            data={map}
+            rows={labels}
+            columns={labels}
+            pointed={pointed}
+            onPoint={(at) => pointed.set(at ?? { row: null, column: null })}
+            tallest={460}
+          />
           <Legend high={digits(map.top())} />
         </section>
         <section aria-label="Loss of each token">
-          <h3>Loss of each token <span class="quiet">lower is better, if it is honest</span></h3>
-          <p class="large">{(masked ? kept : lost).toFixed(3)}<span class="quiet"> mean, {masked ? `without the mask ${lost.toFixed(3)}` : `with the mask ${kept.toFixed(3)}`}</span></p>
+          <h3>
+            Loss of each token <span class="quiet">lower is better, if it is honest</span>
+          </h3>
+          <p class="large">
+            {(masked ? kept : lost).toFixed(3)}
+            <span class="quiet">
+              {" "}
+              mean, {masked ? `without the mask ${lost.toFixed(3)}` : `with the mask ${kept.toFixed(3)}`}
+            </span>
+          </p>
           <Losses answer={answer} now={masked ? losses.with : losses.without} other={masked ? losses.without : losses.with} />
         </section>
       </div>
@@ -65,16 +87,19 @@ function Both({ answer, masked }: { answer: Unmasked; masked: boolean }) {
 
 /** Bars: as the switch stands. Lines: as it would be the other way. */
 function Losses({ answer, now, other }: { answer: Unmasked; now: Float32Array; other: Float32Array }) {
-  const shift = Math.max(0, answer.tokens.length - now.length);  // where the first token is asked for by nobody
-  const rows = clusters(answer.tokens.slice(shift)).slice(0, SHOWN).map((group) => (
-    { text: label(group.text), now: sum(now, group), other: sum(other, group) }));
+  const shift = Math.max(0, answer.tokens.length - now.length); // where the first token is asked for by nobody
+  const rows = clusters(answer.tokens.slice(shift))
+    .slice(0, SHOWN)
+    .map((group) => ({ text: label(group.text), now: sum(now, group), other: sum(other, group) }));
   const top = Math.max(1e-9, ...rows.flatMap((row) => [row.now, row.other]).filter(Number.isFinite));
   return (
     <>
       <ol class="bars losses" aria-label="Loss of each token">
         {rows.map((row, n) => (
           <li key={n}>
-            <span class="word" dir="auto">{row.text}</span>
+            <span class="word" dir="auto">
+              {row.text}
+            </span>
             <span class="track">
               <span class="fill" style={{ width: `${(100 * Math.max(0, row.now)) / top}%` }} />
               <span class="tick" style={{ left: `${(100 * Math.max(0, row.other)) / top}%` }} />
@@ -90,12 +115,15 @@ function Losses({ answer, now, other }: { answer: Unmasked; now: Float32Array; o
 
 /** What the model is shown: the beginning, and every token but the last; each is asked for the token after it. */
 function shownOf({ tokens, reads }: Unmasked): Token[] {
-  return tokens.length === reads.rows ? [{ id: -1, text: "start", special: true }, ...tokens.slice(0, -1)] : tokens.slice(0, reads.rows);
+  return tokens.length === reads.rows
+    ? [{ id: -1, text: "start", special: true }, ...tokens.slice(0, -1)]
+    : tokens.slice(0, reads.rows);
 }
 
 /** What a causal mask allows. */
 function lower(rows: number, columns: number): Bits {
-  const stride = (columns + 7) >> 3, raw = new Uint8Array(rows * stride);
+  const stride = (columns + 7) >> 3,
+    raw = new Uint8Array(rows * stride);
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column <= row && column < columns; column++) raw[row * stride + (column >> 3)] |= 128 >> (column & 7);
   }

@@ -6,8 +6,8 @@ import type { Series } from "../../parts/chart.tsx";
 import { usePage } from "../../shell/given.ts";
 import { said } from "../../source/source.ts";
 
-const AGAIN = 2000;  // milliseconds
-const MANY = 1000;   // lines: there may be more behind them
+const AGAIN = 2000; // milliseconds
+const MANY = 1000; // lines: there may be more behind them
 
 export interface Watched {
   lines: Line[];
@@ -24,20 +24,30 @@ export function useRun(name: string | null): Watched {
   useEffect(() => {
     set(NOTHING);
     if (name === null) return;
-    let here = true, after = 0, wait = 0;
-    const look = () => source.ask("run", { name, after }).then((answer) => {
-      if (!here) return;
-      // A run that was begun anew has fewer lines than were seen: then all of it is new.
-      const fresh = answer.from === 0 || answer.next < after || after === 0;
-      after = answer.next;
-      set((before) => ({ lines: fresh ? answer.lines : answer.lines.length === 0 ? before.lines : [...before.lines, ...answer.lines],
-                         config: answer.config || before.config, ended: answer.ended, error: "" }));
-      if (!answer.ended) wait = window.setTimeout(look, answer.lines.length >= MANY ? 0 : AGAIN);
-    }, (wrong: unknown) => {
-      if (!here) return;
-      set((before) => ({ ...before, error: said(wrong) }));
-      if (source.can("attention")) wait = window.setTimeout(look, 4 * AGAIN);
-    });
+    let here = true,
+      after = 0,
+      wait = 0;
+    const look = () =>
+      source.ask("run", { name, after }).then(
+        (answer) => {
+          if (!here) return;
+          // A run that was begun anew has fewer lines than were seen: then all of it is new.
+          const fresh = answer.from === 0 || answer.next < after || after === 0;
+          after = answer.next;
+          set((before) => ({
+            lines: fresh ? answer.lines : answer.lines.length === 0 ? before.lines : [...before.lines, ...answer.lines],
+            config: answer.config || before.config,
+            ended: answer.ended,
+            error: "",
+          }));
+          if (!answer.ended) wait = window.setTimeout(look, answer.lines.length >= MANY ? 0 : AGAIN);
+        },
+        (wrong: unknown) => {
+          if (!here) return;
+          set((before) => ({ ...before, error: said(wrong) }));
+          if (source.can("attention")) wait = window.setTimeout(look, 4 * AGAIN);
+        },
+      );
     void look();
     return () => {
       here = false;
@@ -50,17 +60,42 @@ export function useRun(name: string | null): Watched {
 /** What can be drawn of these lines. */
 export function curves(lines: Line[]): { title: string; y: string; log: boolean; series: Series[] }[] {
   const of = (value: (line: Line) => number | undefined): [number, number][] =>
-    lines.flatMap((line) => { const v = value(line); return typeof v === "number" ? [[line.step, v] as [number, number]] : []; });
+    lines.flatMap((line) => {
+      const v = value(line);
+      return typeof v === "number" ? [[line.step, v] as [number, number]] : [];
+    });
   const measures = [...new Set(lines.flatMap((line) => Object.keys(line.measures ?? {})))].filter((name) => name !== "loss");
   return [
-    { title: "Loss", y: "cross-entropy per token", log: true, series: [
-      { name: "training", points: of((line) => line.plain ?? line.loss) }, { name: "validation", points: of((line) => line.measures?.loss) }] },
-    { title: "Tokens right", y: "share", log: false, series: [
-      { name: "training", points: of((line) => line.accuracy) }, { name: "validation", points: of((line) => line.measures?.accuracy) }] },
+    {
+      title: "Loss",
+      y: "cross-entropy per token",
+      log: true,
+      series: [
+        { name: "training", points: of((line) => line.plain ?? line.loss) },
+        { name: "validation", points: of((line) => line.measures?.loss) },
+      ],
+    },
+    {
+      title: "Tokens right",
+      y: "share",
+      log: false,
+      series: [
+        { name: "training", points: of((line) => line.accuracy) },
+        { name: "validation", points: of((line) => line.measures?.accuracy) },
+      ],
+    },
     { title: "Learning rate", y: "", log: false, series: [{ name: "rate", points: of((line) => line.rate) }] },
     { title: "Size of the gradients", y: "norm", log: true, series: [{ name: "norm", points: of((line) => line.norm) }] },
     { title: "Speed", y: "targets a second", log: false, series: [{ name: "speed", points: of((line) => line.speed) }] },
-    ...measures.filter((name) => name !== "accuracy").map((name) => (
-      { title: `Validation: ${name}`, y: name, log: false, series: [{ name, points: of((line) => line.measures?.[name]) }] })),
-  ].map((chart) => ({ ...chart, series: chart.series.filter(({ points }) => points.length > 0) })).filter(({ series }) => series.length > 0);
+    ...measures
+      .filter((name) => name !== "accuracy")
+      .map((name) => ({
+        title: `Validation: ${name}`,
+        y: name,
+        log: false,
+        series: [{ name, points: of((line) => line.measures?.[name]) }],
+      })),
+  ]
+    .map((chart) => ({ ...chart, series: chart.series.filter(({ points }) => points.length > 0) }))
+    .filter(({ series }) => series.length > 0);
 }

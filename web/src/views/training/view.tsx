@@ -16,8 +16,14 @@ export function TrainingView() {
       <section aria-label="What the mask is for">
         <h2>What the mask is for</h2>
         <Notice error={error} />
-        {compared !== null && (compared.same || compared.masked ? <Compared found={compared} />
-          : <p class="quiet">Nothing was compared yet. <code>keepleft compare</code> does it, in a minute or two.</p>)}
+        {compared !== null &&
+          (compared.same || compared.masked ? (
+            <Compared found={compared} />
+          ) : (
+            <p class="quiet">
+              Nothing was compared yet. <code>keepleft compare</code> does it, in a minute or two.
+            </p>
+          ))}
       </section>
     </>
   );
@@ -35,20 +41,39 @@ function Runs() {
     <section aria-label="Runs">
       <h2>Runs</h2>
       <Notice error={error} busy={busy && answer === null} />
-      {answer !== null && runs.length === 0 && <p class="quiet">There is no run to watch. Give the server the folder of your runs, or begin one with <code>keepleft train</code>.</p>}
+      {answer !== null && runs.length === 0 && (
+        <p class="quiet">
+          There is no run to watch. Give the server the folder of your runs, or begin one with <code>keepleft train</code>.
+        </p>
+      )}
       {chosen !== null && (
         <>
           <div class="bar">
-            <Choice label="Run" value={chosen.name} onChange={sayName} options={runs.map((one) => [one.name, `${one.name} (${one.task})`])} />
+            <Choice
+              label="Run"
+              value={chosen.name}
+              onChange={sayName}
+              options={runs.map((one) => [one.name, `${one.name} (${one.task})`])}
+            />
             <span class="quiet" role="status">
-              {last ? `step ${last.step.toLocaleString("en")}, ` : ""}{run.ended ? "ended" : run.lines.length === 0 ? "nothing written yet" : "going on"}
+              {last ? `step ${last.step.toLocaleString("en")}, ` : ""}
+              {run.ended ? "ended" : run.lines.length === 0 ? "nothing written yet" : "going on"}
             </span>
           </div>
           <Notice error={run.error} />
           <div class="charts">
-            {charts.map((chart, n) => <div key={chart.title} class={n === 0 ? "first" : ""}><Chart {...chart} height={n === 0 ? 280 : 200} /></div>)}
+            {charts.map((chart, n) => (
+              <div key={chart.title} class={n === 0 ? "first" : ""}>
+                <Chart {...chart} height={n === 0 ? 280 : 200} />
+              </div>
+            ))}
           </div>
-          {run.config && <details><summary>Configuration</summary><pre>{run.config}</pre></details>}
+          {run.config && (
+            <details>
+              <summary>Configuration</summary>
+              <pre>{run.config}</pre>
+            </details>
+          )}
         </>
       )}
     </section>
