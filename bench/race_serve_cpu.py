@@ -48,7 +48,7 @@ def made(name: str, folder: Path) -> None:
 
     torch.manual_seed(0)
     model = kl.build(design(name)).eval()
-    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "pad_token_id": 0}  # no end: each text gets its length
     words = {**{word: n for n, word in enumerate(ctranslated.NAMES)}, **{f"w{n}": n for n in range(3, model.design.vocab)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -117,6 +117,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
 
     from keepleft.cli.serve import SWITCH
     from keepleft.runs.opened import opened
+    from keepleft.serving.briefly import briefly
     from keepleft.serving.http.app import app
     from keepleft.serving.http.keys import Keys
     from keepleft.serving.http.server import Server
@@ -125,7 +126,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
 
     torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH)
-    found = opened(str(folder / "ours"), dtype="int8", device="cpu")
+    found = briefly(lambda: opened(str(folder / "ours"), dtype="int8", device="cpu"))
     serving: Any = engine(found.model, found.tokenizer)
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
@@ -149,8 +150,7 @@ async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
                 size = dice.randint(*WORDS)
                 text, limit = " ".join(f"w{dice.randint(3, 7_999)}" for _ in range(size)), round(1.1 * size)
                 before = time.perf_counter()
-                answer = await client.post("/v1/translate", json={"model": "race", "input": text, "max_new_tokens": limit,
-                                                                  "min_new_tokens": limit})
+                answer = await client.post("/v1/translate", json={"model": "race", "input": text, "max_new_tokens": limit})
                 answer.raise_for_status()
                 if time.perf_counter() < stop:
                     waits.append(time.perf_counter() - before)

@@ -56,6 +56,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
+    from keepleft.serving.briefly import briefly
     from keepleft.serving.explorer.explorer import Explorer
     from keepleft.serving.sized import engine
 
@@ -76,7 +77,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     keys = _keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
-    found = opened(place, dtype=dtype, device=device)
+    found = briefly(lambda: opened(place, dtype=dtype, device=device))
     log = _log(log_level)
     sys.setswitchinterval(SWITCH)
     name = served_model_name or _name(model)
