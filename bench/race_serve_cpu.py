@@ -127,7 +127,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH)
     found = briefly(lambda: opened(str(folder / "ours"), dtype="int8", device="cpu"))
-    serving: Any = engine(found.model, found.tokenizer)
+    serving: Any = briefly(lambda: engine(found.model, found.tokenizer))
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
     service = Service(found, serving, name="race")

@@ -6,7 +6,9 @@ A text's slots need not lie side by side, and texts may share pages. `Leaves` is
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +27,8 @@ class Pool:
 
     def __init__(self, layers: int, pages: int, size: int, heads: int, width: int, like: Tensor) -> None:
         self.pages, self.size = pages, size
-        make = lambda: like.new_zeros(pages, heads, size, width)  # zeros cost nothing before they are written to
-        self.pairs: list[Pair] = [(make(), make()) for _ in range(layers)]
+        shape = (pages, heads, size, width)
+        self.pairs: list[Pair] = [(_zeros(shape, like), _zeros(shape, like)) for _ in range(layers)]
         self.place = torch.full((pages, size), EMPTY, device=like.device)  # the position of the token in each slot
         self.holders = [0] * pages
         self._ends = [_End(range(pages)), _End(range(0, -pages, -1))]
@@ -96,6 +98,13 @@ class Pool:
         page, within = where
         k, v = (buffer[page, :, within].transpose(1, 2) for buffer in self.pairs[layer])
         return k, v
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """On a CPU memory that is not there before it is written to: PyTorch's own zeros are written at once."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    return torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
 
 
 class _End:

@@ -81,7 +81,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     log = _log(log_level)
     sys.setswitchinterval(SWITCH)
     name = served_model_name or _name(model)
-    serving = engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len)
+    serving = briefly(lambda: engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len))
     service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
                       explorer=Explorer(*found, name=name, runs=runs, compare=compare))
     answers_to = names(host, _several(allow_host))
