@@ -51,8 +51,10 @@ def asks(name: str, vocab: int) -> list[Ask]:
 
 def engine(model: Any, name: str) -> Together:
     """Beginnings are not shared: the same prompts come again and again here."""
-    return Together(model, rows=COUNT, pages=6_000 if name == "base" else 14_000, size=16, source_pages=4_000, chunk=1 << 13,
-                    longest=512, share=False)
+    out = Together(model, rows=COUNT, pages=6_000 if name == "base" else 14_000, size=16, source_pages=4_000, chunk=1 << 13,
+                   longest=512, share=False)
+    out.paged.warm()
+    return out
 
 
 def ours(engine: Together, some: list[Ask]) -> Callable[[], Texts]:

@@ -56,6 +56,11 @@ class Paged:
         else:
             self.way = InPlace(model, self.pool, self.sources) if quick else General(self)
 
+    def warm(self) -> None:
+        """Whatever can be made ready before the first text comes."""
+        if isinstance(self.way, Tabled):
+            self.way.warm()
+
     def room(self, leaf: Leaf, slots: int) -> bool:
         """Pages for so many slots in all; False where there are not enough."""
         more = self.pool.needed(slots) - len(leaf.pages)

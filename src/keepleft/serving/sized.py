@@ -73,5 +73,7 @@ def engine(model: Any, tokenizer: Any = None, *, rows: int | None = None, memory
     if model.design.decoder is None:
         return Alone(model, tokenizer)
     found = sizes(model, rows=rows, memory=memory, reach=reach)
-    return Together(model, tokenizer, rows=found.rows, pages=found.pages, source_pages=found.source_pages, size=found.size,
-                    chunk=found.chunk, longest=reach)
+    out = Together(model, tokenizer, rows=found.rows, pages=found.pages, source_pages=found.source_pages, size=found.size,
+                   chunk=found.chunk, longest=reach)
+    out.paged.warm()
+    return out
