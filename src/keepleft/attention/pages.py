@@ -78,10 +78,6 @@ class Pool:
         """Pages for so many slots."""
         return -(-slots // self.size)
 
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for pair in self.pairs for tensor in pair)
-
     def where(self, slots: Tensor) -> Where:
         """Slots by page and place in it; those that are none, anywhere."""
         slots = slots.clamp(min=0)

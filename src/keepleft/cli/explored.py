@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from keepleft.cli import texts
+from keepleft.cli.folders import folders
 from keepleft.cli.show import Bar
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -43,9 +44,7 @@ def shown(inputs: list[str], html: str | None = None, source: str | None = None,
     place, given = texts.divided(inputs, need=True)
     if len(given) > 1:
         raise ValueError(f"{len(given)} texts were given: one at a time, in quotes")
-    for option, folder in (("runs", runs), ("compare", compare)):
-        if folder is not None and not Path(folder).is_dir():
-            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
+    folders(runs=runs, compare=compare)
     from keepleft.runs.opened import opened
     from keepleft.serving.explorer.bundle import built
     from keepleft.serving.explorer.explorer import Explorer

@@ -54,6 +54,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     """
     from dataclasses import replace
 
+    from keepleft.cli.folders import folders
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
     from keepleft.serving.briefly import briefly
@@ -71,9 +72,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     if drain < 0 or not 0 <= port < 65_536:
         raise ValueError(f"drain is {drain} and port {port}: seconds must not be below 0, and a port is a number below 65,536")
-    for option, folder in (("runs", runs), ("compare", compare)):
-        if folder is not None and not Path(folder).is_dir():
-            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
+    folders(runs=runs, compare=compare)
     keys = _keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model

@@ -25,9 +25,10 @@ class Ancestry:
             self.tables[width] = torch.zeros(pool.pages, width, pool.size, dtype=torch.bool, device=pool.place.device)
         return self.tables[width]
 
-    def blank(self, leaf: Leaf, pages: list[int]) -> None:
-        """New pages of a leaf: nothing in them is its own yet."""
-        if leaf.width > 1:
+    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
+        """New pages of a leaf: nothing is in them yet."""
+        pool.clear(pages)
+        if pool is self.pool and leaf.width > 1:
             self.of(leaf.width)[pages] = False
 
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
@@ -48,7 +49,14 @@ class Ancestry:
                 self.of(leaf.width)[own // self.pool.size, text, own % self.pool.size] = True
             first += leaf.width
 
-    def moved(self, leaf: Leaf, parents: Tensor) -> None:
+    def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None:
         """Each text goes on as another one did."""
-        seen = self.of(leaf.width)
-        seen[leaf.pages] = seen[leaf.pages][:, parents]
+        for leaf, mine in zip(leaves, parents, strict=True):
+            seen = self.of(leaf.width)
+            seen[leaf.pages] = seen[leaf.pages][:, mine]
+
+    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
+        """A source is seen by all texts of a leaf: nothing has to be remembered."""
+
+    def left(self, leaf: Leaf) -> None:
+        """Whoever takes its pages clears them."""

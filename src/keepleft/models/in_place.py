@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,28 +20,9 @@ from keepleft.nn.paged import Lot, Paging, Spread
 class InPlace:
     """For models that can take steady steps."""
 
-    def __init__(self, model: Any, pool: Pool, sources: Pool | None) -> None:
-        self.model, self.pool, self.sources = model, pool, sources
+    def __init__(self, model: Any, pool: Pool, sources: Pool | None, ancestry: Ancestry) -> None:
+        self.model, self.pool, self.sources, self.ancestry = model, pool, sources, ancestry
         self.lean, self.device = Lean(model, Paging()), model.token.weight.device
-        self.ancestry = Ancestry(pool)
-
-    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
-        pool.clear(pages)
-        if pool is self.pool:
-            self.ancestry.blank(leaf, pages)
-
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
-        self.ancestry.shown(leaves, slots)
-
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
-        pass
-
-    def left(self, leaf: Leaf) -> None:
-        pass
-
-    def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None:
-        for leaf, mine in zip(leaves, parents, strict=True):
-            self.ancestry.moved(leaf, mine)
 
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
         size, number = self.pool.size, lambda values: torch.tensor(values, device=self.device)

@@ -27,15 +27,20 @@ from keepleft.models.lean import why_not
 from keepleft.models.tabled import Tabled
 
 
-class Way(Protocol):
-    """How steps are taken, and what must be remembered for them."""
+class Seen(Protocol):
+    """What must be remembered of which text sees which slots."""
 
     def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None: ...
     def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
     def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
-    def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor: ...
     def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None: ...
     def left(self, leaf: Leaf) -> None: ...
+
+
+class Way(Protocol):
+    """How steps are taken."""
+
+    def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor: ...
 
 
 class Paged:
@@ -50,11 +55,13 @@ class Paged:
         tabled = quick and self.device.type == "cuda"
         self.pool = Pool(layers, pages + tabled, size, shape.kv_heads, shape.width, like)
         self.sources = Pool(layers, source_pages, size, shape.kv_heads, shape.width, like) if source_pages else None
+        self.seen: Seen
         self.way: Way
         if tabled:
-            self.way = Tabled(model, self.pool, self.sources, rows, longest)
+            self.seen = self.way = Tabled(model, self.pool, self.sources, rows, longest)
         else:
-            self.way = InPlace(model, self.pool, self.sources) if quick else General(self)
+            self.seen = ancestry = Ancestry(self.pool)
+            self.way = InPlace(model, self.pool, self.sources, ancestry) if quick else General(self, ancestry)
 
     def warm(self) -> None:
         """Whatever can be made ready before the first text comes."""
@@ -69,7 +76,7 @@ class Paged:
         if more > 0:
             pages = self.pool.take(more, high=leaf.width > 1)
             leaf.pages += pages
-            self.way.blank(self.pool, leaf, pages)
+            self.seen.blank(self.pool, leaf, pages)
         return True
 
     def room_for_source(self, leaf: Leaf, tokens: int) -> bool:
@@ -77,7 +84,7 @@ class Paged:
         if self.sources.needed(tokens) > self.sources.free:
             return False
         leaf.source = self.sources.take(self.sources.needed(tokens), high=leaf.width > 1)
-        self.way.blank(self.sources, leaf, leaf.source)
+        self.seen.blank(self.sources, leaf, leaf.source)
         return True
 
     def found(self, leaf: Leaf, pages: list[int]) -> None:
@@ -86,7 +93,7 @@ class Paged:
             return
         filled = len(pages) * self.pool.size
         leaf.pages = list(pages)
-        self.way.shown([leaf], [leaf.span(self.pool.size, 0, filled)])
+        self.seen.shown([leaf], [leaf.span(self.pool.size, 0, filled)])
         leaf.used = leaf.length = filled
 
     def free(self, leaf: Leaf) -> None:
@@ -94,7 +101,7 @@ class Paged:
         self.pool.give(leaf.pages)
         if self.sources is not None:
             self.sources.give(leaf.source)
-        self.way.left(leaf)
+        self.seen.left(leaf)
         leaf.pages, leaf.source, leaf.used, leaf.length, leaf.heard = [], [], 0, 0, 0
 
     @torch.no_grad()
@@ -109,7 +116,7 @@ class Paged:
         cache.admit(slots.shape[1], torch.arange(slots.shape[1], device=self.device).expand_as(slots))
         for n, (k, v) in enumerate(memory.pairs):
             cache.put(n, k, v)
-        self.way.heard(leaves, each)
+        self.seen.heard(leaves, each)
         for leaf, source in zip(leaves, sources, strict=True):
             leaf.heard = len(source)
 
@@ -125,7 +132,7 @@ class Paged:
         positions = torch.where(new == EMPTY, 0, start[:, None] + torch.arange(new.shape[1], device=self.device))
         cache = Leaves(self.pool, before, new, self._filled(slots))
         self.extended(tokens, cache, positions, segments, self.memory(leaves))
-        self.way.shown(leaves, slots)
+        self.seen.shown(leaves, slots)
         for leaf, chunk in zip(leaves, chunks, strict=True):
             leaf.used += len(chunk)
             leaf.length += len(chunk)
@@ -141,7 +148,7 @@ class Paged:
 
     def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None:
         """(B, width): each text of these leaves goes on as another of the same leaf did."""
-        self.way.moved(leaves, parents)
+        self.seen.moved(leaves, parents)
 
     def extended(self, tokens: Tensor, cache: Leaves, positions: Tensor, segments: Tensor | None,
                  memory: Memory | None) -> Tensor:
@@ -185,25 +192,8 @@ class Paged:
 class General:
     """Steps by the model itself, which serves any mask: what each text sees is gathered anew each time."""
 
-    def __init__(self, paged: Paged) -> None:
-        self.paged, self.ancestry = paged, Ancestry(paged.pool)
-
-    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None:
-        if pool is self.paged.pool:
-            self.ancestry.blank(leaf, pages)
-
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
-        self.ancestry.shown(leaves, slots)
-
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None:
-        pass
-
-    def left(self, leaf: Leaf) -> None:
-        pass
-
-    def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None:
-        for leaf, mine in zip(leaves, parents, strict=True):
-            self.ancestry.moved(leaf, mine)
+    def __init__(self, paged: Paged, ancestry: Ancestry) -> None:
+        self.paged, self.ancestry = paged, ancestry
 
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
         paged, size = self.paged, self.paged.pool.size

@@ -30,10 +30,6 @@ class Sizes:
     chunk: int
     token: int          # bytes of one token in all layers
 
-    @property
-    def bytes(self) -> int:
-        return (self.pages + self.source_pages) * self.size * self.token
-
 
 def token_bytes(model: Any) -> int:
     """What one token costs in all layers: a key and a value for each head that has its own."""
