@@ -36,6 +36,8 @@ from report import about, arguments, show, write
 
 COUNT, STATIC, MORE = 512, 32, 64
 DESIGNS = {"base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")), "gpt2": kl.presets.gpt2}
+TUNED: dict[str, dict[str, Any]] = {  # without flash attention all at work look at one another, masked: fewer may be quicker
+    "continuous": {}, **{f"continuous, {rows}": {"max_requests_per_batch": rows} for rows in (32, 64, 128)}}
 Texts = list[list[int]]
 
 
@@ -105,10 +107,11 @@ def static(model: Any, some: list[Ask], cache: str | None) -> Callable[[], Texts
     return run
 
 
-def continuous(model: Any, some: list[Ask]) -> Callable[[], Texts]:
-    from transformers import GenerationConfig
+def continuous(model: Any, some: list[Ask], settings: dict[str, Any]) -> Callable[[], Texts]:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    said = {"generation_config": GenerationConfig(max_new_tokens=MORE, do_sample=False, eos_token_id=-1, pad_token_id=0)}
+    said = {"generation_config": GenerationConfig(max_new_tokens=MORE, do_sample=False, eos_token_id=-1, pad_token_id=0),
+            "continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=0.2, **settings)}
     known = inspect.signature(model.generate_batch).parameters
     said |= {name: value for name, value in (("persistent_manager", True), ("progress_bar", False)) if name in known}
 
@@ -143,6 +146,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(DESIGNS), choices=DESIGNS)
     parser.add_argument("--alone", action="store_true", help="ours without transformers")
     parser.add_argument("--static", action="store_true", help="transformers' static cache too, which it compiles")
+    parser.add_argument("--tuned", action="store_true", help="transformers' continuous batching with other settings too")
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here: nothing to race")
@@ -159,7 +163,11 @@ def main() -> None:
         print(waits[-1], flush=True)
         if not chosen.alone:
             other = peer(model)
-            works |= {"continuous": continuous(other, some)} if name == "gpt2" else {"batches": static(other, some, None)}
+            if name == "gpt2":
+                works |= {side: continuous(other if side == "continuous" else peer(model), some, settings)
+                          for side, settings in TUNED.items() if side == "continuous" or chosen.tuned}
+            else:
+                works["batches"] = static(other, some, None)
             if chosen.static and name == "base":
                 works["static cache"] = static(other, some, "static")
         said, times = {}, {side: [] for side in works}

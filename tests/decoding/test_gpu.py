@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.models.steady import Steady
-from keepleft.nn import swift
+from keepleft.nn import swift, swift_look
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 FAMILIES = ("gpt2", "llama3", "mistral", "t5", "bart", "vaswani")
@@ -26,7 +26,7 @@ def built(name: str, spread: float):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
-    monkeypatch.setattr(swift, "SPLIT", split)
+    monkeypatch.setattr(swift_look, "SPLIT", split)
     model = built(name, 0.1)
     draw = lambda *shape: torch.randint(3, 53, shape, device="cuda")
     segments = torch.ones(rows, 5, dtype=torch.long, device="cuda")

@@ -13,13 +13,8 @@ from torch import Tensor
 from keepleft.decoding.beam import NEVER, Beam
 from keepleft.decoding.hypotheses import held
 from keepleft.decoding.single import Single
-from keepleft.nn.best import best, power
-
-try:
-    import triton.language as tl  # type: ignore[import-not-found]
-    from triton import jit  # type: ignore[import-not-found]
-except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing here is called without it
-    jit: Any = lambda function: function  # type: ignore[no-redef]
+from keepleft.nn.best import best
+from keepleft.nn.gpu import jit, power, tl
 
 LARGE = 1 << 13  # numbers that one program can hold
 RULES = {True: 1, False: 0, "never": 2}

@@ -5,16 +5,12 @@ A library sorts, or reads all scores several times; here the highest of each blo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-try:
-    import triton.language as tl  # type: ignore[import-not-found]
-    from triton import cdiv, jit  # type: ignore[import-not-found]
-except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing here is called without it
-    jit: Any = lambda function: function  # type: ignore[no-redef]
+from keepleft.nn.gpu import cdiv, jit, power, tl
 
 BLOCK = 64           # scores whose highest is looked for first, on a CPU
 LONG, SHORT = 4096, 1024  # scores that one program reads on a GPU, for one candidate or for several
@@ -53,11 +49,6 @@ def in_blocks(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if whole < vocab:
         tokens = torch.where(place < count * BLOCK, tokens, place - count * BLOCK + whole)
     return values, tokens
-
-
-def power(n: int) -> int:
-    """The power of two that a block of so many is made of."""
-    return 1 << (n - 1).bit_length()
 
 
 def kernels(scores: Tensor, count: int) -> Best:

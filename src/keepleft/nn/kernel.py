@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-try:
-    import triton.language as tl  # type: ignore[import-not-found]
-    from triton import jit  # type: ignore[import-not-found]
-except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing here is called without it
-    jit: Any = lambda function: function  # type: ignore[no-redef]
+from keepleft.nn.gpu import jit, tl
 
 BLOCK, WARPS = 2048, 8
 

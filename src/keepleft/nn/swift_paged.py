@@ -9,17 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.nn.attention import Heads
-from keepleft.nn.best import power
 from keepleft.nn.feedforward import Feed
+from keepleft.nn.gpu import early, gdc_launch_dependents, gdc_wait, jit, power, tl
 from keepleft.nn.lone import Across, Enter, Leave, Look, Turn
-from keepleft.nn.swift import SPLIT, Swift, early, merged, tile
-
-try:
-    import triton.language as tl  # type: ignore[import-not-found]
-    from triton import cdiv, jit  # type: ignore[import-not-found]
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-not-found]
-except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing here is called without it
-    jit: Any = lambda function: function  # type: ignore[no-redef]
+from keepleft.nn.swift import Swift
+from keepleft.nn.swift_look import itself, keep, merged, put, range_of, shared, taken_in, tile, turned_by
 
 
 @dataclass
@@ -68,9 +62,7 @@ def _looked(qkv: Tensor, keys: Tensor, values: Tensor, here: Seated, shape: Head
     """Self-attention of one token for each row over its own text; its key and value are written on the way."""
     rows, width, columns = len(qkv), shape.width, here.table.shape[1]
     out = torch.empty(rows, shape.heads * width, dtype=qkv.dtype, device=qkv.device)
-    farthest = min(columns, window) if window else columns
-    splits = max(1, min(32, cdiv(farthest, SPLIT)))
-    parts = out if splits == 1 else torch.empty(rows, shape.heads, splits, width + 2, dtype=torch.float32, device=qkv.device)
+    splits, parts = shared(out, columns, window, shape)
     turn = here.turn
     block, warps = tile(rows * shape.heads, width)
     _look_kernel[(rows, shape.heads, splits)](
@@ -107,14 +99,7 @@ def _look_kernel(qkv, keys, values, out, parts, table, seat, length, slot, near,
     # what earlier steps wrote is there before this step's own query is
     stop = tl.load(length + r)
     mine = table + tl.load(seat + r) * columns
-    begin = stop * 0
-    if window > 0:
-        begin = tl.maximum(begin, stop - window + 1)
-    span = stop - begin
-    if splits > 1:
-        span = (span + splits - 1) // splits
-        begin += split * span
-    end = tl.minimum(stop, begin + span)
+    begin, end = range_of(stop * 0, stop, split, window, splits)
     lane = tl.arange(0, block)
     c = begin + lane
     there = c < end
@@ -124,34 +109,14 @@ def _look_kernel(qkv, keys, values, out, parts, table, seat, length, slot, near,
     vv = tl.load(values + place, mask=seen, other=0.0)
     if soon:
         gdc_wait()
-    at = qkv + r * (heads + 2 * few) * width + d
-    q = tl.load(at + h * width, mask=inside, other=0.0).to(tl.float32)
-    k = tl.load(at + (heads + own) * width, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(at + (heads + few + own) * width, mask=inside, other=0.0).to(tl.float32)
-    if turned:  # each pair (i, i + width / 2) by its angle
-        away = tl.where(d < width // 2, width // 2, -(width // 2))
-        sign = tl.where(d < width // 2, -1.0, 1.0)
-        cosine = tl.load(cosines + r * turn_stride + d, mask=inside, other=0.0).to(tl.float32)
-        sine = tl.load(sines + r * turn_stride + d, mask=inside, other=0.0).to(tl.float32) * sign
-        q = q * cosine + tl.load(at + h * width + away, mask=inside, other=0.0).to(tl.float32) * sine
-        k = k * cosine + tl.load(at + (heads + own) * width + away, mask=inside, other=0.0).to(tl.float32) * sine
-    kind = keys.dtype.element_ty
-    k = k.to(kind).to(tl.float32)
-    if (split == 0) & (h % (heads // few) == 0):
-        home = _at(tl.load(slot + r), own, few, width, size) + d
-        tl.store(keys + home, k.to(kind), mask=inside)
-        tl.store(values + home, v.to(kind), mask=inside)
-    q *= scale
-    top = tl.sum(q * k, 0)
-    if nearness:
-        top += tl.load(near + h * near_stride).to(tl.float32)
-    mass = tl.full([], 1.0, tl.float32)
-    found = v
-    if splits > 1:  # noqa: SIM102  (one is known when the kernel is compiled, the other is not)
-        if split > 0:  # the token itself is the first one's
-            top = float("-inf")
-            mass = 0.0
-            found = v * 0.0
+    at = qkv + r * (heads + 2 * few) * width
+    q = turned_by(at + h * width, r, cosines, sines, turn_stride, d, inside, width, turned) * scale
+    k = turned_by(at + (heads + own) * width, r, cosines, sines, turn_stride, d, inside, width, turned)
+    k = k.to(keys.dtype.element_ty).to(tl.float32)
+    v = tl.load(at + (heads + few + own) * width + d, mask=inside, other=0.0).to(tl.float32)
+    keep(keys, values, _at(tl.load(slot + r), own, few, width, size) + d, k, v, inside,
+         (split == 0) & (h % (heads // few) == 0))
+    top, mass, found = itself(q, k, v, near + h * near_stride, split, nearness, splits)
     for column in range(begin, end, block):
         c = column + lane
         there = c < end
@@ -163,22 +128,10 @@ def _look_kernel(qkv, keys, values, out, parts, table, seat, length, slot, near,
         score = tl.sum(kk.to(tl.float32) * q[None, :], 1)
         if nearness:
             score += tl.load(near + h * near_stride + stop - c, mask=there, other=0.0).to(tl.float32)
-        score = tl.where(there, score, float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 0))
-        weight = tl.exp(score - higher)
-        less = tl.exp(top - higher)
-        mass = mass * less + tl.sum(weight, 0)
-        found = found * less + tl.sum(weight[:, None] * vv.to(tl.float32), 0)
-        top = higher
+        top, mass, found = taken_in(top, mass, found, tl.where(there, score, float("-inf")), vv)
         kk = kk_next
         vv = vv_next
-    if splits == 1:
-        tl.store(out + (r * heads + h) * width + d, (found / mass).to(out.dtype.element_ty), mask=inside)
-    else:
-        base = parts + ((r * heads + h) * splits + split) * (width + 2)
-        tl.store(base + d, found, mask=inside)
-        tl.store(base + width, top)
-        tl.store(base + width + 1, mass)
+    put(out, parts, r * heads + h, split, top, mass, found, d, inside, width, splits)
 
 
 @jit  # type: ignore[untyped-decorator]
@@ -213,12 +166,7 @@ def _across_kernel(q, keys, values, out, table, seat, heard, columns, scale, hea
         kk_next = tl.load(keys + place, mask=seen, other=0.0)
         vv_next = tl.load(values + place, mask=seen, other=0.0)
         score = tl.where(c < length, tl.sum(kk.to(tl.float32) * asked[None, :], 1), float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 0))
-        weight = tl.exp(score - higher)
-        less = tl.exp(top - higher)
-        mass = mass * less + tl.sum(weight, 0)
-        found = found * less + tl.sum(weight[:, None] * vv.to(tl.float32), 0)
-        top = higher
+        top, mass, found = taken_in(top, mass, found, score, vv)
         kk = kk_next
         vv = vv_next
     tl.store(out + (r * heads + h) * width + d, (found / tl.maximum(mass, 1e-30)).to(out.dtype.element_ty), mask=inside)
