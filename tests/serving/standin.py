@@ -25,8 +25,8 @@ class Refusal(Exception):  # noqa: N818
 class StandIn:
     """Answers like keepleft.serving.explorer.Explorer.ask."""
 
-    def __init__(self, family: str = "encoder-decoder", example: dict[str, str] | None = None, key: str = "") -> None:
-        self.pair, self.family, self.key = family == "encoder-decoder", family, key
+    def __init__(self, family: str = "encoder-decoder", example: dict[str, str] | None = None) -> None:
+        self.pair, self.family = family == "encoder-decoder", family
         self.example = example or ({"text": TARGET, "source": SOURCE} if self.pair else {"text": f"{SOURCE} {HINDI}"})
         self.kept: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from base64 import b64encode
 
 import pytest
 
@@ -26,26 +27,47 @@ def every_route(made):
             for path, methods in made.app.openapi()["paths"].items() for method in methods]
 
 
-def test_every_answer_of_the_model_wants_a_key():
+def as_password(key):
+    return {"authorization": "Basic " + b64encode(f"anybody:{key}".encode()).decode()}
+
+
+def test_every_address_but_health_wants_a_key():
     with client(decoder(), keys=KEYS) as made:
         routes = every_route(made)
         assert len(routes) >= 12
-        for method, path in [*routes, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("POST", "/health/x")]:
+        files = [("GET", path) for path in ("/", "/explore/", "/explore/explorer.js", "/explore/explorer.css", "/explore/x")]
+        for method, path in [*routes, *files, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("POST", "/health/x")]:
             for headers in ({}, with_key("wrong"), with_key(""), with_key("first-key "[:-2]), {"authorization": "first-key"},
-                            {"authorization": "Basic first-key"}, {"authorization": "Bearer"}, {"x-api-key": "first-key"}):
+                            {"authorization": "Basic first-key"}, {"authorization": "Bearer"}, {"x-api-key": "first-key"},
+                            as_password("wrong")):
                 answer = made.request(method, path, headers=headers)
                 if path == "/health":
                     assert answer.status_code == 200
                 else:
                     assert answer.status_code == 401, (path, headers)
                     assert answer.json()["error"]["code"] == "invalid_api_key"
-                    assert answer.headers["www-authenticate"] == "Bearer"
+                    how = "Basic" if path == "/" or path.startswith("/explore/") else "Bearer"
+                    assert answer.headers["www-authenticate"].split()[0] == how
         for key in ("first-key", "second-key"):
             assert made.get("/v1/models", headers=with_key(key)).status_code == 200
             assert made.post("/v1/completions", json=BODY, headers=with_key(key)).status_code == 200
         document = made.get("/openapi.json", headers=with_key("first-key")).json()
         assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
-        assert made.get("/", follow_redirects=False).status_code == 307  # the page asks for the key itself
+
+
+def test_a_browser_sends_the_key_as_a_password_and_for_the_page_alone():
+    with client(decoder(), keys=KEYS, explorer=Answers()) as made:
+        other = as_password("second-key")
+        for headers in (with_key("first-key"), as_password("first-key"), {**other, "sec-fetch-site": "none"},
+                        {**other, "sec-fetch-site": "same-origin"}):
+            assert made.get("/", headers=headers, follow_redirects=False).status_code == 307
+            assert made.post("/explore/about", json={}, headers=headers).status_code == 200
+        for site in ("cross-site", "same-site", "nonsense"):  # what a browser sends by itself counts only where the page asks
+            answer = made.post("/explore/about", json={}, headers={**as_password("first-key"), "sec-fetch-site": site})
+            assert answer.status_code == 401
+        assert made.get("/v1/models", headers=as_password("first-key")).status_code == 401
+        for nonsense in ("Basic", "Basic !", "Basic " + b64encode(b"first-key").decode(), "Basic " + "A" * 5):
+            assert made.get("/", headers={"authorization": nonsense}).status_code == 401
 
 
 def test_all_keys_are_compared_whichever_is_right(monkeypatch):
@@ -118,6 +140,7 @@ def test_the_page_is_served_strictly(tmp_path):
     for name, text in (("index.html", "<!doctype html>"), ("explorer.js", "1"), ("explorer.css", "a{}"), ("secret.txt", "no")):
         (tmp_path / name).write_text(text)
     with client(decoder(), page=tmp_path, keys=KEYS) as made:
+        made.headers.update(with_key("first-key"))
         answer = made.get("/")
         assert answer.url.path == "/explore/"
         assert answer.text == "<!doctype html>"
@@ -131,7 +154,7 @@ def test_the_page_is_served_strictly(tmp_path):
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
         for path in ("/explore/secret.txt", "/explore/..%2fsecret.txt", "/explore/../secret.txt", "/explore/index.html"):
-            assert made.get(path, headers=with_key("first-key")).status_code in (404, 405)
+            assert made.get(path).status_code in (404, 405)
 
 
 def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path):

@@ -6,24 +6,25 @@ import json
 
 import pytest
 
+import keepleft as kl
 from serving.browsing import asked, settled, until
+from serving.small import decoder
 from serving.standin import StandIn
 from serving.standin_server import PAGE
+from serving.test_http_serve import served
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_key_is_asked_for_once_and_kept_for_the_window(visit):
-    page = visit(StandIn("decoder", key="open sesame"), wait="dialog[open]")
-    page.get_by_label("Key", exact=True).fill("wrong")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("text=That key was refused")
-    page.get_by_label("Key", exact=True).fill("open sesame")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".token")
-    page.reload()
-    page.wait_for_selector(".token")
-    visit.troubles.clear()  # the browser itself notes a refused question
+def test_a_server_with_a_key_is_opened_by_a_password(browser, tmp_path):
+    kl.save(*decoder()[:2], tmp_path / "model")
+    with served(tmp_path / "model", "--api-key", "sesame") as (address, _, _):
+        for password, fine in (("wrong", False), ("sesame", True)):
+            with browser.new_context(http_credentials={"username": "anybody", "password": password}) as context:
+                page = context.new_page()
+                assert page.goto(address).status == (200 if fine else 401)
+                if fine:
+                    page.wait_for_selector(".token")
 
 
 def test_what_the_server_forgot_is_read_again(visit):

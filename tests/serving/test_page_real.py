@@ -15,8 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 class Behind:
     """An explorer where a stand-in would be."""
 
-    key = ""
-
     def __init__(self, family: str) -> None:
         self.explorer = explorer(family, name=family, example=texts(family))
         self.refused: list[str] = []

@@ -3,7 +3,6 @@
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import type { About, Question, View } from "../answers.ts";
 import { useHeld } from "../held.ts";
-import { HttpSource } from "../source/http.ts";
 import { said, type Source } from "../source/source.ts";
 import { AttentionView } from "../views/attention/view.tsx";
 import { DecodingView } from "../views/decoding/view.tsx";
@@ -12,7 +11,6 @@ import { MasksView } from "../views/masks/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
 import { type Page, PageContext } from "./given.ts";
 import { KeySheet, writing } from "./keys.tsx";
-import { type Lock, LockSheet } from "./locked.tsx";
 import type { Place } from "./place.ts";
 import { Tabs } from "./tabs.tsx";
 import type { Themed } from "./theme.ts";
@@ -35,27 +33,13 @@ interface Props {
 export function App({ source, place, themed, keys }: Props) {
   const [about, setAbout] = useState<About | null>(null);
   const [error, setError] = useState("");
-  const [lock, setLock] = useState<Lock | null>(null);
 
   useEffect(() => {
-    if (source instanceof HttpSource) {
-      source.locked = (again) =>
-        new Promise((resolve) => {
-          setLock({
-            again,
-            give: (key) => {
-              setLock(null);
-              resolve(key);
-            },
-          });
-        });
-    }
     source.ask("about", {}).then(setAbout, (wrong: unknown) => setError(said(wrong)));
   }, [source]);
 
   return (
     <>
-      <LockSheet lock={lock} />
       {error !== "" && (
         <p class="error" role="alert">
           {error}
