@@ -182,7 +182,7 @@ def test_the_engine_of_others_is_left_alone():
     assert torch.backends.quantized.engine == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_writes_what_the_plain_one_writes():
     if compiler() is None:
         pytest.skip("there is no C++ compiler")

@@ -99,18 +99,15 @@ class StandIn:
         found, _ = self._map(key, name, layer, head)
         return {"weights_f32": f32(found[:, token] if by else found[token])}
 
-    def summary(self, key: str, name: str) -> dict[str, Any]:
+    def summary(self, key: str, name: str, layer: int) -> dict[str, Any]:
         out = []
-        for layer in range(LAYERS):
-            out.append([])
-            for head in range(HEADS):
-                found, claim = self._map(key, name, layer, head)
-                i, j = np.indices(found.shape)
-                logs = np.log2(np.where(found > 0, found, 1))
-                out[-1].append({"entropy": float(-(found * logs).sum(1).mean()),
-                                "distance": float((found * abs(i - j)).sum(1).mean()), "first": float(found[:, 0].mean()),
-                                "previous": float(found.diagonal(-1).mean()), "itself": float(found.diagonal().mean()),
-                                "outside": float((found * ~claim).max())})
+        for head in range(HEADS):
+            found, claim = self._map(key, name, layer, head)
+            i, j = np.indices(found.shape)
+            logs = np.log2(np.where(found > 0, found, 1))
+            out.append({"entropy": float(-(found * logs).sum(1).mean()), "distance": float((found * abs(i - j)).sum(1).mean()),
+                        "first": float(found[:, 0].mean()), "previous": float(found.diagonal(-1).mean()),
+                        "itself": float(found.diagonal().mean()), "outside": float((found * ~claim).max())})
         return {"heads": out}
 
     # decoding

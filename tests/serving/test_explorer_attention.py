@@ -150,10 +150,10 @@ def test_a_summary_says_of_each_head_what_its_map_says(family):
     asked = explorer(family)
     read = ask(asked, "attention", **texts(family))
     for one in read["attentions"]:
-        found = ask(asked, "summary", key=read["key"], name=one["name"])
-        assert [len(heads) for heads in found["heads"]] == [one["heads"]] * one["layers"]
+        found = ask(asked, "summary", key=read["key"], name=one["name"], layer=1)
+        assert len(found["heads"]) == one["heads"]
         whole = asked.texts[read["key"]].attentions[one["name"]][1].weights([3], torch.arange(one["rows"]))[0].double()
-        here = found["heads"][1][3]
+        here = found["heads"][3]
         q, k = torch.arange(one["rows"])[:, None], torch.arange(one["columns"])
         mean = lambda table, rows=one["rows"]: float(table.sum() / rows)
         assert here["entropy"] == pytest.approx(mean(-(whole * whole.clamp(min=1e-300).log2())), abs=1e-4)
@@ -170,15 +170,15 @@ def test_what_looks_beyond_its_claim_is_told():
     read = asked.read(words().encode(TEXT).ids, [])
     asked_of = explorer("decoder")
     asked_of.texts = asked
-    found = ask(asked_of, "summary", key=read.key, name="decoder.self")
-    assert max(head["outside"] for heads in found["heads"] for head in heads) > 0.1
+    found = ask(asked_of, "summary", key=read.key, name="decoder.self", layer=1)
+    assert max(head["outside"] for head in found["heads"]) > 0.1
     part = ask(asked_of, "tile", key=read.key, name="decoder.self", layer=0, head="mean", row=0, column=0, size=256)
     size = (part["rows"], part["columns"])
     assert u8(part["map_u8"], *size)[~bits(part["claim_bits"], *size)].max() > 0
 
 
 def test_a_long_text_is_summed_up_from_some_of_its_rows():
-    found = ask(LONG, "summary", key=LONG.texts.read(tokens(1, 300)[0].tolist(), []).key, name="decoder.self")
+    found = ask(LONG, "summary", key=LONG.texts.read(tokens(1, 300)[0].tolist(), []).key, name="decoder.self", layer=0)
     assert found["rows"] == 256
 
 
@@ -191,12 +191,45 @@ def test_a_pair_without_a_text_writes_one():
     assert read["tokens"]["text"][0] == {"id": 1, "text": "<s>", "special": True}
 
 
+@given(designs(), st.sampled_from([1, 5, 13]))
+@settings(max_examples=30)
+def test_a_text_is_read_as_far_as_someone_looks_and_each_layer_is_that_of_a_whole_pass(design, length):
+    net = made(design)
+    side = given_to(net, length)
+    with torch.no_grad():
+        read = Texts(net).read(side[-1][0].tolist(), side[0][0].tolist() if len(side) > 1 else [])
+        whole = keeping(net, lambda: net.states(*side))
+        lazy = not isinstance(design.position, kl.RelativeBias)
+        for name, layers in read.attentions.items():
+            assert not lazy or name.endswith("cross") or not set(layers.names) & set(layers.reading.found)
+            for n, layer in enumerate(layers):
+                want = whole[layers.names[n]]
+                torch.testing.assert_close(layer.q, want.q, rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(layer.k, want.k, rtol=1e-9, atol=1e-9)
+                reached = set(layers.names) & set(layers.reading.found)
+                assert not lazy or name.endswith("cross") or len(reached) == n + 1
+    assert layers.reading.found.keys() == whole.keys()
+    assert layers.reading.going is None
+
+
+def test_a_text_that_was_read_in_part_is_forgotten_when_the_weights_change():
+    asked = explorer("decoder")
+    key = ask(asked, "attention", text=TEXT)["key"]
+    which = {"key": key, "name": "decoder.self", "head": "mean", "size": 64}
+    ask(asked, "overview", **which, layer=0)
+    with torch.no_grad():
+        asked.model.token.weight.mul_(1.0)
+    with pytest.raises(ForgottenError, match="the weights have changed since"):
+        ask(asked, "overview", **which, layer=1)
+    assert ask(asked, "attention", text=TEXT)["key"] != key
+
+
 def test_only_a_few_texts_are_kept():
     asked = explorer("decoder")
     keys = [ask(asked, "attention", text=TEXT[:n])["key"] for n in range(3, 9)]
     assert len(set(keys)) == 6
     with pytest.raises(ForgottenError, match="no longer kept: ask for its attention again") as error:
-        ask(asked, "summary", key=keys[0], name="decoder.self")
+        ask(asked, "summary", key=keys[0], name="decoder.self", layer=0)
     assert error.value.code == "forgotten"
     assert ask(asked, "attention", text=TEXT[:3])["key"] == keys[0]
     asked.texts.room = 1

@@ -79,8 +79,8 @@ def test_what_the_page_asks_first_is_there(family):
     read = ask("attention", **about["example"])
     assert about["example"] == texts(family)
     for one in read["attentions"]:
-        ask("summary", key=read["key"], name=one["name"])
         for layer in range(one["layers"]):
+            assert len(ask("summary", key=read["key"], name=one["name"], layer=layer)["heads"]) == one["heads"]
             heads = ["mean", *range(one["heads"]), *(["rollout"] if one["kind"] != "cross" else [])]
             for head in heads:
                 which = dict(key=read["key"], name=one["name"], layer=layer, head=head)

@@ -24,8 +24,8 @@ SHAPES = {  # a type, a tuple of types, a list of one shape, or names with shape
     "overview": {"rows": int, "columns": int, "step": int, "map_u8": str, "top": NUMBER, "claim_bits": str},
     "tile": {"row": int, "column": int, "rows": int, "columns": int, "map_u8": str, "claim_bits": str},
     "reads": {"weights_f32": str},
-    "summary": {"rows": int, "heads": [[{"entropy": NUMBER, "distance": NUMBER, "first": NUMBER, "previous": NUMBER,
-                                        "itself": NUMBER, "outside": NUMBER}]]},
+    "summary": {"rows": int, "heads": [{"entropy": NUMBER, "distance": NUMBER, "first": NUMBER, "previous": NUMBER,
+                                        "itself": NUMBER, "outside": NUMBER}]},
     "next": {"prompt": [TOKEN], "written": [TOKEN], "scores_f32": str, "ends": [int], "start": int},
     "spell": {"tokens": [TOKEN]},
     "vocabulary": {"words": [str]},
@@ -59,7 +59,7 @@ def fits(value, shape, where: str) -> None:
 
 def givens(family: str, key: str, name: str) -> dict[str, dict]:
     which, both = {"key": key, "name": name, "layer": 1, "head": "mean"}, texts(family)
-    return {"about": {}, "attention": both, "overview": {**which, "size": 4}, "summary": {"key": key, "name": name},
+    return {"about": {}, "attention": both, "overview": {**which, "size": 4}, "summary": {"key": key, "name": name, "layer": 0},
             "tile": {**which, "row": 0, "column": 0, "size": 256}, "reads": {**which, "token": 1, "by": True},
             "next": {**both, "tokens": [70], "unmasked": False}, "spell": {"ids": [70, 2], "before": [71]}, "vocabulary": {},
             "write": {**both, "tokens": [70], "options": {"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0}, "limit": 4},
@@ -151,7 +151,7 @@ def test_a_broken_model_breaks_no_json():
     key = ask(asked, "attention", text="b sea")["key"]
     with pytest.raises(ValueError, match="some weights are NaN, and there is nothing to draw"):
         ask(asked, "overview", key=key, name="decoder.self", layer=0, head="mean", size=64)
-    assert ask(asked, "summary", key=key, name="decoder.self")["heads"][0][0]["entropy"] is None
+    assert ask(asked, "summary", key=key, name="decoder.self", layer=0)["heads"][0]["entropy"] is None
     ask(asked, "next", text="b sea", tokens=[])
     with pytest.raises(ValueError, match="no token is left to choose from"):
         ask(asked, "write", text="b sea", tokens=[], options={}, limit=2)

@@ -48,7 +48,7 @@ def test_a_question_is_answered_under_its_number(widget):
 
 @pytest.mark.parametrize(("content", "said"), [
     ({"question": "abuot", "given": {}}, {"message": "there is no question 'abuot': did you mean about?"}),
-    ({"question": "summary", "given": {"key": "x", "name": "decoder.self"}}, {
+    ({"question": "summary", "given": {"key": "x", "name": "decoder.self", "layer": 0}}, {
         "message": "the text 'x' is no longer kept: ask for its attention again", "code": "forgotten"}),
     ({}, {"message": "there is no question '': there are"}),
 ])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from keepleft.serving.explorer.given import told
-from serving.browsing import settled
+from serving.browsing import settled, until
 from serving.explorers import explorer, texts
 from serving.standin import Refusal
 
@@ -15,8 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 class Behind:
     """An explorer where a stand-in would be."""
 
-    def __init__(self, family: str) -> None:
-        self.explorer = explorer(family, name=family, example=texts(family))
+    def __init__(self, family: str, example=None) -> None:
+        self.explorer = explorer(family, name=family, example=example or texts(family))
         self.refused: list[str] = []
 
     def ask(self, question, given):
@@ -54,4 +56,18 @@ def test_every_view_of_a_real_model_draws(visit, family):
     if family != "encoder":
         page.get_by_role("switch", name="Causal mask").click()
         page.wait_for_selector("canvas[aria-label^='Reading without the mask']")
+    assert not behind.refused
+
+
+@pytest.mark.parametrize("words", ["#head=2", "#head=2&as=arcs"])
+def test_two_thousand_tokens_of_a_real_model_are_soon_there(visit, words, record_property):
+    text = " ".join(["the sea is calm, and the ship sails on"] * 250)
+    behind = Behind("decoder", {"text": text})
+    began = time.monotonic()
+    page = visit(behind, words)
+    until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
+    page.locator(".token").nth(900).hover()
+    settled(lambda: "reads" in page.locator(".readout").inner_text())
+    record_property("seconds until it answers", round(time.monotonic() - began, 2))
+    assert page.locator(".token").count() > 2_000
     assert not behind.refused

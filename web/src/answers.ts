@@ -236,7 +236,7 @@ export interface Questions {
   overview: [{ key: string; name: string; layer: number; head: Head; size: number }, Overview];
   tile: [{ key: string; name: string; layer: number; head: Head; row: number; column: number; size: number }, Tile];
   reads: [{ key: string; name: string; layer: number; head: Head; token: number; by: boolean }, { weights_f32: string }];
-  summary: [{ key: string; name: string }, { heads: HeadSummary[][] }];
+  summary: [{ key: string; name: string; layer: number }, { heads: HeadSummary[] }];
   next: [Texts & { tokens: number[]; unmasked: boolean }, Next];
   spell: [{ ids: number[]; before: number[] }, { tokens: Token[] }];
   vocabulary: [Record<string, never>, { words: string[] }];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -37,20 +38,30 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
                 memory: Memory | None = None, segments: Tensor | None = None) -> Tensor:
         """A grid, and where tokens come step by step a cache, for each mask that the layers take in turn."""
+        layer = self.ready(x, positions, grids, caches, memory, segments)
+        for n in range(len(self.layers)):
+            x = layer(n, x)
+        return self.norm(x)
+
+    def ready(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
+              memory: Memory | None = None, segments: Tensor | None = None) -> Callable[[int, Tensor], Tensor]:
+        """The layers by number, with what they share worked out for what is about to come."""
         sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
         turn = None
         if isinstance(self.design.position, Rotary):
             turn = rotation(self.design.position, positions, self.design.head_width, x.dtype)
+        across = None
         if memory is not None:
             if memory.share > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
                 memory = memory.apart()  # who watches wants a map for each row
             across = self.sight(full, memory.grid(x.shape[1], segments), len(x) // memory.share, x)
-        for n, layer in enumerate(self.layers):
+
+        def layer(n: int, x: Tensor) -> Tensor:
             lane = n % len(self.masks)
             remember = None if caches is None else partial(caches[lane].put, n)
-            source = None if memory is None else Source(*memory.pairs[n], across)
-            x = layer(x, sights[lane], turn, remember, source)
-        return self.norm(x)
+            source = None if memory is None or across is None else Source(*memory.pairs[n], across)
+            return self.layers[n](x, sights[lane], turn, remember, source)  # type: ignore[no-any-return]
+        return layer
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
         """What a layer's self-attention sees, with the bias of nearness where the design has one."""

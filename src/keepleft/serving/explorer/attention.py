@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from keepleft.serving.explorer import maps
 from keepleft.serving.explorer import summary as summaries
 from keepleft.serving.explorer.given import Given
+from keepleft.serving.explorer.kept import claimed
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
@@ -28,12 +29,13 @@ def attention(explorer: Explorer, given: Given) -> dict[str, Any]:
         explorer.sourceless(given)
         text = _cut(words.read(given.text("text")), most, "text", cuts)
     read = explorer.texts.read(text, source)
+    design, size = voice.model.design, {"text": len(read.text), "source": len(source)}
     sides = dict(SIDES) if voice.pair else dict.fromkeys(SIDES, ("text", "text"))
     return {"key": read.key,
             "tokens": {"text": words.shown(read.text), **({"source": words.source_shown(source)} if voice.pair else {})},
-            "attentions": [{"name": name, "kind": kind(name), "layers": len(layers), "heads": layers[0].heads,
-                            "rows": layers[0].rows, "columns": layers[0].columns, "row_side": sides[name][0],
-                            "column_side": sides[name][1], "mask": [str(layer.claim) for layer in layers]}
+            "attentions": [{"name": name, "kind": kind(name), "layers": len(layers), "heads": design.heads,
+                            "rows": size[sides[name][0]], "columns": size[sides[name][1]], "row_side": sides[name][0],
+                            "column_side": sides[name][1], "mask": [str(claimed(design, one)) for one in layers.names]}
                            for name, layers in read.attentions.items()],
             "shortened": "; ".join(cuts) or None}
 

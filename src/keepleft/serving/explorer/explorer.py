@@ -134,7 +134,7 @@ QUESTIONS: dict[str, Question] = {
     "overview": Question(attention.overview, "key name layer head size"),
     "tile": Question(attention.tile, "key name layer head row column size"),
     "reads": Question(attention.reads, "key name layer head token by"),
-    "summary": Question(attention.summary, "key name"),
+    "summary": Question(attention.summary, "key name layer"),
     "next": Question(following.following, "text source tokens unmasked"),
     "spell": Question(spelling.spell, "ids before"),
     "vocabulary": Question(spelling.vocabulary),

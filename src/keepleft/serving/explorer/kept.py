@@ -16,6 +16,7 @@ from torch import Tensor
 from keepleft.attention.attend import Sight, Watcher
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, full
+from keepleft.models.design import Design
 from keepleft.models.watch import attentions, watched
 from keepleft.nn.position import Nearness
 
@@ -55,10 +56,6 @@ class Layer:
     @property
     def columns(self) -> int:
         return self.k.shape[1]
-
-    @property
-    def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.q, self.k))
 
     def strips(self, heads: Sequence[int], rows: Tensor | None = None, tall: int = TALL) -> Iterator[Strip]:
         """The weights of some heads, strip by strip; of all rows, or of some of them."""
@@ -107,15 +104,20 @@ class Layer:
         return self.table(self.claim, rows.to(self.q.device), torch.tensor(list(heads), device=self.q.device)).any(0)
 
 
+def claimed(design: Design, name: str) -> Mask:
+    """The mask that a design gives to an attention, by a name such as "decoder.3.self"."""
+    side, number, kind = name.split(".")
+    masks = getattr(design, side).mask
+    return full if kind == "cross" else masks[int(number) % len(masks)]  # type: ignore[no-any-return]
+
+
 def keeping(model: Any, forward: Callable[[], Any]) -> dict[str, Layer]:
     """Every attention of one pass over one text, by names such as "decoder.3.cross"."""
     found: dict[str, Layer] = {}
 
     def watcher(name: str) -> Watcher:
-        side, number, kind = name.split(".")
-        masks = getattr(model.design, side).mask
-        claim = full if kind == "cross" else masks[int(number) % len(masks)]
-        nearness = None if kind == "cross" else near.get(side)
+        side, _, kind = name.split(".")
+        claim, nearness = claimed(model.design, name), None if kind == "cross" else near.get(side)
 
         def look(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
             found[name] = Layer(_own(q[0]), _own(k[0]), scale, sight.mask, claim, sight.grid, nearness)

@@ -22,9 +22,9 @@ class Map:
 
     def __init__(self, read: Read, given: Given) -> None:
         self.read, self.name = read, given.word("name", list(read.attentions))
-        self.layers: list[Layer] = read.attentions[self.name]
-        self.number = given.whole("layer", 0, len(self.layers) - 1)
-        self.layer = self.layers[self.number]
+        layers = read.attentions[self.name]
+        self.number = given.whole("layer", 0, len(layers) - 1)
+        self.layer: Layer = layers[self.number]
         self.head = given.or_word("head", self.layer.heads, ("mean", "rollout") if self.name.endswith("self") else ("mean",))
 
     @property

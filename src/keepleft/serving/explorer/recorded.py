@@ -100,8 +100,8 @@ def _texts(explorer: Explorer, text: str | None, source: str | None) -> dict[str
 def _first(out: Recorder, read: dict[str, Any]) -> None:
     """Of each attention: its heads in numbers, the mean of each layer, and a small picture of every head."""
     for one in read["attentions"]:
-        out.ask("summary", {"key": read["key"], "name": one["name"]})
         for layer in range(one["layers"]):
+            out.ask("summary", {"key": read["key"], "name": one["name"], "layer": layer})
             _map(out, read, one, layer, "mean")
     for one in read["attentions"]:
         for layer in range(one["layers"]):

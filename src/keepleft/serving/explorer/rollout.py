@@ -6,6 +6,7 @@ are brought to a sum of 1 again, and layers are multiplied through.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Rollout(NamedTuple):
         return sum(t.numel() * t.element_size() for t in (self.weights, self.claim))
 
 
-def rolled(name: str, layers: list[Layer], last: int, known: Rollout | None = None) -> Rollout:
+def rolled(name: str, layers: Sequence[Layer], last: int, known: Rollout | None = None) -> Rollout:
     """Up to layer `last`, going on from what is known where that is of use."""
     if known is None or known.name != name or known.layer > last:
         size, device, exact = layers[0].rows, layers[0].q.device, layers[0].q.dtype == torch.float64

@@ -17,8 +17,9 @@ ROWS = 256  # of a longer text as many are looked at, spread evenly
 
 def summary(read: Read, given: Given) -> dict[str, Any]:
     layers = read.attentions[given.word("name", list(read.attentions))]
-    rows = torch.linspace(0, layers[0].rows - 1, min(ROWS, layers[0].rows), dtype=torch.float64).round().long()
-    return {"heads": [_heads(layer, rows) for layer in layers], "rows": len(rows)}
+    layer: Layer = layers[given.whole("layer", 0, len(layers) - 1)]
+    rows = torch.linspace(0, layer.rows - 1, min(ROWS, layer.rows), dtype=torch.float64).round().long()
+    return {"heads": _heads(layer, rows), "rows": len(rows)}
 
 
 def _heads(layer: Layer, rows: Tensor) -> list[dict[str, float]]:

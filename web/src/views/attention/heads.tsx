@@ -6,7 +6,7 @@ import { pictures } from "../../map/brush.ts";
 import type { Piece } from "../../map/piece.ts";
 import { Choice, Notice, Switch } from "../../parts/controls.tsx";
 import { usePalette } from "../../shell/given.ts";
-import { said } from "../../source/source.ts";
+import { Refused, said } from "../../source/source.ts";
 import { named } from "./panel.tsx";
 import type { Reading } from "./reading.ts";
 
@@ -33,38 +33,37 @@ interface Props {
 }
 
 export function Heads({ reading, attended, layer, head, onChoose }: Props) {
-  const [summary, setSummary] = useState<HeadSummary[][] | null>(null);
+  const [summary, setSummary] = useState<Record<number, HeadSummary[]>>({});
   const [error, setError] = useState("");
   const [measure, setMeasure] = useState<keyof HeadSummary>("entropy");
   const many = attended.layers * attended.heads > MANY;
   const [all, setAll] = useState(false);
   const grid = useRef<HTMLDivElement>(null);
-  useEffect(() => {
-    let here = true;
-    setSummary(null);
-    if (reading.can("summary")) {
-      reading.begun
-        .then(() => reading.ask("summary", { name: attended.name }))
-        .then(
-          ({ heads }) => {
-            if (here) {
-              setSummary(heads);
-              setError("");
-            }
-          },
-          (wrong: unknown) => {
-            if (here) setError(said(wrong));
-          },
-        );
-    }
-    return () => {
-      here = false;
-    };
-  }, [reading, attended]);
   const layers = useMemo(
     () => Array.from({ length: attended.layers }, (_, n) => n).filter((n) => !many || all || n === layer),
     [attended, many, all, layer],
   );
+  useEffect(() => setSummary({}), [reading, attended]);
+  useEffect(() => {
+    let here = true;
+    const ask = async () => {
+      await reading.begun;
+      for (const n of [layer, ...layers.filter((other) => other !== layer)]) {
+        if (!here) return;
+        const found = await reading.summary(attended, n);
+        if (here) setSummary((known) => ({ ...known, [n]: found }));
+      }
+    };
+    setError("");
+    if (reading.can("summary")) {
+      ask().catch((wrong: unknown) => {
+        if (here && !(wrong instanceof Refused && wrong.code === "unrecorded")) setError(said(wrong));
+      });
+    }
+    return () => {
+      here = false;
+    };
+  }, [reading, attended, layers, layer]);
   const heads: Head[] = useMemo(() => ["mean", ...Array.from({ length: attended.heads }, (_, n) => n)], [attended]);
 
   const step = (event: KeyboardEvent) => {
@@ -77,7 +76,7 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
     event.preventDefault();
     event.stopPropagation();
   };
-  const chosen = typeof head === "number" ? summary?.[layer]?.[head] : undefined;
+  const chosen = typeof head === "number" ? summary[layer]?.[head] : undefined;
   return (
     <section class="heads" aria-label="Heads">
       <div class="row">
@@ -99,7 +98,7 @@ export function Heads({ reading, attended, layer, head, onChoose }: Props) {
               <span class="quiet side">{l}</span>
               {heads.map((h) => {
                 const on = l === layer && h === head;
-                const numbers = typeof h === "number" ? summary?.[l]?.[h] : undefined;
+                const numbers = typeof h === "number" ? summary[l]?.[h] : undefined;
                 return (
                   <button
                     type="button"

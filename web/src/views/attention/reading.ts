@@ -1,6 +1,6 @@
 /** One text as the model read it. The server keeps a few; one that it forgot is read again without a word to the reader. */
 
-import type { Answer, Attended, Attention, Given, Head, Question, Texts, Token } from "../../answers.ts";
+import type { Answer, Attended, Attention, Given, Head, HeadSummary, Question, Texts, Token } from "../../answers.ts";
 import { Recent } from "../../map/lru.ts";
 import type { Piece } from "../../map/piece.ts";
 import { KEPT, pieceOf, TiledMap, type Which } from "../../map/tiled.ts";
@@ -15,6 +15,7 @@ export class Reading {
   private readonly looked = new Queue(4); // what the reader looks at
   private readonly aside = new Queue(2); // the small pictures of heads
   private readonly pictures = new Map<string, Promise<Piece>>();
+  private readonly summaries = new Map<string, Promise<HeadSummary[]>>();
   private renewing: Promise<void> | null = null;
   private begin: () => void = () => undefined;
   /** Kept once the map that is looked at has come: whatever can wait waits for that, since a server may answer one by one. */
@@ -92,6 +93,18 @@ export class Reading {
       });
       made.catch(() => this.pictures.delete(name));
       this.pictures.set(name, made);
+    }
+    return made;
+  }
+
+  /** The heads of a layer in numbers. */
+  summary(attended: Attended, layer: number): Promise<HeadSummary[]> {
+    const name = `${attended.name}/${layer}`;
+    let made = this.summaries.get(name);
+    if (made === undefined) {
+      made = this.ask("summary", { name: attended.name, layer }).then(({ heads }) => heads);
+      made.catch(() => this.summaries.delete(name));
+      this.summaries.set(name, made);
     }
     return made;
   }
