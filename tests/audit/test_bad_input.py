@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
+from keepleft.auditing.guard import Within
 
 IDS = torch.randint(0, 19, (2, 11), generator=torch.Generator().manual_seed(0))
 
@@ -239,3 +240,18 @@ def test_a_leak_under_compile_and_on_another_thread_is_found():
     worker.join(60)
     assert found
     assert not found[0].ok
+
+
+def test_what_a_gpu_would_stumble_over_is_refused_before():
+    scores, inside = torch.zeros(3, 5), torch.tensor([0, 4, -100])
+    with Within():
+        torch.nn.functional.cross_entropy(scores, inside)
+        torch.nn.functional.cross_entropy(scores, inside.clamp(min=-1), ignore_index=-1)
+        torch.nn.functional.nll_loss(scores, inside)
+        torch.nn.functional.cross_entropy(scores, torch.zeros(3, 5))  # shares, not labels
+        torch.nn.CrossEntropyLoss()(scores.T[None], torch.tensor([[0, 4, 2]]))
+        for labels, options in ((inside, {"ignore_index": -1}), (inside.clamp(min=-1), {}), (inside + 1, {})):
+            with pytest.raises(IndexError, match="is out of bounds: there are 5 kinds"):
+                torch.nn.functional.cross_entropy(scores, labels, **options)
+        with pytest.raises(IndexError, match="5 is beyond the end of a table of 5"):
+            torch.nn.functional.embedding(torch.tensor([5]), scores.T)

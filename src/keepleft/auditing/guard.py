@@ -169,6 +169,11 @@ class Within(TorchFunctionMode):
                 longest = given[0].shape[0]
             if longest is not None and int(ids.max()) >= longest:
                 raise IndexError(f"{int(ids.max())} is beyond the end of an axis of {longest}")
+            if func in (F.cross_entropy, F.nll_loss):
+                kinds, ignored = given[0].shape[min(1, given[0].dim() - 1)], kwargs.get("ignore_index", (*args, *[-100] * 5)[4])
+                wrong = ids[(ids != ignored) & ((ids < 0) | (ids >= kinds))]
+                if len(wrong):
+                    raise IndexError(f"Target {int(wrong[0])} is out of bounds: there are {kinds} kinds")
         if func in (F.embedding, torch.embedding):
             table = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
             looked = next(value for value in given if isinstance(value, Tensor) and not value.is_floating_point())

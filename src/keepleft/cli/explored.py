@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from keepleft.cli import texts
-from keepleft.cli.folders import folders
+from keepleft.cli.folders import called, folders
 from keepleft.cli.show import Bar
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
@@ -53,7 +53,7 @@ def shown(inputs: list[str], html: str | None = None, source: str | None = None,
 
     for file in ("explorer.js", "explorer.css"):
         built(file)  # if the page is not there, let it be known before the work
-    found, name = opened(str(place), dtype=dtype, device=device), _name(str(place))
+    found, name = opened(str(place), dtype=dtype, device=device), called(str(place))
     explorer = Explorer(*found, name=name, runs=runs, compare=compare)
     with Bar("looking", None) as bar:
         answers = record(explorer, given[0] if given else None, source, views and views.replace(",", " ").split(),
@@ -61,9 +61,3 @@ def shown(inputs: list[str], html: str | None = None, source: str | None = None,
     path = written(html, answers, title=f"{name} – keepleft explorer")
     print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
     return 0
-
-
-def _name(place: str) -> str:
-    """What a person calls it: of runs/mine/model that is mine."""
-    path = Path(place).resolve()
-    return path.parent.name if path.name == "model" else path.name

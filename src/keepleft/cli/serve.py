@@ -54,7 +54,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     """
     from dataclasses import replace
 
-    from keepleft.cli.folders import folders
+    from keepleft.cli.folders import called, folders
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
     from keepleft.serving.briefly import briefly
@@ -79,7 +79,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     found = briefly(lambda: opened(place, dtype=dtype, device=device))
     log = _log(log_level)
     sys.setswitchinterval(SWITCH)
-    name = served_model_name or _name(model)
+    name = served_model_name or called(model)
     serving = briefly(lambda: engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len))
     service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
                       explorer=Explorer(*found, name=name, runs=runs, compare=compare))
@@ -103,15 +103,6 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     if service.running.thread.is_alive():  # in the middle of a step that does not end, and Python would wait for it
         os._exit(0)
     return 0
-
-
-def _name(model: str) -> str:
-    """Of a directory its own, of a run's model that of the run; a name on the hub as it is."""
-    path = Path(model)
-    if not path.exists():
-        return model
-    found = path.resolve()
-    return found.stem if found.is_file() else found.parent.name if found.name == "model" and found.parent.name else found.name
 
 
 def _several(given: str | list[str] | None) -> list[str]:

@@ -11,7 +11,8 @@ from keepleft.decoding.beam import Beam
 from keepleft.decoding.generate import Work, chosen, steps
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.rescore import rescored
-from keepleft.serving.asks import Ask, End, Heard, Ticket, Token, Why
+from keepleft.decoding.stops import stopped
+from keepleft.serving.asks import Ask, End, Heard, Ticket, Token
 
 
 class Alone:
@@ -81,7 +82,8 @@ class Alone:
         assert before is not None
         found = strategy.results(before)  # type: ignore[arg-type]
         several = [one for each in found for one in each]
-        yield [(ticket, End(n, ended(ask, one.tokens, self.tokenizer), one, last=n == len(several) - 1))
+        yield [(ticket, End(n, "stop" if stopped(self.tokenizer, ask.options, one.tokens) else "length", one,
+                            last=n == len(several) - 1))
                for n, one in enumerate(several)]
 
     def _token(self, ask: Ask, work: Work, texts: Hypotheses, n: int) -> Token:
@@ -92,14 +94,3 @@ class Alone:
         source = None if work.source is None else list(ask.tokens)
         thought = rescored(self.model, work.prompt[0].tolist(), written, source=source, likely=ask.logprobs)[-1]
         return Token(n, token, thought.logprob, list(thought.likely))
-
-
-def ended(ask: Ask, tokens: list[int], tokenizer: Any) -> Why:
-    """Why a text ended where it ended."""
-    if tokens and tokens[-1] in ask.options.end:
-        return "stop"
-    if ask.options.strings and tokenizer is not None:
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        if any(string in text for string in ask.options.strings):
-            return "stop"
-    return "length"

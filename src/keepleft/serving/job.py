@@ -13,6 +13,7 @@ from keepleft.decoding.generate import USUAL, Work, chosen
 from keepleft.decoding.hypotheses import Written
 from keepleft.decoding.options import Options, start_of
 from keepleft.decoding.single import Single
+from keepleft.decoding.stops import completed, stopped
 from keepleft.models.leaf import Leaf
 from keepleft.serving.asks import End, Event, Ticket, Token, Why
 
@@ -82,28 +83,15 @@ class Job:
         """What beams found."""
         found = self.strategy.results(texts)[0]
         self.over = [True] * self.width
-        return [End(n, "stop" if self._stopped(one.tokens) else "length", one, last=n == len(found) - 1)
-                for n, one in enumerate(found)]
+        why: list[Why] = ["stop" if stopped(self.tokenizer, self.ask.options, one.tokens) else "length" for one in found]
+        return [End(n, why[n], one, last=n == len(found) - 1) for n, one in enumerate(found)]
 
     def _why(self, text: int, token: int) -> Why | None:
-        if token in self.end:
-            return "stop"
-        if self.strings and self._said(self.written[text]):
+        if token in self.end or (self.strings and completed(self.tokenizer, self.strings, [self.written[text]])[0]):
             return "stop"
         if len(self.written[text]) >= self.limit or (self.deadline is not None and time.monotonic() >= self.deadline):
             return "length"
         return None
-
-    def _stopped(self, tokens: list[int]) -> bool:
-        return bool(tokens) and (tokens[-1] in self.end or self._said(tokens))
-
-    def _said(self, tokens: list[int]) -> bool:
-        """Has one of the strings that end a text just come?"""
-        if not self.strings:
-            return False
-        reach = max(len(string.encode()) for string in self.strings) + 4  # tokens that may hold one: each has at least a byte
-        tail = self.tokenizer.decode(tokens[-reach:], skip_special_tokens=True)
-        return any(string in tail for string in self.strings)
 
 
 def most_slots(begun: int, width: int, limit: int) -> int:
