@@ -58,7 +58,7 @@ lint: .venv/.test
 
 test: lint
 	@$(PYTHON) web/bundle.py --no-fetch || true
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 long: .venv/.test
 	$(BIN)/python -m pytest -m long

@@ -117,17 +117,18 @@ def serve(side: str, folder: Path, threads: int) -> None:
 
     from keepleft.cli.serve import SWITCH
     from keepleft.runs.opened import opened
+    from keepleft.serving import sized
     from keepleft.serving.briefly import briefly
     from keepleft.serving.http.app import app
     from keepleft.serving.http.keys import Keys
     from keepleft.serving.http.server import Server
     from keepleft.serving.http.service import Service
-    from keepleft.serving.sized import engine
 
     torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH)
     found = briefly(lambda: opened(str(folder / "ours"), dtype="int8", device="cpu"))
-    serving: Any = briefly(lambda: engine(found.model, found.tokenizer))
+    torch.set_num_threads(sized.threads(found.model))
+    serving: Any = briefly(lambda: sized.engine(found.model, found.tokenizer))
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
     service = Service(found, serving, name="race")

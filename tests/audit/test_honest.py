@@ -6,6 +6,7 @@ import pytest
 
 import keepleft as kl
 from audit.honest import peers, plain
+from thinned import thinned
 
 
 def audited(case, budget="quick"):
@@ -19,18 +20,13 @@ def test_there_are_many_honest_models():
     assert len(peers.HONEST) >= 20
 
 
-@pytest.mark.parametrize("case", plain.HONEST, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", thinned(plain.HONEST, 2, lambda case: case.name))
 def test_an_honest_model_is_clean(case):
     report = audited(case)
     assert report.ok, report.text()
 
 
-SHORT = 20  # classes in every test run; `make long` has them all
-
-
-@pytest.mark.parametrize("case", [
-    *(pytest.param(case, id=case.name) for case in peers.HONEST[::2][:SHORT]),
-    *(pytest.param(case, id=case.name, marks=pytest.mark.long) for case in [*peers.HONEST[1::2], *peers.HONEST[::2][SHORT:]])])
+@pytest.mark.parametrize("case", thinned(peers.HONEST, 3, lambda case: case.name))
 def test_an_honest_class_of_transformers_is_clean(case):
     report = audited(case)
     assert report.ok, report.text()

@@ -243,7 +243,7 @@ def test_a_text_longer_than_the_model_is_said(texts, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_two_processes_train_what_one_does(way, texts):
     whole = trained("translate", texts, "--batch.micro", "128")
     out = texts / way

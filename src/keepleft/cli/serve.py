@@ -19,7 +19,8 @@ LEVELS = ("debug", "info", "warning", "error")
 def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
           served_model_name: str | None = None, max_model_len: int | None = None,
           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-          max_num_seqs: int | None = None, cache_memory: float | None = None, max_requests: int | None = None,
+          threads: int | None = None, max_num_seqs: int | None = None, cache_memory: float | None = None,
+          max_requests: int | None = None,
           drain: float = 30.0, allow_origin: str | list[str] | None = None,
           allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
           log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
@@ -41,6 +42,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         max_model_len: tokens of prompt and text together, at most
         dtype: how weights are kept; int8 is for CPUs
         device: cpu or cuda; a GPU is used where there is one
+        threads: of the CPU, for the model; one for a small model, all for others unless given
         max_num_seqs: texts that are written side by side; each beam is one
         cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
         max_requests: requests on their way at once; more are told to come again
@@ -54,12 +56,14 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     """
     from dataclasses import replace
 
+    import torch
+
     from keepleft.cli.folders import called, folders
     from keepleft.cli.found import installed_weights
     from keepleft.runs.opened import opened
+    from keepleft.serving import sized
     from keepleft.serving.briefly import briefly
     from keepleft.serving.explorer.explorer import Explorer
-    from keepleft.serving.sized import engine
 
     try:
         from keepleft.serving.http.app import app
@@ -72,15 +76,19 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     if drain < 0 or not 0 <= port < 65_536:
         raise ValueError(f"drain is {drain} and port {port}: seconds must not be below 0, and a port is a number below 65,536")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}: give at least one, or leave it out")
     folders(runs=runs, compare=compare)
     keys = _keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     found = briefly(lambda: opened(place, dtype=dtype, device=device))
+    torch.set_num_threads(threads or sized.threads(found.model))
     log = _log(log_level)
     sys.setswitchinterval(SWITCH)
     name = served_model_name or called(model)
-    serving = briefly(lambda: engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory, reach=max_model_len))
+    serving = briefly(lambda: sized.engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory,
+                                           reach=max_model_len))
     service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
                       explorer=Explorer(*found, name=name, runs=runs, compare=compare))
     answers_to = names(host, _several(allow_host))

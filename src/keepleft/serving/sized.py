@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from keepleft.models.build import parameters
 from keepleft.serving.alone import Alone
 from keepleft.serving.asks import Engine
 from keepleft.serving.together import MOST, Together
@@ -16,6 +17,7 @@ GIB = 1 << 30
 SHARE = {"cpu": 0.25, "cuda": 0.8}  # of the memory that is free, for keys and values
 ROWS = {"cpu": 64, "cuda": 256}
 SIZE = {"cpu": 128, "cuda": 16}     # slots of a page: a CPU looks at pages where they lie, a GPU finds every slot
+SMALL = 16_000_000                  # weights up to which one thread is best
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens that are read between two steps
 
 
@@ -61,6 +63,16 @@ def free(kind: str) -> int:
     if kind == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def threads(model: Any) -> int:
+    """How many of a CPU's threads steps are worth: for a small model one.
+
+    Its products are done before a second thread is awake; and where anything else is at work on the same cores, the clients for
+    instance, threads that wait for each other some hundred times a step come to a standstill.
+    """
+    small = model.token.weight.device.type == "cpu" and parameters(model.design) < SMALL
+    return 1 if small else torch.get_num_threads()
 
 
 def engine(model: Any, tokenizer: Any = None, *, rows: int | None = None, memory: float | None = None,

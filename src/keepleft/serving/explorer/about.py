@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from keepleft import __version__
+from keepleft.models.build import parameters
 from keepleft.serving.explorer.attention import kind
 from keepleft.serving.explorer.given import Given
 from keepleft.serving.explorer.leaks import unfit
@@ -22,7 +23,7 @@ def about(explorer: Explorer, given: Given) -> dict[str, Any]:
     stacks = {"encoder.self": design.encoder, "decoder.self": design.decoder,
               "decoder.cross": design.decoder if explorer.voice.pair else None}
     return {"name": explorer.name, "family": "-".join(side for side in ("encoder", "decoder") if getattr(design, side)),
-            "parameters": sum(p.numel() for p in model.parameters()), "dim": design.dim, "vocab": design.vocab,
+            "parameters": parameters(design), "dim": design.dim, "vocab": design.vocab,
             "longest": design.longest,
             "attentions": [{"name": name, "kind": kind(name), "layers": stack.layers, "heads": design.heads,
                             "mask": "full" if name == "decoder.cross" else ", ".join(map(str, stack.mask))}
