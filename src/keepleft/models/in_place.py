@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keepleft.attention.pages import EMPTY, Pool
 from keepleft.models.ancestry import Ancestry
-from keepleft.models.leaf import Leaf
+from keepleft.models.leaf import Leaf, next_places
 from keepleft.models.lean import Lean
 from keepleft.nn.paged import Lot, Paging, Spread
 
@@ -26,8 +26,7 @@ class InPlace:
 
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
         size, number = self.pool.size, lambda values: torch.tensor(values, device=self.device)
-        slots = number([slot for leaf in leaves for slot in leaf.slots(size, leaf.used, leaf.width)])
-        lengths = number([leaf.length for leaf in leaves for _ in range(leaf.width)])
+        slots, lengths = map(number, next_places(leaves, size))
         self.ancestry.added(leaves, slots)
         page, within = slots // size, slots % size
         self.pool.place[page, within] = lengths

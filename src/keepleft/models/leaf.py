@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,12 @@ class Leaf:
 
     def source_span(self, size: int, count: int) -> np.ndarray:
         return _numbers(self.source, size)[:count]
+
+
+def next_places(leaves: Sequence[Leaf], size: int) -> tuple[list[int], list[int]]:
+    """Of each text of these leaves: the slot of its next token, and how many tokens there are before it."""
+    return ([slot for leaf in leaves for slot in leaf.slots(size, leaf.used, leaf.width)],
+            [leaf.length for leaf in leaves for _ in range(leaf.width)])
 
 
 def _numbers(pages: list[int], size: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from keepleft.attention.memory import Memory
 from keepleft.attention.pages import EMPTY, Leaves, Pool
 from keepleft.models.ancestry import Ancestry
 from keepleft.models.in_place import InPlace
-from keepleft.models.leaf import Leaf
+from keepleft.models.leaf import Leaf, next_places
 from keepleft.models.lean import why_not
 from keepleft.models.tabled import Tabled
 
@@ -198,8 +198,7 @@ class General:
     def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
         paged, size = self.paged, self.paged.pool.size
         number = lambda values: torch.tensor(values, device=paged.device)
-        slots = number([slot for leaf in leaves for slot in leaf.slots(size, leaf.used, leaf.width)])
-        lengths = number([leaf.length for leaf in leaves for _ in range(leaf.width)])
+        slots, lengths = map(number, next_places(leaves, size))
         before = [some for leaf in leaves for some in self._seen(leaf)]
         self.ancestry.added(leaves, slots)
         cache = Leaves(paged.pool, paged._table(before), slots[:, None])

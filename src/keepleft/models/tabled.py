@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.pages import Pool
-from keepleft.models.leaf import Leaf
+from keepleft.models.leaf import Leaf, next_places
 from keepleft.models.lean import Lean
 from keepleft.nn.swift_paged import Seated, SwiftPaged
 
@@ -82,11 +82,9 @@ class Tabled:
             self._seat(leaf)
         wide = min(next((many for many in SIZES if many >= rows), rows), self.given.shape[1])
         more = wide - rows
-        given = [[*tokens, *[0] * more],
-                 [*(seat for leaf in leaves for seat in leaf.seats), *[self.spare] * more],
-                 [*(leaf.length for leaf in leaves for _ in leaf.seats), *[0] * more],
-                 [*(slot for leaf in leaves for slot in leaf.slots(size, leaf.used, leaf.width)),
-                  *(self.waste * size + n % size for n in range(more))]]
+        slots, lengths = next_places(leaves, size)
+        given = [[*tokens, *[0] * more], [*(seat for leaf in leaves for seat in leaf.seats), *[self.spare] * more],
+                 [*lengths, *[0] * more], [*slots, *(self.waste * size + n % size for n in range(more))]]
         self.given[:, :wide] = torch.tensor(given, device=self.device)
         return self._play(wide)[:rows]
 
