@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import VOCAB, WIDTH, Masked, lower, waves
+from audit.planted.parts import VOCAB, WIDTH, Crowded, Masked, lower, waves
 
 
 def starts(segments):
@@ -141,21 +141,6 @@ class RunningMean(nn.Module):
     def forward(self, x, seen):
         count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
         return (seen[:, 0].to(x.dtype) @ self.value(x)) / count[:, None]
-
-
-class Crowded(nn.Module):
-    """Each expert serves four tokens of a row, whatever text they belong to."""
-
-    def __init__(self, experts: int = 2) -> None:
-        super().__init__()
-        self.capacity = 4
-        self.router = nn.Linear(WIDTH, experts)
-        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(experts)])
-
-    def forward(self, x, seen):
-        chosen = F.one_hot(self.router(x).argmax(-1), len(self.experts))
-        served = (chosen * (chosen.cumsum(1) <= self.capacity)).to(x.dtype)
-        return sum(served[..., n, None] * expert(x) for n, expert in enumerate(self.experts))
 
 
 class Scan(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import keepleft as kl
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import VOCAB, WIDTH, Masked, ids, lower, soft, waves
+from audit.planted.parts import VOCAB, WIDTH, Crowded, Masked, ids, lower, soft, waves
 
 
 def everything(tokens):
@@ -178,21 +178,6 @@ class TokenShift(nn.Module):
 
     def forward(self, x, seen):
         return self.value(torch.cat([x, F.pad(x, (0, 0, 1, -1))], -1))
-
-
-class Crowded(nn.Module):
-    """Each expert serves four tokens, and pads stand in the queue."""
-
-    def __init__(self, experts: int = 2) -> None:
-        super().__init__()
-        self.capacity = 4
-        self.router = nn.Linear(WIDTH, experts)
-        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(experts)])
-
-    def forward(self, x, seen):
-        chosen = F.one_hot(self.router(x).argmax(-1), len(self.experts))
-        served = (chosen * (chosen.cumsum(1) <= self.capacity)).to(x.dtype)
-        return sum(served[..., n, None] * expert(x) for n, expert in enumerate(self.experts))
 
 
 class Encoder(nn.Module):

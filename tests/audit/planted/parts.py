@@ -107,3 +107,18 @@ class Language(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Crowded(nn.Module):
+    """Each expert serves four tokens of a row, whatever text they belong to; pads stand in the queue too."""
+
+    def __init__(self, experts: int = 2) -> None:
+        super().__init__()
+        self.capacity = 4
+        self.router = nn.Linear(WIDTH, experts)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(experts)])
+
+    def forward(self, x, seen):
+        chosen = F.one_hot(self.router(x).argmax(-1), len(self.experts))
+        served = (chosen * (chosen.cumsum(1) <= self.capacity)).to(x.dtype)
+        return sum(served[..., n, None] * expert(x) for n, expert in enumerate(self.experts))
