@@ -25,7 +25,7 @@ setup: .venv/.test
 	@echo "Setting up .venv (once; PyTorch is large) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch==2.13.0
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[grammar,serve]'
 	@touch $@
 
 .venv/.weights: .venv/.base tests/weights.txt

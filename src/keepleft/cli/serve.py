@@ -74,8 +74,10 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
 
-    if drain < 0 or not 0 <= port < 65_536:
-        raise ValueError(f"drain is {drain} and port {port}: seconds must not be below 0, and a port is a number below 65,536")
+    if drain < 0:
+        raise ValueError(f"drain is {drain}: give seconds, or 0 to wait for nobody")
+    if not 0 <= port < 65_536:
+        raise ValueError(f"port is {port}: a port is a number below 65,536; 0 takes a free one")
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}: give at least one, or leave it out")
     folders(runs=runs, compare=compare)

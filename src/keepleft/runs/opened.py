@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from keepleft.data.tokenizer import read as read_tokenizer
+from keepleft.training.parallel import found_device
 from keepleft.weights.files import load
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -21,7 +22,7 @@ class Opened(NamedTuple):
 
 def opened(place: str, *, dtype: str = "float32", device: str | None = None) -> Opened:
     """Ready to run, on a GPU where there is one and nothing else is said; int8 packs the weights for a CPU."""
-    home = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    home = str(found_device(device))
     if dtype == "int8" and home != "cpu":
         raise ValueError(f"int8 is for CPUs, not for {home}: give --device cpu, or --dtype bfloat16")
     model, tokenizer = load(place, dtype=DTYPES.get(dtype), device=home)

@@ -94,11 +94,12 @@ class Voice:
         """A text, or its tokens where a tag goes before it."""
         if tag is None:
             return text
-        number = self.reading.token_to_id(tag)
-        if number is None:
-            known = [word for word in self.reading.get_vocab() if word.startswith("<2") and word.endswith(">")]
-            raise ValueError(f"the model has no tag {tag!r}" + (f": there are {', '.join(sorted(known))}" if known else ""))
-        return [number, *self.reading.encode(text).ids]
+        special = {token.content: number for number, token in self.reading.get_added_tokens_decoder().items() if token.special}
+        if tag not in special:  # an ordinary word is none
+            known = [word for word in special if word.startswith("<2") and word.endswith(">")]
+            raise ValueError(f"the model has no tag {tag!r}: " + (f"there are {', '.join(sorted(known))}" if known else
+                                                                  "leave it out"))
+        return [special[tag], *self.reading.encode(text).ids]
 
     def write(self, texts: Sequence[str], options: Options, *, tag: str | None = None, alternatives: int | None = None,
               logprobs: int | None = None, alignments: bool = False) -> list[list[Said]]:

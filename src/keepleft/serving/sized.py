@@ -17,7 +17,7 @@ GIB = 1 << 30
 SHARE = {"cpu": 0.25, "cuda": 0.8}  # of the memory that is free, for keys and values
 ROWS = {"cpu": 64, "cuda": 256}
 SIZE = {"cpu": 128, "cuda": 16}     # slots of a page: a CPU looks at pages where they lie, a GPU finds every slot
-SMALL = 16_000_000                  # weights up to which one thread is best
+SMALL = 4_000_000                   # weights up to which one thread is best
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens that are read between two steps
 
 

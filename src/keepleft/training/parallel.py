@@ -104,19 +104,25 @@ class Team:
         return float(said)
 
 
+def found_device(device: str | None = None, local: int | None = None) -> torch.device:
+    """The device that was asked for, or a GPU where there is one; `local`: which GPU, where several processes share them."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(kind, local) if kind == "cuda" and local is not None else torch.device(kind)
+        torch.empty(0, device=chosen)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"the device {kind!r} was asked for, but PyTorch {torch.__version__} does not find it here: leave it "
+                         "out, or give cpu; `keepleft doctor` shows what there is") from error
+    return chosen
+
+
 def join(way: Way | None = None, device: str | None = None) -> Team:
     """The team that torchrun has started, or this process alone. gloo connects CPUs, NCCL connects GPUs."""
     import os
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
-        torch.empty(0, device=chosen)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"the device {kind!r} was asked for, but PyTorch {torch.__version__} does not find it here: leave it "
-                         "out, or give cpu; `keepleft doctor` shows what there is") from error
+    chosen = found_device(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world == 1 and way in (None, "alone", "ddp"):

@@ -167,11 +167,17 @@ def _found(place: str | Path) -> Path:
         raise FileNotFoundError(f"there is no directory {place}, and the hub gives no model of that name: {error}") from error
 
 
+def _where(path: Path) -> str:
+    """Where a file that is missing may be: a run keeps its model in a folder of its own."""
+    inner = path.parent / "model"
+    return f"did you mean {inner}?" if (inner / path.name).exists() else f"is {path.parent} a model directory?"
+
+
 def _json(path: Path, kind: type = dict) -> Any:
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing: is {path.parent} a model directory?") from error
+        raise FileNotFoundError(f"{path} is missing: {_where(path)}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, kind):
@@ -197,6 +203,9 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
         return None
     from tokenizers import Tokenizer
     try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        out = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+    out.no_padding()     # some files have it: every text would be filled up with padding, and read so …
+    out.no_truncation()  # … and long ones cut off without a word
+    return out

@@ -21,9 +21,12 @@ def tokenizer(facts: dict[str, Any]) -> Tokenizer | None:
     if isinstance(whole := facts.get(HUGGING_FACE), str):
         from tokenizers import Tokenizer
         try:
-            return Tokenizer.from_str(whole)
+            out = Tokenizer.from_str(whole)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{HUGGING_FACE!r} is not a tokenizer: {error}") from error
+        out.no_padding()
+        out.no_truncation()
+        return out
     kind = facts.get("tokenizer.ggml.model")
     if kind is None:
         return None

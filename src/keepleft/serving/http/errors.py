@@ -95,7 +95,8 @@ def _invalid(errors: Sequence[Any]) -> RefusedError:
     place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
     param = ".".join(takewhile(lambda part: part.isdigit() or part in known(), place)) or None  # then come branches of choices
     if first["type"] == "extra_forbidden":
-        close = get_close_matches(place[-1][:60], known(), 1)
+        missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing" and one["loc"][:-1] == first["loc"][:-1]]
+        close = missing or get_close_matches(place[-1][:60], [name for name in known() if name != place[-1]], 1)
         tail = f": did you mean {close[0]}?" if close else ": leave it out"
         return RefusedError(400, f"there is no field {place[-1][:60]!r}{tail}", param=param, code="unknown_parameter")
     if first["type"] == "json_invalid":

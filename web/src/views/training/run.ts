@@ -58,17 +58,18 @@ export function useRun(name: string | null): Watched {
 }
 
 /** What can be drawn of these lines. */
-export function curves(lines: Line[]): { title: string; y: string; log: boolean; series: Series[] }[] {
+export function curves(lines: Line[], task = ""): { title: string; y: string; log: boolean; series: Series[] }[] {
   const of = (value: (line: Line) => number | undefined): [number, number][] =>
     lines.flatMap((line) => {
       const v = value(line);
       return typeof v === "number" ? [[line.step, v] as [number, number]] : [];
     });
   const measures = [...new Set(lines.flatMap((line) => Object.keys(line.measures ?? {})))].filter((name) => name !== "loss");
+  const labels = task === "classify";
   return [
     {
       title: "Loss",
-      y: "cross-entropy per token",
+      y: `cross-entropy per ${labels ? "text" : "token"}`,
       log: true,
       series: [
         { name: "training", points: of((line) => line.plain ?? line.loss) },
@@ -76,7 +77,7 @@ export function curves(lines: Line[]): { title: string; y: string; log: boolean;
       ],
     },
     {
-      title: "Tokens right",
+      title: `${labels ? "Labels" : "Tokens"} right`,
       y: "share",
       log: false,
       series: [

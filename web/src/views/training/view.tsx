@@ -35,7 +35,7 @@ function Runs() {
   const runs = answer?.runs ?? [];
   const chosen = runs.find((run) => run.name === name) ?? runs[0] ?? null;
   const run = useRun(chosen?.name ?? null);
-  const charts = useMemo(() => curves(run.lines), [run.lines]);
+  const charts = useMemo(() => curves(run.lines, chosen?.task), [run.lines, chosen?.task]);
   const last = run.lines.at(-1);
   return (
     <section aria-label="Runs">
