@@ -59,8 +59,8 @@ export function MapCanvas({
   }, []);
   useEffect(() => viewer.current!.show(shown), [shown]);
   useEffect(() => {
-    viewer.current!.point(pointed.get());
-    return pointed.listen((point) => viewer.current!.point(point));
+    viewer.current?.point(pointed.get());
+    return pointed.listen((point) => viewer.current?.point(point));
   }, [pointed]);
   return (
     <div class="map">

@@ -28,14 +28,13 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
 
   useEffect(() => {
     let before: HTMLElement | null = null;
-    const at = (token: number | null) =>
-      token === null ? null : ((list.current!.children[member[token]] as HTMLElement | undefined) ?? null);
     const mark = (token: number | null) => {
+      const box = list.current; // none: an answer came just as the view was left
       before?.classList.remove("pointed");
-      before = at(token);
+      before = token === null ? null : ((box?.children[member[token]] as HTMLElement | undefined) ?? null);
       before?.classList.add("pointed");
-      if (before?.id) list.current!.setAttribute("aria-activedescendant", before.id);
-      if (before !== null && list.current!.matches(":focus-visible")) before.scrollIntoView({ block: "nearest" });
+      if (before?.id) box?.setAttribute("aria-activedescendant", before.id);
+      if (box?.matches(":focus-visible")) before?.scrollIntoView({ block: "nearest" });
     };
     mark(pointed.get());
     return pointed.listen(mark);
@@ -49,11 +48,13 @@ export function Tokens({ title, tokens, pointed, light, onPoint }: Props) {
         element.style.removeProperty("--by");
       }
       lit = [];
+      const box = list.current;
+      if (box === null) return;
       groups.forEach((group, n) => {
         const read = most(reads, group),
           back = most(by, group);
         if (read < FAINT && back < FAINT) return;
-        const element = list.current!.children[n] as HTMLElement;
+        const element = box.children[n] as HTMLElement;
         element.style.setProperty("--reads", strength(read));
         element.style.setProperty("--by", strength(back));
         lit.push(element);

@@ -1,10 +1,11 @@
 """One door to a model for whoever wants to see how it works: a question and what goes with it in, an answer out.
 
-No HTTP here: a server, a notebook and a file are three ways to carry the same questions. It is asked one question at a time.
+No HTTP here: a server, a notebook and a file are three ways to carry the same questions. It answers one question at a time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +57,7 @@ class Explorer:
         if tokenizer is None:
             raise ValueError("there is no tokenizer: give the one that the model was trained with")
         self.model, self.name, self.compared = model, name, compare
+        self.lock = threading.Lock()
         # Whoever serves the model may be using it at this moment: what is watched or changed here is a twin
         self.voice = Voice(twin(model).eval(), tokenizer, source_tokenizer)
         self.words, self.texts, self.audit, self.runs = Words(self.voice), Texts(self.voice.model), Audit(model), Runs(runs)
@@ -66,7 +68,7 @@ class Explorer:
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(f"there is no question {short(question)}: {suggestion(question, list(QUESTIONS))}")
         asked = QUESTIONS[question]
-        with torch.no_grad():
+        with self.lock, torch.no_grad():
             return plain(asked.answer(self, Given(question, {} if given is None else given, asked.fields.split())))
 
     # what several questions want
