@@ -157,6 +157,13 @@ def test_the_directory_is_served_with_a_key_and_a_name(place):
     assert len([line for line in lines if not line.startswith("{")]) == 1  # the address
 
 
+def test_an_audit_for_the_page_does_not_stand_in_the_way_of_the_end(place):
+    with served(place) as (address, process, _):
+        assert httpx.post(f"{address}/explore/leaks", json={"wait": False}, timeout=60).json()["state"] == "running"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 class Ran:
     """In place of the server: what it was made with."""
 

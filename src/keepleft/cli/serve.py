@@ -91,8 +91,8 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     name = served_model_name or called(model)
     serving = briefly(lambda: sized.engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory,
                                            reach=max_model_len))
-    service = Service(found, serving, name=name, limits=limits, reach=max_model_len,
-                      explorer=Explorer(*found, name=name, runs=runs, compare=compare))
+    explorer = Explorer(*found, name=name, runs=runs, compare=compare)
+    service = Service(found, serving, name=name, limits=limits, reach=max_model_len, explorer=explorer)
     answers_to = names(host, _several(allow_host))
 
     def ready(host: str, port: int) -> None:
@@ -110,7 +110,9 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     finally:
         if not service.draining:
             service.drain(0.0)
-    if service.running.thread.is_alive():  # in the middle of a step that does not end, and Python would wait for it
+    working = (service.running.thread, explorer.audit.thread)
+    if any(thread is not None and thread.is_alive() for thread in working):  # Python would wait for it, or fall over it
+        sys.stderr.flush()
         os._exit(0)
     return 0
 
