@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from keepleft.disk.tokenizer import parsed
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -122,17 +124,10 @@ def span(tokenizer: Tokenizer) -> int:
 
 def read(path: str | Path) -> Tokenizer:
     """A tokenizer.json, or the one in a model directory."""
-    from tokenizers import Tokenizer
-
     path = Path(path)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.exists():
         raise FileNotFoundError(f"there is no tokenizer {path}")
-    try:
-        out = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from error
-    out.no_padding()
-    out.no_truncation()
+    out = parsed(path.read_bytes(), path)
     out.encode_special_tokens = True
     return out

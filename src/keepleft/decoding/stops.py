@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from keepleft.decoding.options import Options
 from keepleft.decoding.single import Stop
@@ -16,13 +17,22 @@ def stop_strings(tokenizer: Any, strings: Sequence[str]) -> Stop:
     """A text ends with the token that completes one of these."""
     if not strings or not all(strings):
         raise ValueError(f"stop_strings is {list(strings)!r}: give at least one, and none that is empty")
-    return lambda texts, begin: torch.tensor(completed(tokenizer, strings, texts[:, begin:].tolist()), device=texts.device)
+
+    def stop(texts: Tensor, begin: int) -> Tensor:
+        tails = texts[:, max(begin, texts.shape[1] - reach(strings)):].tolist()
+        return torch.tensor(completed(tokenizer, strings, tails), device=texts.device)
+    return stop
+
+
+def reach(strings: Sequence[str]) -> int:
+    """Tokens that may hold one of these: each has at least a byte."""
+    return max(len(string.encode()) for string in strings) + 4
 
 
 def completed(tokenizer: Any, strings: Sequence[str], texts: Sequence[list[int]]) -> list[bool]:
     """In which texts has one of these strings just come?"""
-    reach = max(len(string.encode()) for string in strings) + 4  # tokens that may hold one: each has at least a byte
-    tails = tokenizer.decode_batch([text[-reach:] for text in texts], skip_special_tokens=True)
+    far = reach(strings)
+    tails = tokenizer.decode_batch([text[-far:] for text in texts], skip_special_tokens=True)
     return [any(string in tail for string in strings) for tail in tails]
 
 

@@ -142,8 +142,6 @@ def _of(place: str) -> Any:
     _, found = load(place, device="meta")
     if found is None:
         raise ValueError(f"{place} has no tokenizer: name one with --words.path")
-    found.no_padding()
-    found.no_truncation()
     found.encode_special_tokens = True
     return found
 

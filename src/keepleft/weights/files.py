@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepleft.disk import safetensors
+from keepleft.disk.tokenizer import parsed
 from keepleft.models.build import empty, housed
 from keepleft.models.design import Classes, Design, Pooled
 from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
@@ -201,11 +202,4 @@ def _chat_template(folder: Path) -> str | None:
 def _tokenizer(folder: Path) -> Tokenizer | None:
     if not (folder / "tokenizer.json").exists():
         return None
-    from tokenizers import Tokenizer
-    try:
-        out = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-    out.no_padding()     # some files have it: every text would be filled up with padding, and read so …
-    out.no_truncation()  # … and long ones cut off without a word
-    return out
+    return parsed((folder / "tokenizer.json").read_bytes(), folder / "tokenizer.json")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from keepleft.disk.tokenizer import parsed
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -19,14 +21,7 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 def tokenizer(facts: dict[str, Any]) -> Tokenizer | None:
     """None where the file has none."""
     if isinstance(whole := facts.get(HUGGING_FACE), str):
-        from tokenizers import Tokenizer
-        try:
-            out = Tokenizer.from_str(whole)
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{HUGGING_FACE!r} is not a tokenizer: {error}") from error
-        out.no_padding()
-        out.no_truncation()
-        return out
+        return parsed(whole.encode(), repr(HUGGING_FACE))
     kind = facts.get("tokenizer.ggml.model")
     if kind is None:
         return None

@@ -1,0 +1,24 @@
+"""A tokenizer as a file has it, but for padding and truncation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def parsed(content: bytes, name: object) -> Tokenizer:
+    """Of the content of a tokenizer.json; `name` is what an error speaks of.
+
+    Some files ask for padding and a length: every text would be read with padding behind it, or cut off without a word.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        out = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{name} is not a tokenizer: {error}") from error
+    out.no_padding()
+    out.no_truncation()
+    return out
