@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft import block, causal, full, prefix, window
-from keepleft.attention.masks import reach
+from keepleft.attention.masks import window_size
 from strategies import LEAVES, MASKS
 
 N = 7
@@ -101,11 +101,11 @@ def test_pictures_as_files(tmp_path, size):
 
 
 def test_how_far_a_mask_looks_back():
-    assert reach(causal) is None
-    assert reach(causal & window(3)) == 3
-    assert reach(window(3) & causal & window(2)) == 2
-    assert reach(window(3)) is None  # it sees all of the future, so nothing may be forgotten
-    assert reach(causal & window(3) | prefix(1)) is None
+    assert window_size(causal) is None
+    assert window_size(causal & window(3)) == 3
+    assert window_size(window(3) & causal & window(2)) == 2
+    assert window_size(window(3)) is None  # it sees all of the future, so nothing may be forgotten
+    assert window_size(causal & window(3) | prefix(1)) is None
 
 
 @pytest.mark.parametrize("text", [

@@ -274,10 +274,24 @@ full, causal = Full(), Causal()
 window, prefix, block = Window, Prefix, Block
 
 
-def reach(mask: Mask) -> int | None:
-    """How many positions a causal mask looks at, oneself included, if it forgets; None if it never does."""
-    parts = mask.parts if isinstance(mask, Both) else (mask,)
-    return min((part.size for part in parts if isinstance(part, Window)), default=None) if causal in parts else None
+def is_causal(mask: Mask) -> bool:
+    """Does the mask say of itself that nothing later is seen?"""
+    return causal in _conjuncts(mask)
+
+
+def is_causal_window(mask: Mask) -> bool:
+    """Is it causal, alone or with windows? Then `window_size` says all there is to say of it."""
+    return is_causal(mask) and all(isinstance(part, Causal | Window) for part in _conjuncts(mask))
+
+
+def window_size(mask: Mask) -> int | None:
+    """How many positions a causal mask sees at most, oneself included; None where it has no window."""
+    sizes = [part.size for part in _conjuncts(mask) if isinstance(part, Window)]
+    return min(sizes, default=None) if is_causal(mask) else None
+
+
+def _conjuncts(mask: Mask) -> tuple[Mask, ...]:
+    return mask.parts if isinstance(mask, Both) else (mask,)
 
 
 def _flatten(kind: type[Both] | type[Either], *masks: Mask) -> tuple[Mask, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.masks import Mask, causal, reach
+from keepleft.attention.masks import Mask, causal, window_size
 from keepleft.auditing import guard, rounding
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
 from keepleft.auditing.inquiry import PROBES, Inquiry
@@ -344,7 +344,7 @@ def _lengths(inquiry: Inquiry) -> list[int]:
 
 def _beyond(inquiry: Inquiry) -> list[int]:
     """A window is seen only in texts that are longer than it reaches through all layers."""
-    window = reach(inquiry.claim)
+    window = window_size(inquiry.claim)
     if window is None:
         return []
     needed = (window - 1) * (inquiry.layers or 1) + 2

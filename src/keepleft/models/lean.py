@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.attention.masks import Mask, causal, window
+from keepleft.attention.masks import is_causal_window, window_size
 from keepleft.models.heads import Scores
 from keepleft.models.pack import PackedScores
 from keepleft.models.wholes import Writer
@@ -29,7 +29,7 @@ def why_not(model: Any) -> str | None:
     """What keeps a model from steady steps, in words; None where nothing does."""
     if not isinstance(model, Writer):
         return "it is not a decoder of ours"
-    if not all(mask == causal or reach_of(mask) is not None for mask in model.decoder.masks):
+    if not all(map(is_causal_window, model.decoder.masks)):
         return f"its mask is {' / '.join(map(str, model.decoder.masks))}"
     if not isinstance(model.head, Scores | PackedScores):
         return "it has no head over a vocabulary"
@@ -49,7 +49,7 @@ class Lean:
         if (reason := why_not(model)) is not None:
             raise ValueError(f"the model cannot take steady steps, {reason}: take its own start() and step()")
         self.model, self.design, self.tools = model, model.design, tools
-        self.windows = tuple(reach_of(mask) for mask in model.decoder.masks)
+        self.windows = tuple(map(window_size, model.decoder.masks))
         self.layers = [self._layer(n, layer) for n, layer in enumerate(model.decoder.layers)]
         final = model.decoder.norm if not isinstance(model.decoder.norm, nn.Identity) else None
         last: Any = model.decoder.layers[-1]
@@ -167,13 +167,6 @@ def _product(head: Any, table: nn.Embedding) -> nn.Module:
         weight, bias = head.matrix(table)
         return Matrix(weight, bias, head.scale)
     return head.product if head.head.scale == 1.0 else Scaled(head.product, head.head.scale)  # type: ignore[arg-type]
-
-
-def reach_of(mask: Mask) -> int | None:
-    """How far back a causal mask with a window looks."""
-    parts = getattr(mask, "parts", ())
-    sizes = [part.size for part in parts if type(part) is type(window(1))]
-    return sizes[0] if len(parts) == 2 and causal in parts and sizes else None
 
 
 def rounded(capacity: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keepleft.attention.cache import Cache, Growing, Ring, Static
 from keepleft.attention.lean import Offloaded, Quantized
-from keepleft.attention.masks import Mask, reach
+from keepleft.attention.masks import Mask, window_size
 from keepleft.attention.memory import Memory
 from keepleft.models.heads import last
 from keepleft.models.stack import positions_of
@@ -91,7 +91,7 @@ def caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch.devi
         raise ValueError("a static cache needs a capacity: the most tokens, prompt included, that it will hold")
 
     def one(mask: Mask) -> Cache:
-        size = reach(mask)
+        size = window_size(mask)
         if kind == "ring" and size is not None:
             return Ring(size, batch=batch, device=device)
         if capacity is not None and kind not in _THAT_GROW:

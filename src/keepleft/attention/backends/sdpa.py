@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keepleft.attention.grid import Grid
-from keepleft.attention.masks import Mask, causal, full, reach
+from keepleft.attention.masks import Mask, causal, full, window_size
 from keepleft.attention.runs import relative, runs_of
 
 # With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678),
@@ -72,7 +72,7 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
         lengths = {run.length for row in runs for run in row if run.real}
         forms = {n: lower(mask, Grid(n, n), batch, heads, device) for n in lengths}
         return Runs(tuple(tuple((run.length, forms[run.length] if run.real else None) for run in row) for row in runs))
-    if on_cpu and grid.plain and grid.square and relative(mask) and (near := reach(mask)) is not None:
+    if on_cpu and grid.plain and grid.square and relative(mask) and (near := window_size(mask)) is not None:
         size = max(near, SMALL)
         if grid.queries > 2 * size:
             return Bands(near, *(Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.grid import Grid
-from keepleft.attention.masks import Both, Causal, Full, Mask, Window, causal
+from keepleft.attention.masks import Full, Mask, is_causal_window, window_size
 from keepleft.attention.runs import borders
 
 
@@ -71,12 +71,11 @@ def _look(mask: Mask) -> tuple[int, int] | None:
     """(back, ahead) for full, causal and causal & window(n); None for any other mask."""
     if isinstance(mask, Full):
         return -1, -1
-    if isinstance(mask, Causal):
+    if not is_causal_window(mask):
+        return None
+    if (size := window_size(mask)) is None:
         return -1, 0
-    if isinstance(mask, Both) and len(mask.parts) == 2 and causal in mask.parts:
-        size = next((part.size for part in mask.parts if isinstance(part, Window)), None)
-        return None if size is None or not _windows() else (size - 1, 0)
-    return None
+    return (size - 1, 0) if _windows() else None
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from keepleft.attention.masks import Both, Mask, causal
+from keepleft.attention.masks import is_causal
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.given import Given
 from keepleft.serving.explorer.reading import stamp
@@ -21,7 +21,7 @@ class Steps:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.cached = all(leftward(mask) for mask in model.decoder.masks)
+        self.cached = all(map(is_causal, model.decoder.masks))
         self.forget()
 
     def forget(self) -> None:
@@ -64,11 +64,6 @@ def following(explorer: Explorer, given: Given) -> dict[str, Any]:
     return {"prompt": words.source_shown(row) if pair else words.shown(row),
             "written": words.shown(tokens, words.begun if pair else row),
             "scores_f32": wire.f32(scores), "ends": list(options.end), "start": words.begun[0] if pair else -1}
-
-
-def leftward(mask: Mask) -> bool:
-    """Does it say of itself that nothing later is seen?"""
-    return mask == causal or (isinstance(mask, Both) and causal in mask.parts)
 
 
 def _alike(these: list[int], those: list[int]) -> int:

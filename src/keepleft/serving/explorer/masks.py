@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keepleft.attention.backends.sdpa import Whole, known
 from keepleft.attention.grid import Grid
-from keepleft.attention.masks import Mask, reach
+from keepleft.attention.masks import Mask, window_size
 from keepleft.attention.picture import faults
 from keepleft.attention.reading import LONGEST
 from keepleft.attention.reading import mask as read
@@ -77,7 +77,7 @@ def _kernel(found: Mask, length: int, segments: Tensor) -> str:
     """What a fused kernel makes of it."""
     if bool((segments != 1).any()):
         return "Texts are attended one by one, and padding costs nothing, where the mask looks at distances alone."
-    near = reach(found)
+    near = window_size(found)
     match known(found, Grid(length, length)):
         case Whole.EVERYTHING:
             return "A fused kernel does this without a table; twice the tokens cost four times as much."

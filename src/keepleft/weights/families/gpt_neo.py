@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keepleft.attention.masks import Mask, causal, reach, window
+from keepleft.attention.masks import Mask, causal, is_causal_window, window, window_size
 from keepleft.models import presets
 from keepleft.models.design import Classes, Design, Vocabulary
 from keepleft.nn import sense
@@ -59,11 +59,11 @@ def spread(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
 def gather(config: dict[str, Any], design: Design) -> dict[str, Any]:
     """The way back."""
     masks = config.pop("masks")
-    if any(mask not in (causal, causal & window(reach(mask) or 1)) for mask in masks):
+    if not all(map(is_causal_window, masks)):
         raise ValueError("GPT-Neo knows causal layers and causal & window layers only")
     kinds = ["global" if mask == causal else "local" for mask in masks]
     layers = config["num_layers"]
-    sizes = {reach(mask) for mask in masks if mask != causal} or {256}
+    sizes = {window_size(mask) for mask in masks if mask != causal} or {256}
     if len(sizes) > 1:
         raise ValueError("GPT-Neo has one window for all local layers")
     types = [[kinds, layers // len(kinds)]] + ([[kinds[:layers % len(kinds)], 1]] if layers % len(kinds) else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keepleft.attention.masks import Mask, causal, reach, window
+from keepleft.attention.masks import Mask, causal, is_causal_window, window, window_size
 from keepleft.models import presets
 from keepleft.models.design import Classes, Design, Vocabulary
 from keepleft.nn import sense
@@ -105,7 +105,10 @@ def roll(config: dict[str, Any], design: Design) -> dict[str, Any]:
                     "high_freq_factor": choice.high, "original_max_position_embeddings": choice.original}
     config |= {"rope_theta": base, "rope_parameters": {**settings, "rope_theta": base},
                "rope_scaling": None if choice is None else settings}
-    sizes = {reach(mask) for mask in masks}
+    if not all(map(is_causal_window, masks)):
+        named = " / ".join(map(str, masks))
+        raise ValueError(f"{config['model_type']} knows causal layers and causal & window layers only, not {named}")
+    sizes = {window_size(mask) for mask in masks}
     if config["model_type"] == "mistral":
         if len(sizes) > 1:
             raise ValueError("Mistral has one mask for all layers")
