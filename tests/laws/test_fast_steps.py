@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.lean import why_not
 from keepleft.models.leaf import Leaf
+from keepleft.models.lean import why_not
 from keepleft.models.paged import Paged
 from keepleft.models.steady import Steady
 from keepleft.nn.lone import Plain

@@ -101,3 +101,12 @@ def test_the_words_and_special_tokens_are_the_tokenizers(tmp_path):
     large = Tokenizer(models.WordLevel({f"w{n}": n for n in range(60)}, "w0"))
     with pytest.raises(ValueError, match="60 tokens, the model 53"):
         to_ctranslate2.write(model, large, tmp_path / "out")
+
+
+def test_a_quantised_file_is_judged_in_float32_and_what_this_cpu_makes_of_it_is_told(tmp_path):
+    model = ours("llama", tmp_path)
+    to_ctranslate2.write(model, None, tmp_path / "out", quantization="int16")
+    first, _ = compared(model, None, tmp_path / "out", "int16", None)
+    default = ctranslate2.Generator(str(tmp_path / "out"), device="cpu").compute_type
+    assert first.ok
+    assert f"in float32; in {default}" in first.found
