@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from keepleft.auditing.seen import Seen
 from keepleft.auditing.subject import Call, CallError, Subject
 from keepleft.auditing.ways import Budget, Way
 
+Item = TypeVar("Item")
 PROBES = ("substitution", "gradient", "length", "magnitude", "poison")
 
 
@@ -163,7 +164,7 @@ class Inquiry:
     def up(self) -> str:
         return f"the time of the {self.budget.name} budget was up; budget='full' has no limit"
 
-    def timely(self, steps: Iterable[Any], what: str) -> Iterator[Any]:
+    def timely(self, steps: Iterable[Item], what: str) -> Iterator[Item]:
         """Go through steps as long as there is time; say what was left out."""
         for step in steps:
             if self.late:
