@@ -11,7 +11,7 @@ from torch import Tensor
 from keepleft.attention.attend import attend, see
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window
-from keepleft.models.stack import positions_of
+from keepleft.models.stack import positions_from_segments
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 320, 64  # long enough for every form
 ALLOWED = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -53,7 +53,7 @@ def segments(kind: str, device: str) -> Tensor:
 def compare(case: Case, backend: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     segs = segments(case.kind, device)
-    places = positions_of(segs)
+    places = positions_from_segments(segs)
     grid = Grid(LENGTH, LENGTH, 0, places, places, segs, segs)
     if case.kind == "plain" and backend != "varlen":
         grid = Grid(LENGTH, LENGTH)

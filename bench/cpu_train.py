@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 import keepleft as kl
-from keepleft.nn.loss import IGNORED, vocabulary_loss
+from keepleft.nn.loss import IGNORE_INDEX, linear_cross_entropy
 from report import about, arguments, show, weather, write
 from timing import race
 
@@ -67,7 +67,7 @@ def batches(some: list[Pair], size: int, width: int | None = None) -> list[Batch
         tokens = [[token for _, target in row for token in (START, *target[:-1])] for row in rows]
         targets = [[token for _, target in row for token in target] for row in rows]
         numbers = [[[n for n, pair in enumerate(row, 1) for _ in pair[side]] for row in rows] for side in range(2)]
-        out.append((padded(sources, 0), padded(tokens, 0), padded(targets, IGNORED), *(padded(side, 0) for side in numbers)))
+        out.append((padded(sources, 0), padded(tokens, 0), padded(targets, IGNORE_INDEX), *(padded(side, 0) for side in numbers)))
     return out
 
 
@@ -107,7 +107,7 @@ def main() -> None:
 
     def mine(source: Tensor, tokens: Tensor, targets: Tensor, source_segments: Tensor, segments: Tensor) -> Tensor:
         x = ours.states(source, tokens, source_segments=source_segments, segments=segments)
-        return vocabulary_loss(ours.head.ready(x), *ours.head.matrix(ours.token), targets).loss / (targets != IGNORED).sum()
+        return linear_cross_entropy(ours.head.ready(x), *ours.head.matrix(ours.token), targets).loss / (targets != IGNORE_INDEX).sum()
 
     def other(source: Tensor, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
         return theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=tokens, labels=targets).loss

@@ -11,7 +11,7 @@ from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
 from ctranslate2.specs.common_spec import Activation
 
 import keepleft as kl
-from keepleft.nn.position import waves
+from keepleft.nn.position import sinusoidal_encoding
 
 ACTIVATIONS = {"relu": Activation.RELU, "gelu_tanh": Activation.GELUTanh, "silu": Activation.SWISH, "gelu": Activation.GELU}
 NAMES = ("<s>", "</s>", "<unk>")  # its special tokens stand first; the others are called by their numbers
@@ -56,7 +56,7 @@ def said(row: torch.Tensor) -> list[str]:
 
 def _stack(theirs: Any, ours: Any, embed: Any, design: kl.Design) -> None:
     theirs.scale_embeddings = design.scale_embedding
-    places = embed.position.weight if design.longest else waves(torch.arange(512), design.dim)
+    places = embed.position.weight if design.max_positions else sinusoidal_encoding(torch.arange(512), design.dim)
     theirs.position_encodings.encodings = _array(places)
     if design.norm_first:
         _norm(theirs.layer_norm, ours.norm)

@@ -37,7 +37,7 @@ def rounds(works: dict[str, Callable[[], Any]], count: int, device: str) -> dict
 @torch.no_grad()
 def measured(model: Any, length: int, count: int, slope: bool, device: str) -> dict[str, Any]:
     prompt = torch.randint(3, model.design.vocab, (1, length), device=device)
-    write_so_many = lambda n: lambda: kl.answers(model, None, prompt.tolist(), max_new_tokens=n)
+    write_so_many = lambda n: lambda: kl.completions(model, None, prompt.tolist(), max_new_tokens=n)
     found = rounds({"forward": lambda: model(prompt), "prefill": lambda: model.start(prompt), "first": write_so_many(1)},
                    count, device)
     row: dict[str, Any] = {side: round(1000 * seconds, 2) for side, seconds in found.items()}

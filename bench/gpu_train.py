@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import keepleft as kl
-from keepleft.nn.loss import IGNORED, vocabulary_loss
-from keepleft.training.precision import Half
+from keepleft.nn.loss import IGNORE_INDEX, linear_cross_entropy
+from keepleft.training.precision import MixedPrecision
 from report import about, arguments, show, write
 from timing import timed
 
@@ -49,7 +49,7 @@ class Lesson(nn.Module):
     def forward(self, targets: Tensor, *given: Tensor, **named: Tensor) -> Tensor:
         model: Any = self.model
         x = model.head.ready(model.states(*given, **named))
-        return vocabulary_loss(x, *model.head.matrix(model.token), targets).loss
+        return linear_cross_entropy(x, *model.head.matrix(model.token), targets).loss
 
 
 def taught(model: nn.Module, way: str, lr: float = 1e-4) -> tuple[nn.Module, Callable[..., Tensor], torch.optim.Optimizer]:
@@ -57,7 +57,7 @@ def taught(model: nn.Module, way: str, lr: float = 1e-4) -> tuple[nn.Module, Cal
     words = way.split("+")
     lesson: Any = Lesson(model)
     if "half" in words:
-        lesson = Half(lesson)
+        lesson = MixedPrecision(lesson)
     if "compile" in words:
         options = {OPTIONS[word][0]: OPTIONS[word][1] for word in words if word in OPTIONS}
         lesson = torch.compile(lesson, dynamic=False, fullgraph=True, options=options or None)
@@ -152,8 +152,8 @@ def gpt2(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
 
         return stepping(model, loss, adamw(model, 6e-4)), tokens.numel()
     design = kl.presets.gpt2.but(vocab=vocab, dim=dim, heads=heads, feedforward=kl.FeedForward(4 * dim, "gelu_tanh"),
-                                 position=kl.Learned(length), bias=False, dropout=0.0, attention_dropout=0.0,
-                                 decoder=kl.Stack(layers, (kl.causal,)))
+                                 position=kl.LearnedPositions(length), bias=False, dropout=0.0, attention_dropout=0.0,
+                                 decoder=kl.StackDesign(layers, (kl.causal,)))
     model, lesson, optimizer = taught(kl.build(design, device=device).train(), way, 6e-4)
     step = stepping(model, lambda: lesson(targets, tokens) / tokens.numel(), optimizer)
     return replayed(step) if "graph" in way.split("+") else step, tokens.numel()
@@ -214,7 +214,7 @@ def marian(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
         drawn = [pair for pair, _ in zip(pairs(0), range(batch), strict=False)]
         sizes = [torch.tensor(side, device=device) for side in zip(*drawn, strict=True)]
         there = [torch.arange(LONGEST, device=device) < size[:, None] for size in sizes]
-        source, labels = draw(batch, LONGEST) * there[0], draw(batch, LONGEST).masked_fill(~there[1], IGNORED)
+        source, labels = draw(batch, LONGEST) * there[0], draw(batch, LONGEST).masked_fill(~there[1], IGNORE_INDEX)
 
         def loss() -> Tensor:
             with torch.autocast(device, torch.bfloat16):
@@ -222,12 +222,12 @@ def marian(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
 
         return stepping(theirs, loss, adamw(theirs, 1e-4)), int(there[1].sum())
     design = kl.presets.marian.but(vocab=vocab, dim=dim, feedforward=kl.FeedForward(4 * dim, "silu"),
-                                   encoder=kl.Stack(layers, (kl.full,), final_norm=False),
-                                   decoder=kl.Stack(layers, (kl.causal,), final_norm=False))
+                                   encoder=kl.StackDesign(layers, (kl.full,), final_norm=False),
+                                   decoder=kl.StackDesign(layers, (kl.causal,), final_norm=False))
     width = next((int(word[1:]) for word in way.split("+") if word[0] == "w"), 128)
     source_seg, seg = (x.to(device) for x in packed(batch, width, 0))
     source, tokens = draw(*source_seg.shape) * (source_seg != 0), draw(*seg.shape) * (seg != 0)
-    targets = draw(*seg.shape).masked_fill(seg == 0, IGNORED)
+    targets = draw(*seg.shape).masked_fill(seg == 0, IGNORE_INDEX)
     real = int((seg != 0).sum())
     model, lesson, optimizer = taught(kl.build(design, device=device).train(), way, 1e-4)
     step = stepping(model, lambda: lesson(targets, source, tokens, source_segments=source_seg, segments=seg) / real, optimizer)

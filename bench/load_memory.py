@@ -29,7 +29,7 @@ def make(folder: Path) -> dict[str, int]:
     kl.save(model, None, folder / "whole")
     kl.save(model, None, folder / "sharded", shard=SHARD)
     tiny = kl.presets.gpt2.but(vocab=101, dim=32, heads=4, feedforward=kl.FeedForward(64, "gelu_tanh"),
-                               position=kl.Learned(64))
+                               position=kl.LearnedPositions(64))
     kl.save(kl.build(tiny), None, folder / "tiny")
     return {"weights": sum(p.nbytes for p in model.parameters())}
 

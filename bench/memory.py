@@ -45,7 +45,7 @@ def measure(case: str, length: int, device: str) -> dict[str, int]:
     from keepleft.attention.attend import attend, see
     from keepleft.attention.grid import Grid
     from keepleft.attention.masks import causal, window
-    from keepleft.models.stack import positions_of
+    from keepleft.models.stack import positions_from_segments
 
     mask = causal & window(256) if "window" in case else causal
     learning = "gradients" in case
@@ -58,7 +58,7 @@ def measure(case: str, length: int, device: str) -> dict[str, int]:
             grid = Grid(length, length)
         else:
             segs = segs.to(device)
-            places = positions_of(segs)
+            places = positions_from_segments(segs)
             grid = Grid(length, length, 0, places, places, segs, segs)
         return see(mask, grid, batch=BATCH, heads=HEADS, device=device, dtype=dtype)
 

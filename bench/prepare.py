@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from keepleft.data import sources
 from keepleft.data.encoding import encoder
-from keepleft.data.prepare import Column, prepare
-from keepleft.data.report import look
-from keepleft.data.store import kind_of
-from keepleft.data.tokenizer import learn
+from keepleft.data.prepare import EncodedField, prepare
+from keepleft.data.report import profile
+from keepleft.data.store import token_dtype
+from keepleft.data.tokenizer import train_tokenizer
 
 
 def made_up(path: Path, megabytes: int) -> Path:
@@ -57,7 +57,7 @@ def main() -> None:
         corpus = given.corpus or made_up(Path(folder) / "corpus.txt", given.size)
         size = corpus.stat().st_size / 1e6
         print(f"{corpus.name}: {size:.0f} MB")
-        source = sources.whole(str(corpus))
+        source = sources.running_text(str(corpus))
 
         def some() -> Iterator[str]:
             for n, (text,) in enumerate(source):
@@ -73,11 +73,11 @@ def main() -> None:
             rows.append((what, megabytes / (time.process_time() - begin), resident()))
             return out
 
-        timed("report", size, lambda: look(source))
-        tokenizer = timed("tokenizer (of the first 26 MB)", min(size, 26.2), lambda: learn("bpe", some(), given.vocabulary,
-                                                                                          running=True))
-        encode = encoder(tokenizer, kind_of(given.vocabulary))  # type: ignore[arg-type]
-        store, _ = timed("store", size, lambda: prepare([(source, [Column("text", encode)])], Path(folder) / "store",  # type: ignore[misc]
+        timed("report", size, lambda: profile(source))
+        tokenizer = timed("tokenizer (of the first 26 MB)", min(size, 26.2), lambda: train_tokenizer("bpe", some(), given.vocabulary,
+                                                                                          running_text=True))
+        encode = encoder(tokenizer, token_dtype(given.vocabulary))  # type: ignore[arg-type]
+        store, _ = timed("store", size, lambda: prepare([(source, [EncodedField("text", encode)])], Path(folder) / "store",  # type: ignore[misc]
                                                          vocab=given.vocabulary))
         for what, rate, memory in rows:
             print(f"{what:32} {rate:7.1f} MB/s   {memory:6.0f} MB resident at most")

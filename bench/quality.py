@@ -24,9 +24,9 @@ import yaml
 
 from keepleft.evaluate.translation import translation
 from keepleft.runs import job as jobs
-from keepleft.runs.train import Finished, run
-from keepleft.runs.writing import write
-from keepleft.training.loop import Report
+from keepleft.runs.train import TrainingFinished, run_job
+from keepleft.runs.writing import generate_targets
+from keepleft.training.loop import TrainReport
 from keepleft.weights.files import load
 
 
@@ -50,19 +50,19 @@ def main() -> None:
         here[last] = yaml.safe_load(value)
     said["out"] = str(given.out / given.recipe.stem)
     shutil.rmtree(said["out"], ignore_errors=True)
-    job = jobs.read(yaml.safe_dump(said), str(given.recipe))
+    job = jobs.from_yaml(yaml.safe_dump(said), str(given.recipe))
     began = training = 0.0
     best: dict[str, float] = {}
-    for event in run(job):
-        if isinstance(event, Report):
-            training += event.tokens / event.speed
+    for event in run_job(job):
+        if isinstance(event, TrainReport):
+            training += event.tokens / event.tokens_per_second
             if event.measures:
                 best = event.measures if event.best else best
                 print(f"step {event.step} {training:.1f} s loss {event.loss:.4f} "
-                      f"{ {k: round(v, 4) for k, v in event.measures.items()} } {event.speed:,.0f} tokens/s share "
-                      f"{event.share or 0:.2f}{' best' if event.best else ''}", flush=True)
-        elif isinstance(event, Finished):
-            print(event.said)
+                      f"{ {k: round(v, 4) for k, v in event.measures.items()} } {event.tokens_per_second:,.0f} tokens/s share "
+                      f"{event.mfu or 0:.2f}{' best' if event.best else ''}", flush=True)
+        elif isinstance(event, TrainingFinished):
+            print(event.summary)
         else:
             print(event, file=sys.stderr, flush=True)
             began = time.perf_counter()
@@ -73,11 +73,11 @@ def main() -> None:
     if given.test:
         model, tokenizer = load(Path(said["out"]) / "model", device="cuda" if torch.cuda.is_available() else "cpu")
         path = Path(said["out"]) / "model" / "source_tokenizer.json"
-        from keepleft.data.tokenizer import read
-        source = read(path) if path.exists() else None
+        from keepleft.data.tokenizer import load_tokenizer
+        source = load_tokenizer(path) if path.exists() else None
         texts, references = (gzip.decompress((given.data / name).read_bytes()).decode().splitlines() for name in given.test)
         for beams in given.beams:
-            found = translation(write(model, tokenizer, texts, source_tokenizer=source, beams=beams, penalty=given.penalty),
+            found = translation(generate_targets(model, tokenizer, texts, source_tokenizer=source, beams=beams, penalty=given.penalty),
                                 references, tokenize="none", lowercase=True)
             result[f"beam {beams}"] = {name: round(value, 2) for name, value in found.items()}
     print(json.dumps(result), flush=True)

@@ -38,14 +38,14 @@ SIZES = {
     "gpt2": kl.presets.gpt2,
     "base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")),
     "small": kl.presets.marian.but(vocab=8_000, dim=256, heads=4, feedforward=kl.FeedForward(1024, "relu"),
-                                   encoder=kl.Stack(3, (kl.full,), final_norm=False),
-                                   decoder=kl.Stack(3, (kl.causal,), final_norm=False)),
+                                   encoder=kl.StackDesign(3, (kl.full,), final_norm=False),
+                                   decoder=kl.StackDesign(3, (kl.causal,), final_norm=False)),
 }
 
 
 def written(model: Any, texts: Tensor, width: int) -> list[list[int]]:
     """By the door that everybody uses."""
-    found = kl.answers(model, None, texts.tolist(), num_beams=width, max_new_tokens=LENGTH,
+    found = kl.completions(model, None, texts.tolist(), num_beams=width, max_new_tokens=LENGTH,
                        length_penalty=0.0 if width > 1 else None)
     return [several[0].tokens for several in found]
 
@@ -87,7 +87,7 @@ def made(side: str, size: str, folder: str, threads: int) -> Callable[[Tensor, i
     model = model_of(size)
     if name == "transformers":
         return partial(generated, peer(model))
-    return partial(written, model if name == "plain" else kl.pack(model, kind, compiled=name == "compiled"))
+    return partial(written, model if name == "plain" else kl.prepack(model, kind, compiled=name == "compiled"))
 
 
 def model_of(size: str) -> Any:

@@ -66,7 +66,7 @@ def theirs(model: Any, prompts: list[list[int]], beams: int, way: str) -> Callab
 
 
 def ours(model: Any, prompts: list[list[int]], beams: int) -> Callable[[], list[list[int]]]:
-    return lambda: [several[0].tokens for several in kl.answers(model, None, prompts, num_beams=beams, max_new_tokens=WRITE)]
+    return lambda: [several[0].tokens for several in kl.completions(model, None, prompts, num_beams=beams, max_new_tokens=WRITE)]
 
 
 def race(works: dict[str, Callable[[], list[list[int]]]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:

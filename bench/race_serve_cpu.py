@@ -34,7 +34,7 @@ def design(name: str) -> Any:
 
     wide = 2048 if name == "base" else 1024
     out = kl.presets.marian.but(feedforward=kl.FeedForward(wide, "relu"), **SIZES[name])
-    stack = lambda mask: kl.Stack(6 if name == "base" else 3, (mask,), final_norm=False)
+    stack = lambda mask: kl.StackDesign(6 if name == "base" else 3, (mask,), final_norm=False)
     return out.but(encoder=stack(kl.full), decoder=stack(kl.causal))
 
 
@@ -102,38 +102,38 @@ class Theirs:
                                                min_decoding_length=most, end_token=[names[1]], **more)
 
     def _ended(self, some: list[Any], found: list[Any]) -> Any:
-        from keepleft.decoding.hypotheses import Written
-        from keepleft.serving.asks import End
+        from keepleft.decoding.hypotheses import FinishedSequence
+        from keepleft.serving.asks import FinishEvent
 
         for ticket, one in zip(some, found, strict=True):
             tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][:ticket.ask.options.max_new_tokens]
             self.written += len(tokens)
-            yield ((ticket, End(0, "length", Written(tokens, 0.0), last=True)),)
+            yield ((ticket, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)),)
 
 
 def serve(side: str, folder: Path, threads: int) -> None:
     """One of the servers, for a process of its own."""
     import torch
 
-    from keepleft.cli.serve import SWITCH
-    from keepleft.runs.opened import opened
+    from keepleft.cli.serve import SWITCH_INTERVAL
+    from keepleft.runs.opened import load_for_inference
     from keepleft.serving import sized
-    from keepleft.serving.briefly import briefly
-    from keepleft.serving.http.app import app
-    from keepleft.serving.http.keys import Keys
+    from keepleft.serving.briefly import run_in_own_thread
+    from keepleft.serving.http.app import make_app
+    from keepleft.serving.http.keys import APIKeys
     from keepleft.serving.http.server import Server
     from keepleft.serving.http.service import Service
 
     torch.set_num_threads(threads)
-    sys.setswitchinterval(SWITCH)
-    found = briefly(lambda: opened(str(folder / "ours"), dtype="int8", device="cpu"))
-    torch.set_num_threads(sized.threads(found.model))
-    serving: Any = briefly(lambda: sized.engine(found.model, found.tokenizer))
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    found = run_in_own_thread(lambda: load_for_inference(str(folder / "ours"), dtype="int8", device="cpu"))
+    torch.set_num_threads(sized.best_threads(found.model))
+    serving: Any = run_in_own_thread(lambda: sized.make_engine(found.model, found.tokenizer))
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
     service = Service(found, serving, name="race")
-    front = app(service, keys=Keys([]), names=None, origins=[], log=lambda level, what: None)
-    Server(front, service, host="127.0.0.1", port=0, drain=1.0, ready=lambda host, port: print(port, flush=True)).run()
+    front = make_app(service, keys=APIKeys([]), allowed_hosts=None, allowed_origins=[], log=lambda level, what: None)
+    Server(front, service, host="127.0.0.1", port=0, shutdown_timeout=1.0, on_ready=lambda host, port: print(port, flush=True)).run()
 
 
 async def clients(port: int, seconds: float) -> tuple[float, list[float]]:

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 import keepleft as kl
-from keepleft.decoding.options import Options
-from keepleft.serving.asks import Ask, End, Event, Ticket
-from keepleft.serving.running import Running
-from keepleft.serving.together import Together
+from keepleft.decoding.options import GenerationConfig
+from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, RequestHandle
+from keepleft.serving.running import EngineThread
+from keepleft.serving.together import ContinuousBatchingEngine
 from report import about, arguments, show, write
 
 COUNT, STATIC, MORE = 512, 32, 64
@@ -41,34 +41,34 @@ TUNED: dict[str, dict[str, Any]] = {  # without flash attention all at work look
 Texts = list[list[int]]
 
 
-def asks(name: str, vocab: int) -> list[Ask]:
+def asks(name: str, vocab: int) -> list[GenerationRequest]:
     dice, out = random.Random(0), []
     for _ in range(COUNT):
         size = dice.randint(8, 64) if name == "base" else dice.randint(16, 256)
         limit = round(1.2 * size) if name == "base" else MORE
-        options = Options(max_new_tokens=limit, decoder_start_token_id=0 if name == "base" else None)
-        out.append(Ask([dice.randint(3, vocab - 1) for _ in range(size)], options))
+        options = GenerationConfig(max_new_tokens=limit, decoder_start_token_id=0 if name == "base" else None)
+        out.append(GenerationRequest([dice.randint(3, vocab - 1) for _ in range(size)], options))
     return out
 
 
-def engine(model: Any, name: str) -> Together:
+def engine(model: Any, name: str) -> ContinuousBatchingEngine:
     """Beginnings are not shared: the same prompts come again and again here."""
-    out = Together(model, rows=COUNT, pages=6_000 if name == "base" else 14_000, size=16, source_pages=4_000, chunk=1 << 13,
-                   longest=512, share=False)
-    out.paged.warm()
+    out = ContinuousBatchingEngine(model, max_num_seqs=COUNT, pages=6_000 if name == "base" else 14_000, page_size=16, source_pages=4_000, prefill_chunk_size=1 << 13,
+                   max_model_len=512, enable_prefix_caching=False)
+    out.runner.warm_up()
     return out
 
 
-def ours(engine: Together, some: list[Ask]) -> Callable[[], Texts]:
+def ours(engine: ContinuousBatchingEngine, some: list[GenerationRequest]) -> Callable[[], Texts]:
     def run() -> Texts:
-        told: dict[Ticket, list[int]] = {Ticket(ask): [] for ask in some}
+        told: dict[RequestHandle, list[int]] = {RequestHandle(ask): [] for ask in some}
         for ticket in told:
-            engine.take(ticket)
+            engine.submit(ticket)
         while engine.busy:
             for ticket, event in engine.step():
-                if isinstance(event, End):
-                    assert event.written is not None, event
-                    told[ticket] = event.written.tokens
+                if isinstance(event, FinishEvent):
+                    assert event.sequence is not None, event
+                    told[ticket] = event.sequence.tokens
         return list(told.values())
     return run
 
@@ -85,7 +85,7 @@ def peer(model: Any) -> Any:
     return out
 
 
-def static(model: Any, some: list[Ask], cache: str | None) -> Callable[[], Texts]:
+def static(model: Any, some: list[GenerationRequest], cache: str | None) -> Callable[[], Texts]:
     """Sorted by length, 32 at a time."""
     order = sorted(range(len(some)), key=lambda n: len(some[n].tokens))
     said = {} if cache is None else {"cache_implementation": cache}
@@ -107,7 +107,7 @@ def static(model: Any, some: list[Ask], cache: str | None) -> Callable[[], Texts
     return run
 
 
-def continuous(model: Any, some: list[Ask], settings: dict[str, Any]) -> Callable[[], Texts]:
+def continuous(model: Any, some: list[GenerationRequest], settings: dict[str, Any]) -> Callable[[], Texts]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     said = {"generation_config": GenerationConfig(max_new_tokens=MORE, do_sample=False, eos_token_id=-1, pad_token_id=0),
@@ -124,9 +124,9 @@ def continuous(model: Any, some: list[Ask], settings: dict[str, Any]) -> Callabl
     return run
 
 
-def first_tokens(engine: Together, some: list[Ask], rate: float) -> list[float]:
+def first_tokens(engine: ContinuousBatchingEngine, some: list[GenerationRequest], rate: float) -> list[float]:
     """Seconds to the first token, or for a whole answer where nothing is told before, of requests that come at random."""
-    running, dice = Running(engine), random.Random(1)
+    running, dice = EngineThread(engine), random.Random(1)
     came: list[float] = []
     heard: dict[int, float] = {}
 
@@ -197,7 +197,7 @@ def main() -> None:
     write(chosen.json, {"about": about(), "rows": rows, "waits": waits})
 
 
-def half_load(name: str, serving: Together, some: list[Ask], work: Callable[[], Texts]) -> dict[str, Any]:
+def half_load(name: str, serving: ContinuousBatchingEngine, some: list[GenerationRequest], work: Callable[[], Texts]) -> dict[str, Any]:
     seconds = []
     for _ in range(4):
         before = time.perf_counter()

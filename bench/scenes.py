@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, window
-from keepleft.models.stack import positions_of
+from keepleft.models.stack import positions_from_segments
 
 
 class Scene(NamedTuple):
@@ -32,7 +32,7 @@ class Scene(NamedTuple):
         if segments is None:
             segments = torch.ones(self.batch, length, dtype=torch.long, device=device)
             return Grid(length, length, q_seg=segments, k_seg=segments)
-        places = positions_of(segments)
+        places = positions_from_segments(segments)
         return Grid(length, length, 0, places, places, segments, segments)
 
 

@@ -34,7 +34,7 @@ def made(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, **{letter: n + 2 for n, letter in enumerate(alphabet)}}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     torch.manual_seed(0)
-    model = kl.build(kl.presets.small(kl.presets.llama3).but(vocab=tokenizer.get_vocab_size(), initial=kl.Normal(0.3)))
+    model = kl.build(kl.presets.small(kl.presets.llama3).but(vocab=tokenizer.get_vocab_size(), initial=kl.NormalInit(0.3)))
     model.notes = {"bos_token_id": 0, "eos_token_id": 1}
     kl.save(model, tokenizer, folder)
 

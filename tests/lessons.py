@@ -23,14 +23,14 @@ import numpy as np
 import torch
 
 import keepleft as kl
-from keepleft.data.batches import Batches, Bucketed, Packed
+from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
 from keepleft.data.objectives import NextToken, Translation
-from keepleft.data.store import Store
+from keepleft.data.store import TokenStore
 from keepleft.disk import atomic
 from keepleft.training import meter
 from keepleft.training.loop import train
-from keepleft.training.lora import adapt
-from keepleft.training.parallel import Team
+from keepleft.training.lora import add_lora
+from keepleft.training.parallel import DistributedContext
 from keepleft.training.recipe import Recipe
 
 VOCAB, LIMIT = 37, 120.0  # seconds that a child may take
@@ -39,14 +39,14 @@ CHILDREN.set_forkserver_preload(["lessons", "keepleft.models.build", "torch._dyn
                                  "torch.distributed.checkpoint", "torch.utils.checkpoint"])
 
 
-def store(records: int = 60, seed: int = 0) -> Store:
+def store(records: int = 60, seed: int = 0) -> TokenStore:
     """Texts of 1 to 9 tokens and an end, and the same backwards."""
     chance = np.random.default_rng(seed)
     texts = [[*chance.integers(3, VOCAB, chance.integers(1, 10)).tolist(), 2] for _ in range(records)]
-    return Store.of(text=texts, src=texts, tgt=[[*text[-2::-1], 2] for text in texts])
+    return TokenStore.from_lists(text=texts, src=texts, tgt=[[*text[-2::-1], 2] for text in texts])
 
 
-def batches(design: kl.Design, shape: Bucketed | Packed = Bucketed(), **choices: Any) -> Batches:  # noqa: B008
+def batches(design: kl.Design, shape: BucketedLayout | PackedLayout = BucketedLayout(), **choices: Any) -> Batches:  # noqa: B008
     """Micro-batches of 48 tokens, three to a step, of uneven size."""
     objective = NextToken(1) if design.encoder is None else Translation(1)
     return Batches(choices.pop("store", None) or store(), objective, shape, **{"budget": 48, "accumulate": 3, **choices})
@@ -55,7 +55,7 @@ def batches(design: kl.Design, shape: Bucketed | Packed = Bucketed(), **choices:
 def design(kind: str = "decoder", **changes: Any) -> kl.Design:
     """Tiny, of one layer in each stack; dropout is on unless it is switched off."""
     choice = kl.presets.small({"decoder": kl.presets.llama, "both": kl.presets.marian}[kind])
-    stacks = {name: kl.Stack(1, stack.mask) for name in ("encoder", "decoder") if (stack := getattr(choice, name))}
+    stacks = {name: kl.StackDesign(1, stack.mask) for name in ("encoder", "decoder") if (stack := getattr(choice, name))}
     plain = dict(vocab=VOCAB, dim=20, heads=2, feedforward=kl.FeedForward(14, "silu", gated=True), dropout=0.1, **stacks)
     return choice.but(**{**plain, **changes})
 
@@ -97,7 +97,7 @@ def child(target: Callable[..., None], *given: Any) -> Any:
 
 def _alone(target: Callable[..., None], *given: Any) -> None:
     torch.set_num_threads(1)
-    meter.matmul_rate = lambda *_: 1e9  # it takes seconds to measure
+    meter.peak_matmul_flops = lambda *_: 1e9  # it takes seconds to measure
     target(*given)
 
 
@@ -145,15 +145,15 @@ def shared(rank: int, world: int, jobs: list[dict[str, Any]]) -> None:
         job = {"kind": "both", "recipe": {}, "until": None, "lora": False, "trouble": None, "folder": None, **job}
         pupil, choice = model(design(job["kind"]), seed=rank + 1), design(job["kind"])  # the first one's weights count
         if job["lora"]:
-            adapt(pupil, 2, seed=rank)
+            add_lora(pupil, 2, seed=rank)
         said: dict[str, Any] = {"notes": [], "steps": []}
         try:
             for report in train(pupil, batches(choice, rank=rank, world=world), recipe(**job["recipe"]), folder=job["folder"],
-                                team=team(job["way"], rank, world), measure=partial(likelihood, rank),
+                                distributed=team(job["way"], rank, world), measure=partial(likelihood, rank),
                                 stop=partial(_stopping, pupil, rank, job, count(1))):
                 said["notes"] += report.notes
                 said["steps"].append(report.step)
-                said |= {"loss": report.loss, "norm": report.norm, "measures": report.measures, "tokens": report.tokens}
+                said |= {"loss": report.loss, "norm": report.grad_norm, "measures": report.measures, "tokens": report.tokens}
         except (OSError, FloatingPointError) as error:
             said["error"] = f"{type(error).__name__}: {error}"
         finally:
@@ -191,5 +191,5 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def team(way: str, rank: int, world: int) -> Team:
-    return Team(rank, world, torch.device("cpu"), way if world > 1 or way == "fsdp" else "alone")  # type: ignore[arg-type]
+def team(way: str, rank: int, world: int) -> DistributedContext:
+    return DistributedContext(rank, world, torch.device("cpu"), way if world > 1 or way == "fsdp" else "alone")  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ import keepleft as kl
 from keepleft import (
     FeedForward,
     LayerNorm,
-    Learned,
+    LearnedPositions,
     RelativeBias,
     RMSNorm,
     Rotary,
     Sinusoidal,
-    Stack,
+    StackDesign,
     block,
     causal,
     full,
@@ -67,19 +67,19 @@ def designs(draw, kind: str | None = None) -> kl.Design:
     kind = kind or draw(st.sampled_from(["encoder", "decoder", "both"]))
     masks = draw(CAUSAL_MASKS)
     layers = draw(st.integers(1, 3))
-    stack = lambda mask: Stack(layers, mask, final_norm=draw(st.booleans()))
+    stack = lambda mask: StackDesign(layers, mask, final_norm=draw(st.booleans()))
     rms = draw(st.booleans())
     return kl.Design(
         vocab=VOCAB, dim=DIM, heads=HEADS, kv_heads=draw(st.sampled_from([None, 1, 3])),
         head_dim=draw(st.sampled_from([None, 2, 10])),
         feedforward=FeedForward(29, draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])), draw(st.booleans())),
-        position=draw(st.sampled_from([Sinusoidal(), Learned(61), Learned(61, first=2), Rotary(100.0), RelativeBias(8, 19)])),
+        position=draw(st.sampled_from([Sinusoidal(), LearnedPositions(61), LearnedPositions(61, first=2), Rotary(100.0), RelativeBias(8, 19)])),
         norm=RMSNorm(1e-5) if rms else LayerNorm(), norm_first=draw(st.booleans()),
         encoder=None if kind == "decoder" else stack((full,)), decoder=None if kind == "encoder" else stack(masks),
-        head=kl.Vocabulary(tied=draw(st.booleans()), bias=draw(st.booleans()), scale=draw(st.booleans())),
+        head=kl.LMHead(tied=draw(st.booleans()), bias=draw(st.booleans()), scale=draw(st.booleans())),
         bias=draw(st.booleans()), bias_qkv=draw(st.sampled_from([None, True, False])),
         scale_embedding=draw(st.booleans()), scale_scores=draw(st.booleans()), norm_embedding=draw(st.booleans()),
-        kinds=draw(st.sampled_from([0, 2])) if kind == "encoder" else 0)
+        token_types=draw(st.sampled_from([0, 2])) if kind == "encoder" else 0)
 
 
 def made(design: kl.Design) -> torch.nn.Module:

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.disk.safetensors import Directory
+from keepleft.disk.safetensors import ShardedDirectory
 from keepleft.models import presets
-from keepleft.weights.rules import give, take
+from keepleft.weights.rules import export_tensors, load_tensors
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
@@ -111,17 +111,17 @@ def test_the_family_that_contributing_adds_computes_what_the_original_computes(t
                        max_position_embeddings=37, word_embed_proj_dim=24)
         peer = OPTForCausalLM(OPTConfig(**numbers)).double().eval()
         peer.save_pretrained(tmp_path)
-    source = Directory(tmp_path)
+    source = ShardedDirectory(tmp_path)
     design = family.read(json.loads((tmp_path / "config.json").read_text()), source.names())
     model = kl.build(design, dtype=torch.float64).eval()
-    take(family.rules(design), source, model.state_dict(), prefix=family.prefix)
+    load_tensors(family.rules(design), source, model.state_dict(), prefix=family.prefix)
     tokens = torch.randint(53, (2, 11))
     with torch.no_grad():
         assert (model(tokens) - peer(tokens).logits).abs().max() < 1e-9
-    theirs = dict(give(family.rules(design), model.state_dict(), prefix=family.prefix))
+    theirs = dict(export_tensors(family.rules(design), model.state_dict(), prefix=family.prefix))
     assert all(torch.equal(theirs[name], peer.state_dict()[name]) for name in theirs)
     assert family.read(family.write(design)) == design
-    assert kl.parameters(space["opt"]) == 125_239_296  # the published size of its smallest
+    assert kl.count_parameters(space["opt"]) == 125_239_296  # the published size of its smallest
 
 
 def test_the_rooms_of_contributing_are_the_rooms():

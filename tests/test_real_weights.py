@@ -81,7 +81,7 @@ def test_smollm2_writes_what_transformers_writes(smollm, peer, said):
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         theirs = peer[0].generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12, **said)[:, len(ids):].tolist()
-    found, = kl.answers(model, tokenizer, text, max_new_tokens=12, **said)
+    found, = kl.completions(model, tokenizer, text, max_new_tokens=12, **said)
     assert [answer.tokens for answer in found] == [row[:len(answer.tokens)] for row, answer in zip(theirs, found, strict=True)]
 
 

@@ -50,39 +50,39 @@ __all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
 
 if TYPE_CHECKING:
     from keepleft.attention.attend import Sight, attend, see
-    from keepleft.attention.backends.watching import maps
-    from keepleft.attention.cache import Growing, Ring, Static
+    from keepleft.attention.backends.watching import attention_maps
+    from keepleft.attention.cache import DynamicCache, RingCache, StaticCache
     from keepleft.attention.grid import Grid
-    from keepleft.attention.lean import Offloaded, Quantized
+    from keepleft.attention.lean import OffloadedCache, QuantizedCache
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
     from keepleft.attention.memory import Memory
-    from keepleft.attention.picture import draw, faults, picture, table
-    from keepleft.attention.reading import mask
+    from keepleft.attention.picture import draw, faults, picture, mask_table
+    from keepleft.attention.reading import parse_mask
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
-    from keepleft.data.batches import Batches, Bucketed, Packed, Windows
+    from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
     from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
-    from keepleft.data.store import Store
+    from keepleft.data.store import TokenStore
     from keepleft.decoding.beam import beam
-    from keepleft.decoding.generate import Answer, answers, generate, stream
-    from keepleft.decoding.hypotheses import Hypotheses, Written
+    from keepleft.decoding.generate import Completion, completions, generate, stream
+    from keepleft.decoding.hypotheses import Hypotheses, FinishedSequence
     from keepleft.decoding.loop import decode
-    from keepleft.decoding.options import Options
+    from keepleft.decoding.options import GenerationConfig
     from keepleft.decoding.single import greedy, sample
     from keepleft.evaluate.likelihood import likelihood
     from keepleft.models import presets
-    from keepleft.models.build import build, parameters
-    from keepleft.models.design import Classes, Design, Folded, Masked, Normal, Pooled, Stack, Vocabulary, Xavier
-    from keepleft.models.pack import pack
-    from keepleft.models.stack import positions_of
+    from keepleft.models.build import build, count_parameters
+    from keepleft.models.design import ClassificationHead, Design, T5Init, MaskedLMHead, NormalInit, PoolingHead, StackDesign, LMHead, XavierInit
+    from keepleft.models.pack import prepack
+    from keepleft.models.stack import positions_from_segments
     from keepleft.models.watch import watch
     from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
     from keepleft.nn.feedforward import FeedForward
     from keepleft.nn.norm import LayerNorm, RMSNorm
-    from keepleft.nn.position import Learned, Llama3, RelativeBias, Rotary, Sinusoidal, Stretched
+    from keepleft.nn.position import LearnedPositions, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal, LinearRopeScaling
     from keepleft.serving.explorer.notebook import explore
-    from keepleft.training.loop import Report, train
+    from keepleft.training.loop import TrainReport, train
     from keepleft.training.recipe import Recipe
     from keepleft.weights.files import load, save
 

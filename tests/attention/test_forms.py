@@ -7,27 +7,27 @@ import torch
 
 import keepleft as kl
 from keepleft import causal, full, prefix, window
-from keepleft.attention.backends.sdpa import Bands, Runs, Table, Whole
+from keepleft.attention.backends.sdpa import ChunkedWindow, RaggedRows, DenseMask, BuiltinMask
 
 
 def form(mask: kl.Mask, grid: kl.Grid, batch: int = 1):
-    return kl.see(mask, grid, batch=batch, backend="sdpa").form
+    return kl.see(mask, grid, batch=batch, backend="sdpa").lowered_mask
 
 
 def test_what_the_kernel_knows_by_itself_needs_no_table():
-    assert form(full, kl.Grid(2, 7)) is Whole.EVERYTHING
-    assert form(causal, kl.Grid(7, 7)) is Whole.TRIANGLE
-    assert form(causal & full, kl.Grid(7, 7)) is Whole.TRIANGLE
-    assert form(causal & window(9), kl.Grid(7, 7)) is Whole.TRIANGLE  # the window is wider than the text
-    assert form(causal, kl.Grid(1, 7, start=6)) is Whole.EVERYTHING   # the newest token sees all
-    assert form(causal & window(9), kl.Grid(1, 7, start=6)) is Whole.EVERYTHING
+    assert form(full, kl.Grid(2, 7)) is BuiltinMask.FULL
+    assert form(causal, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
+    assert form(causal & full, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
+    assert form(causal & window(9), kl.Grid(7, 7)) is BuiltinMask.CAUSAL  # the window is wider than the text
+    assert form(causal, kl.Grid(1, 7, start=6)) is BuiltinMask.FULL   # the newest token sees all
+    assert form(causal & window(9), kl.Grid(1, 7, start=6)) is BuiltinMask.FULL
 
 
 def test_what_only_looks_like_it_gets_a_table():
     for grid, seen in ((kl.Grid(1, 7, start=5), 6), (kl.Grid(1, 7), 1), (kl.Grid(2, 7, start=5), 13), (kl.Grid(7, 9), 28)):
         made = form(causal, grid)
-        assert isinstance(made, Table)
-        assert made.seen.sum() == seen
+        assert isinstance(made, DenseMask)
+        assert made.attn_mask.sum() == seen
     assert form(causal & window(3), kl.Grid(7, 7)).seen.sum() == 18
     assert form(causal & window(3), kl.Grid(1, 7, start=6)).seen.tolist() == [[[[False] * 4 + [True] * 3]]]
     assert form(causal | prefix(2), kl.Grid(7, 7)).seen.sum() == 29
@@ -44,19 +44,19 @@ def test_a_table_of_padded_keys_is_not_spelt_out_for_every_query():
 def test_long_padded_rows_are_attended_text_by_text(side):
     real = torch.arange(300)[None] < torch.tensor([300, 171, 171, 7])[:, None]
     texts = (real if side == "right" else real.flip(1)).long()
-    places = kl.positions_of(texts)
+    places = kl.positions_from_segments(texts)
     made = form(causal, kl.Grid(300, 300, 0, places, places, texts, texts), batch=4)
-    assert isinstance(made, Runs)
+    assert isinstance(made, RaggedRows)
     turn = slice(None, None, 1 if side == "right" else -1)
-    assert [row[turn] for row in made.rows] == [((300, Whole.TRIANGLE),), *[((171, Whole.TRIANGLE), (129, None))] * 2,
-                                                ((7, Whole.TRIANGLE), (293, None))]
+    assert [row[turn] for row in made.rows] == [((300, BuiltinMask.CAUSAL),), *[((171, BuiltinMask.CAUSAL), (129, None))] * 2,
+                                                ((7, BuiltinMask.CAUSAL), (293, None))]
 
 
 def test_a_long_window_is_attended_band_by_band():
     made = form(causal & window(5), kl.Grid(600, 600))
-    assert isinstance(made, Bands)
-    assert made.first.numel() + made.others.numel() < 600 * 600
-    assert isinstance(form(causal & window(5) | prefix(1), kl.Grid(600, 600)), Table)
+    assert isinstance(made, ChunkedWindow)
+    assert made.first_chunk.numel() + made.later_chunks.numel() < 600 * 600
+    assert isinstance(form(causal & window(5) | prefix(1), kl.Grid(600, 600)), DenseMask)
 
 
 def test_a_kernel_that_is_none_is_refused_by_name():

@@ -20,27 +20,27 @@ N = 7
 @given(MASKS, MASKS)
 @settings(max_examples=100)
 def test_the_algebra_is_that_of_sets(a, b):
-    assert torch.equal(kl.table(a & b, N), kl.table(a, N) & kl.table(b, N))
-    assert torch.equal(kl.table(a | b, N), kl.table(a, N) | kl.table(b, N))
-    assert torch.equal(kl.table(~a, N), ~kl.table(a, N))
-    assert torch.equal(kl.table(~(a & b), N), kl.table(~a | ~b, N))
+    assert torch.equal(kl.mask_table(a & b, N), kl.mask_table(a, N) & kl.mask_table(b, N))
+    assert torch.equal(kl.mask_table(a | b, N), kl.mask_table(a, N) | kl.mask_table(b, N))
+    assert torch.equal(kl.mask_table(~a, N), ~kl.mask_table(a, N))
+    assert torch.equal(kl.mask_table(~(a & b), N), kl.mask_table(~a | ~b, N))
 
 
 @given(MASKS)
 @settings(max_examples=150)
 def test_a_mask_reads_back_from_its_print(a):
-    assert kl.mask(repr(a)) == a
-    assert hash(kl.mask(repr(a))) == hash(a)
+    assert kl.parse_mask(repr(a)) == a
+    assert hash(kl.parse_mask(repr(a))) == hash(a)
 
 
 @given(MASKS, st.integers(1, 9))
 @settings(max_examples=100)
 def test_within_a_length_a_mask_may_be_simpler_but_says_the_same(a, n):
-    assert torch.equal(kl.table(a.within(n), n), kl.table(a, n))
+    assert torch.equal(kl.mask_table(a.within(n), n), kl.mask_table(a, n))
 
 
 def test_what_each_kind_sees():
-    see = lambda mask: {(q, k) for q, k in itertools.product(range(N), range(N)) if kl.table(mask, N)[q, k]}
+    see = lambda mask: {(q, k) for q, k in itertools.product(range(N), range(N)) if kl.mask_table(mask, N)[q, k]}
     pairs = set(itertools.product(range(N), range(N)))
     assert see(full) == pairs
     assert see(causal) == {(q, k) for q, k in pairs if k <= q}
@@ -53,9 +53,9 @@ def test_what_each_kind_sees():
 
 def test_a_prefix_of_its_own_for_each_row():
     mask = prefix((1, 4))
-    assert kl.table(mask, N, row=0).sum() == 1 * N
-    assert kl.table(mask, N, row=1).sum() == 4 * N
-    assert mask == prefix([1, 4]) == prefix(torch.tensor([1, 4])) == kl.mask("prefix((1, 4))")
+    assert kl.mask_table(mask, N, row=0).sum() == 1 * N
+    assert kl.mask_table(mask, N, row=1).sum() == 4 * N
+    assert mask == prefix([1, 4]) == prefix(torch.tensor([1, 4])) == kl.parse_mask("prefix((1, 4))")
     assert repr(mask | causal) == "prefix((1, 4)) | causal"
 
 
@@ -114,15 +114,15 @@ def test_how_far_a_mask_looks_back():
     "lambda: causal", "(" * 300 + ")" * 300, "~" * 1500, "causal" + " & causal" * 400])
 def test_what_is_not_a_mask_is_refused_in_words(text):
     with pytest.raises((ValueError, TypeError)) as error:
-        kl.mask(text)
+        kl.parse_mask(text)
     assert str(error.value)
 
 
 def test_names_of_ones_own_read_back_when_given():
     even = kl.Where("even", lambda b, h, q, k: k % 2 == 0)
-    assert kl.mask("causal & even", {"even": even}) == causal & even
+    assert kl.parse_mask("causal & even", {"even": even}) == causal & even
     with pytest.raises(ValueError, match="'even'"):
-        kl.mask("causal & even")
+        kl.parse_mask("causal & even")
     with pytest.raises(ValueError, match="cannot name"):
         kl.Where("two words", lambda b, h, q, k: k == q)
 

@@ -66,11 +66,11 @@ def test_minus_a_billion_is_not_minus_infinity():
 
 def test_the_drawn_masks():
     assert kl.draw(kl.causal, 3) == "■ · ·\n■ ■ ·\n■ ■ ■"
-    six = kl.table(kl.causal, 6)
+    six = kl.mask_table(kl.causal, 6)
     assert torch.equal(six, torch.ones(6, 6, dtype=torch.bool).tril())
-    added = torch.where(kl.table(kl.causal, 5), 0.0, float("-inf"))  # the same as numbers to add to the scores
+    added = torch.where(kl.mask_table(kl.causal, 5), 0.0, float("-inf"))  # the same as numbers to add to the scores
     assert torch.equal(added, torch.triu(torch.full((5, 5), float("-inf")), 1))
-    four = kl.table(kl.causal, 4)
+    four = kl.mask_table(kl.causal, 4)
     assert four.sum() == 10  # a sketch of it elsewhere keeps 13: its first two rows see their future
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
-from keepleft.auditing.guard import Within
+from keepleft.auditing.guard import BoundsCheck
 
 IDS = torch.randint(0, 19, (2, 11), generator=torch.Generator().manual_seed(0))
 
@@ -244,7 +244,7 @@ def test_a_leak_under_compile_and_on_another_thread_is_found():
 
 def test_what_a_gpu_would_stumble_over_is_refused_before():
     scores, inside = torch.zeros(3, 5), torch.tensor([0, 4, -100])
-    with Within():
+    with BoundsCheck():
         torch.nn.functional.cross_entropy(scores, inside)
         torch.nn.functional.cross_entropy(scores, inside.clamp(min=-1), ignore_index=-1)
         torch.nn.functional.nll_loss(scores, inside)

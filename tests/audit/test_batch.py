@@ -8,9 +8,9 @@ from torch import nn
 
 import keepleft as kl
 from keepleft.auditing.checks import batch
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Subject
-from keepleft.auditing.ways import BUDGETS, Way
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import ModelAdapter
+from keepleft.auditing.ways import BUDGETS, CodePath
 
 VOCAB, WIDTH = 37, 12
 
@@ -90,9 +90,9 @@ def test_rows_are_kept_apart(model, found) -> None:
 
 @pytest.mark.parametrize(("model", "found"), [(Recurrent, False), (HalfMixes, True)])
 def test_each_path_that_is_offered_is_looked_at(model, found) -> None:
-    subject = Subject(model().eval(), some(), claim=kl.causal)
-    inquiry = Inquiry(subject, kl.causal, 1, BUDGETS["quick"], ("batch",), double=False)
-    with subject.on(Way()):
-        subject.run(subject.call(2), Way())
-    batch.batch(inquiry, [], [Way(dtype=torch.bfloat16)])
-    assert inquiry.found("batch") == found
+    subject = ModelAdapter(model().eval(), some(), claim=kl.causal)
+    inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("batch",), supports_float64=False)
+    with subject.on_path(CodePath()):
+        subject.run(subject.make_inputs(2), CodePath())
+    batch.batch(inquiry, [], [CodePath(dtype=torch.bfloat16)])
+    assert inquiry.has_finding("batch") == found

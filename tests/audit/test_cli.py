@@ -83,7 +83,7 @@ def directory(tmp_path_factory):
     """A tiny GPT-2 that transformers can read too."""
     folder = tmp_path_factory.mktemp("models") / "gpt2"
     design = kl.presets.gpt2.but(vocab=37, dim=12, heads=2, feedforward=kl.FeedForward(20, "gelu_tanh"),
-                                 position=kl.Learned(40), decoder=kl.Stack(2, (kl.causal,)))
+                                 position=kl.LearnedPositions(40), decoder=kl.StackDesign(2, (kl.causal,)))
     model = kl.build(design)
     model.notes |= {"bos_token_id": 0, "eos_token_id": 0}
     kl.save(model, None, folder)
@@ -232,8 +232,8 @@ def test_a_directory_of_ours(directory, capsys):
 
 
 def test_what_an_encoder_of_ours_is_built_with_is_its_claim(tmp_path, capsys):
-    design = kl.presets.bert.but(vocab=37, dim=12, heads=2, feedforward=kl.FeedForward(20, "gelu"), position=kl.Learned(40),
-                                 encoder=kl.Stack(1, (kl.full,), final_norm=False))
+    design = kl.presets.bert.but(vocab=37, dim=12, heads=2, feedforward=kl.FeedForward(20, "gelu"), position=kl.LearnedPositions(40),
+                                 encoder=kl.StackDesign(1, (kl.full,), final_norm=False))
     kl.save(kl.build(design), None, tmp_path / "bert")
     code, out, _ = said(capsys, tmp_path / "bert", *QUICK)
     assert code == 0, out

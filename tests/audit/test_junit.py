@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from keepleft.auditing.junit import junit
-from keepleft.auditing.report import KINDS, Finding, Report
+from keepleft.auditing.report import KINDS, Finding, AuditReport
 
-CLEAN = Report("Mine", "causal", "quick", checked=("future", "batch"), skipped=(
+CLEAN = AuditReport("Mine", "causal", "quick", checked=("future", "batch"), skipped=(
     "padding: the model takes no mask", "cache: the model takes no cache", "batch by comparison: it was too long"),
     about={"torch": "2"}, seconds=1.5, calls=7)
 LEAK = replace(CLEAN, subject="Yours <&> \"x\"\0", findings=(
@@ -21,7 +21,7 @@ LEAK = replace(CLEAN, subject="Yours <&> \"x\"\0", findings=(
 NOTHING = replace(CLEAN, checked=(), skipped=("the audit: it crashes",), blocked=("the audit: it crashes",))
 
 
-def read(*reports: Report) -> ElementTree.Element:
+def read(*reports: AuditReport) -> ElementTree.Element:
     return ElementTree.fromstring(junit(reports).encode())
 
 

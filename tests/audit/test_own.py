@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import keepleft as kl
-from keepleft.data.batch import made
-from keepleft.data.ragged import Ragged, packed, padded
-from keepleft.models.asked import answered
-from keepleft.models.design import Stack
+from keepleft.data.batch import collate
+from keepleft.data.ragged import Ragged, pack_layout, pad_layout
+from keepleft.models.asked import model_loss
+from keepleft.models.design import StackDesign
 from thinned import thinned
 
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt_neo", "llama3_1", "llama", "t5", "mt5", "bart", "marian", "bert", "mistral")
@@ -33,7 +33,7 @@ def test_every_family_keeps_to_its_claim(name):
 
 
 def test_a_window_is_kept_to_and_its_ring_too():
-    model = built("llama", decoder=Stack(2, (kl.causal & kl.window(4),)))
+    model = built("llama", decoder=StackDesign(2, (kl.causal & kl.window(4),)))
     report = kl.audit(model, claim=kl.causal & kl.window(4), budget="quick")
     assert report.ok, report.text()
     assert any("ring" in path or "cache" in report.checked for path in report.paths)
@@ -57,12 +57,12 @@ def test_a_model_without_its_mask_is_named():
 
 
 def test_a_packed_model_is_as_clean_as_the_one_it_was_packed_from():
-    report = kl.audit(kl.pack(built("gpt2")), budget="quick")
+    report = kl.audit(kl.prepack(built("gpt2")), budget="quick")
     assert report.ok, report.text()
 
 
 def test_int8_by_one_scale_for_the_batch_is_a_leak_and_is_called_one():
-    report = kl.audit(kl.pack(built("gpt2"), "int8"), budget="quick", checks=["batch"])
+    report = kl.audit(kl.prepack(built("gpt2"), "int8"), budget="quick", checks=["batch"])
     assert {finding.kind for finding in report.findings} == {"batch"}
     assert report.findings[0].size < 0.05
 
@@ -78,16 +78,16 @@ class Taught(nn.Module):
 
     def forward(self, input_ids, labels=None, num_items_in_batch=None):
         rows, length = input_ids.shape
-        texts = Ragged.of([[*row, 0] for row in input_ids.tolist()])
-        lesson = self.objective.lesson((texts,), np.random.default_rng(0))
-        batch = made(lesson, padded(lesson.tokens), None, "")
+        texts = Ragged.from_lists([[*row, 0] for row in input_ids.tolist()])
+        lesson = self.objective.examples((texts,), np.random.default_rng(0))
+        batch = collate(lesson, pad_layout(lesson.tokens), None, "")
         logits = self.model(**batch.inputs)[:, 1:]
         if labels is None:
             return {"logits": logits}
         asked = torch.full((rows, length + 1), -100)
         asked[:, 1:length] = labels[:, 1:]
         assert torch.equal(batch.targets[:, :-1], input_ids)  # what is asked is the text itself
-        sums = answered(self.model, batch.inputs, asked)
+        sums = model_loss(self.model, batch.inputs, asked)
         return {"loss": sums.loss / ((asked != -100).sum() if num_items_in_batch is None else num_items_in_batch),
                 "logits": logits}
 
@@ -110,9 +110,9 @@ class TaughtPacked(nn.Module):
         out = []
         for row, marks in zip(tokens, segments, strict=True):
             cuts = [0, *(1 + (marks[1:] != marks[:-1]).nonzero().flatten()).tolist(), len(row)]
-            texts = Ragged.of([row[a:b].tolist() for a, b in pairwise(cuts)])
-            layout = packed([np.arange(len(cuts) - 1)], texts, width=len(row), height=1)
-            inputs = {"tokens": torch.from_numpy(layout.lay(texts, 0)), "segments": torch.from_numpy(layout.segments(texts))}
+            texts = Ragged.from_lists([row[a:b].tolist() for a, b in pairwise(cuts)])
+            layout = pack_layout([np.arange(len(cuts) - 1)], texts, width=len(row), height=1)
+            inputs = {"tokens": torch.from_numpy(layout.scatter(texts, 0)), "segments": torch.from_numpy(layout.segments(texts))}
             out.append(self.model(**inputs))
         return torch.cat(out)
 

@@ -8,9 +8,9 @@ from torch import nn
 
 import keepleft as kl
 from keepleft.auditing.checks import padding
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Subject
-from keepleft.auditing.ways import BUDGETS, Way
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import ModelAdapter
+from keepleft.auditing.ways import BUDGETS, CodePath
 
 VOCAB, WIDTH = 37, 12
 
@@ -84,16 +84,16 @@ def test_a_mask_that_is_heeded_is_clean() -> None:
     assert {"padding", "batch", "nan"} <= set(report.checked)
 
 
-@pytest.mark.parametrize("way", [Way(dtype=torch.bfloat16), Way(flag=("use_sdpa", True)), Way(mask="boolean")], ids=str)
+@pytest.mark.parametrize("way", [CodePath(dtype=torch.bfloat16), CodePath(flag=("use_sdpa", True)), CodePath(mask="boolean")], ids=str)
 def test_each_path_that_is_offered_is_looked_at(way) -> None:
     planted = {torch.bfloat16: HalfForgotten, None: FlagForgotten if way.flag else BooleanForgotten}[way.dtype]
     for model, found in ((planted, True), (Decoder, False)):
-        subject = Subject(model().eval(), some(), claim=kl.causal)
-        inquiry = Inquiry(subject, kl.causal, 1, BUDGETS["quick"], ("padding",), double=False)
-        with subject.on(Way()):
-            subject.run(subject.call(2), Way())
+        subject = ModelAdapter(model().eval(), some(), claim=kl.causal)
+        inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("padding",), supports_float64=False)
+        with subject.on_path(CodePath()):
+            subject.run(subject.make_inputs(2), CodePath())
         padding.padding(inquiry, [], [way])
-        assert inquiry.found("padding") == found
+        assert inquiry.has_finding("padding") == found
 
 
 class Luong(nn.Module):

@@ -7,15 +7,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from keepleft.auditing.page import page
-from keepleft.auditing.report import Finding, Report
+from keepleft.auditing.page import html_page
+from keepleft.auditing.report import Finding, AuditReport
 
 T = 5
 NASTY = "</pre><script>alert('\"')</script>\0&amp;"
 CAUSAL = tuple(tuple(k <= q for k in range(T)) for q in range(T))
 MOVES = tuple(tuple(0.25 if k <= q else 0.0 for k in range(T)) for q in range(T))
 PEEKS = tuple(tuple(0.2 if (q, k) == (1, 3) else size for k, size in enumerate(row)) for q, row in enumerate(MOVES))
-CLEAN = Report("Mine", "causal", "quick", checked=("future",), paths=("eval, batch 2", "train, batch 2"), claimed=CAUSAL,
+CLEAN = AuditReport("Mine", "causal", "quick", checked=("future",), paths=("eval, batch 2", "train, batch 2"), claimed=CAUSAL,
                measured=MOVES, notes=("weights were woken",), skipped=("padding: it takes no mask",),
                about={"torch": "2.13"}, seconds=2.5, calls=31)
 FOUND = Finding("future", 1, 3, 0.2, "eval, batch 2", "blocks.1.attn", "position 1 reads position 3; mend it.",
@@ -59,7 +59,7 @@ class Read(HTMLParser):
 
 
 def test_it_says_the_verdict_and_every_finding():
-    text = page(LEAK)
+    text = html_page(LEAK)
     found = Read(text)
     assert "leak: Mine" in found.texts["title"][0]
     for told in (FOUND.message, FOUND.path, FOUND.module, FOUND.line, FOUND.reproduce, "weights were woken",
@@ -70,40 +70,40 @@ def test_it_says_the_verdict_and_every_finding():
 
 
 def test_cells_that_move_against_the_claim_have_a_colour_and_a_shape_of_their_own():
-    found = Read(page(LEAK))
+    found = Read(html_page(LEAK))
     assert found.marks("cross") == found.marks("bad") == 2  # one in the legend
     titles = found.texts["title"]
     assert "position 1 is moved by position 3, by 0.2, which the claim does not allow" in titles
     assert "position 3 is moved by position 1, by 0.25" in titles
     assert "position 0 is not moved by position 4" in titles
     assert "position 0 must not be moved by position 4" in titles
-    assert Read(page(CLEAN)).marks("cross") == 1
+    assert Read(html_page(CLEAN)).marks("cross") == 1
 
 
 def test_what_was_taken_for_rounding_is_not_shown_as_a_leak():
-    found = Read(page(replace(CLEAN, measured=PEEKS)))
+    found = Read(html_page(replace(CLEAN, measured=PEEKS)))
     assert found.marks("cross") == 0
     assert found.marks("noise") == 2
-    assert "taken for rounding" in page(replace(CLEAN, measured=PEEKS))
+    assert "taken for rounding" in html_page(replace(CLEAN, measured=PEEKS))
 
 
 def test_what_nobody_checked_is_not_taken_for_rounding():
-    text = page(replace(CLEAN, measured=PEEKS, checked=("batch",)))
+    text = html_page(replace(CLEAN, measured=PEEKS, checked=("batch",)))
     assert Read(text).marks("cross") == 2
     assert "was not made" in text
 
 
 def test_a_leak_on_another_path_is_not_looked_for_in_the_picture():
-    assert "does not show on that path" in page(replace(LEAK, measured=MOVES))
+    assert "does not show on that path" in html_page(replace(LEAK, measured=MOVES))
 
 
 def test_a_number_that_became_nan_is_said_in_words():
     wild = tuple(tuple(float("inf") if size else 0.0 for size in row) for row in PEEKS)
-    assert "position 1 is moved by position 3, from a number to NaN or back" in page(replace(LEAK, measured=wild))
+    assert "position 1 is moved by position 3, from a number to NaN or back" in html_page(replace(LEAK, measured=wild))
 
 
 def test_without_a_verdict_it_says_why_and_shows_no_picture():
-    text = page(NOTHING)
+    text = html_page(NOTHING)
     assert "<b>? unchecked</b>" in text
     assert "the audit: it crashes <b>Without this there is no verdict.</b>" in text
     assert "There is no picture" in text
@@ -114,7 +114,7 @@ def test_many_positions_share_squares_and_the_worst_is_shown():
     long = 200
     claimed = tuple(tuple(k <= q for k in range(long)) for q in range(long))
     measured = tuple(tuple(1e-3 if k <= q else 3e-6 if (q, k) == (101, 102) else 0.0 for k in range(long)) for q in range(long))
-    text = page(replace(LEAK, claimed=claimed, measured=measured))
+    text = html_page(replace(LEAK, claimed=claimed, measured=measured))
     assert "stands for 5 × 5 pairs" in text
     assert "position 101 is moved by position 102, by 3e-06, which the claim does not allow" in text
     assert len(text) < 1_500_000
@@ -127,12 +127,12 @@ def test_many_positions_share_squares_and_the_worst_is_shown():
     replace(LEAK, findings=(Finding(NASTY, 0, 1, 1.0, NASTY, NASTY, NASTY, NASTY, NASTY, NASTY, (NASTY,)),)),
     replace(NOTHING, blocked=(NASTY,), skipped=(f"future: {NASTY}", NASTY))])
 def test_everything_is_escaped_and_nothing_is_fetched(report):
-    found = Read(page(report))
-    assert "\0" not in page(report)
+    found = Read(html_page(report))
+    assert "\0" not in html_page(report)
     assert not {tag for tag, _ in found.seen} & {"script", "link", "img", "iframe", "object", "a"}
     assert not any(name in ("src", "href", "onload", "onclick") or "url(" in str(value) for _, given in found.seen
                    for name, value in given.items())
 
 
 def test_a_report_gives_its_own():
-    assert CLEAN.html() == page(CLEAN)
+    assert CLEAN.html() == html_page(CLEAN)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from keepleft.auditing.pytest_plugin import LONGEST, filed
+from keepleft.auditing.pytest_plugin import MAX_NAME_LENGTH, report_filename
 
 MODULE = "keepleft.auditing.pytest_plugin"
 INSTALLED = any(found.value == MODULE for found in entry_points(group="pytest11"))  # else it is named, and never twice
@@ -154,9 +154,9 @@ def test_a_run_without_models_does_not_wait_for_torch(tmp_path):
 
 
 def test_names_of_pages_are_names_of_files():
-    assert filed("a/b.py::Test::test_c") == "a.b.py-Test-test_c"
-    odd, other = filed("a.py::test[x/y z*?]"), filed("a.py::test[x/y z**]")
+    assert report_filename("a/b.py::Test::test_c") == "a.b.py-Test-test_c"
+    odd, other = report_filename("a.py::test[x/y z*?]"), report_filename("a.py::test[x/y z**]")
     assert odd != other
     assert odd.startswith("a.py-test_x.y_z_")
     assert not set("/*?[]: ") & set(odd)
-    assert len(filed("x" * 1000)) < LONGEST + 20
+    assert len(report_filename("x" * 1000)) < MAX_NAME_LENGTH + 20

@@ -9,7 +9,7 @@ import torch
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.data.tokenizer import learn
+from keepleft.data.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OUT = {"ctranslate2": "out", "onnx": "out.onnx", "hf": "out", "gguf": "out.gguf"}
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     design = kl.presets.small(kl.presets.llama).but(vocab=300)
     model = kl.build(design, generator=torch.Generator().manual_seed(3))
     model.notes = {"bos_token_id": 1, "eos_token_id": 2}
-    kl.save(model, learn("bpe", ["the sea is calm"] * 9, 300, running=True), place)
+    kl.save(model, train_tokenizer("bpe", ["the sea is calm"] * 9, 300, running_text=True), place)
     return place
 
 

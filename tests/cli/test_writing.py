@@ -16,7 +16,7 @@ import keepleft as kl
 from decoding.words import byte_tokens, writer
 from keepleft.cli import main
 from keepleft.disk import svg
-from keepleft.runs.spelled import in_turn
+from keepleft.runs.spelled import token_pieces
 
 TOKENS = byte_tokens()
 LETTERS = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
@@ -33,7 +33,7 @@ def decoder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    design = kl.presets.small(kl.presets.pegasus).but(vocab=TOKENS.get_vocab_size(), initial=kl.Normal(0.4))
+    design = kl.presets.small(kl.presets.pegasus).but(vocab=TOKENS.get_vocab_size(), initial=kl.NormalInit(0.4))
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
     model.notes = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
     kl.save(model, TOKENS, folder)
@@ -43,7 +43,7 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classes")
-    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.Classes(2))
+    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.ClassificationHead(2))
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
     model.notes = {"id2label": {"0": "sad", "1": "glad"}}
     kl.save(model, TOKENS, folder)
@@ -167,7 +167,7 @@ def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, cap
         assert code == 0
         assert found["text"].startswith(" ship sails")
         if command == "translate" and beams == "1":  # a token a row, those of the prefix too
-            rows = [svg.visible(word) for word in in_turn(TOKENS, found["tokens"])]
+            rows = [svg.show_invisibles(word) for word in token_pieces(TOKENS, found["tokens"])]
             assert shown[-len(rows):] == rows
         else:
             assert any(found["text"] in line for line in shown)
@@ -223,7 +223,7 @@ def test_how_likely_a_text_is(decoder, pair, capsys):
 
 
 def test_what_fits_in_a_gap(tmp_path, capsys):
-    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.Masked())
+    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.MaskedLMHead())
     kl.save(kl.build(design, generator=torch.Generator().manual_seed(0)), TOKENS, tmp_path)
     code, out, _ = run(capsys, "fill", str(tmp_path), "the <mask> is <mask>", "--count", "3", "--json")
     gaps = json.loads(out)["gaps"]

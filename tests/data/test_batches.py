@@ -10,20 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.ahead import ahead
-from keepleft.data.batches import Batches, Bucketed, Packed, Place, Windows
-from keepleft.data.objectives import NOTHING, Classification, NextToken, Translation
-from keepleft.data.store import Store
+from keepleft.data.ahead import prefetch
+from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, BatchCursor, WindowLayout
+from keepleft.data.objectives import IGNORE_INDEX, Classification, NextToken, Translation
+from keepleft.data.store import TokenStore
 
 START, END = 1, 2
 texts = st.lists(st.lists(st.integers(5, 40), min_size=1, max_size=11).map(lambda text: [*text, END]), min_size=1, max_size=40)
-shapes = st.sampled_from([Bucketed(), Bucketed(4), Bucketed(8, fixed=True), Packed(12), Packed(24)])
+shapes = st.sampled_from([BucketedLayout(), BucketedLayout(4), BucketedLayout(8, fixed_height=True), PackedLayout(12), PackedLayout(24)])
 
 
-def pairs(n: int, seed: int = 0) -> Store:
+def pairs(n: int, seed: int = 0) -> TokenStore:
     chance = np.random.default_rng(seed)
     text = lambda: [*chance.integers(5, 40, chance.integers(1, 12)).tolist(), END]
-    return Store.of(src=[text() for _ in range(n)], tgt=[text() for _ in range(n)])
+    return TokenStore.from_lists(src=[text() for _ in range(n)], tgt=[text() for _ in range(n)])
 
 
 def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
@@ -43,9 +43,9 @@ def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
 @settings(deadline=None, max_examples=60)
 @given(texts, shapes, st.integers(0, 3), st.integers(1, 3), st.booleans())
 def test_an_epoch_shows_every_record_once_and_shifted_by_one(records, shape, epoch, accumulate, shuffled):
-    store = Store.of(src=[text[::-1] for text in records], tgt=records)
-    batches = Batches(store, Translation(START), shape, 48, accumulate, seed=7, shuffled=shuffled)
-    found = [one for n, step in enumerate(batches.plan(epoch)) for batch in batches.share(step, epoch, n)
+    store = TokenStore.from_lists(src=[text[::-1] for text in records], tgt=records)
+    batches = Batches(store, Translation(START), shape, 48, accumulate, seed=7, shuffle=shuffled)
+    found = [one for n, step in enumerate(batches.plan(epoch)) for batch in batches.shard(step, epoch, n)
              for one in told(batch)]
     assert sorted(found) == sorted(([START, *text[:-1]], text, text[::-1]) for text in records)
 
@@ -56,23 +56,23 @@ def test_a_batch_holds_no_more_than_its_budget_and_counts_what_is_asked(shape, a
     batches = Batches(pairs(150), Translation(START), shape, 96, accumulate)
     for n, step in enumerate(batches.plan(0)):
         assert len(step) <= accumulate
-        for batch in batches.share(step, 0, n):
+        for batch in batches.shard(step, 0, n):
             assert batch.inputs["tokens"].numel() <= 96
-            assert batch.tokens == int((batch.targets != NOTHING).sum())
-            assert (batch.targets[batch.inputs["segments"] == 0] == NOTHING).all()
+            assert batch.tokens == int((batch.targets != IGNORE_INDEX).sum())
+            assert (batch.targets[batch.inputs["segments"] == 0] == IGNORE_INDEX).all()
 
 
-@pytest.mark.parametrize("shape", [Bucketed(), Packed(24), Windows(16)], ids=str)
+@pytest.mark.parametrize("shape", [BucketedLayout(), PackedLayout(24), WindowLayout(16)], ids=str)
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 60))
 def test_the_order_can_be_taken_up_anywhere(shape, stop):
     store = pairs(80)
-    if isinstance(shape, Windows):
-        batches = Batches(Store({"text": store["tgt"]}), NextToken(START), shape, 64, seed=3)
+    if isinstance(shape, WindowLayout):
+        batches = Batches(TokenStore({"text": store["tgt"]}), NextToken(START), shape, 64, seed=3)
     else:
         batches = Batches(store, Translation(START), shape, 64, 2, seed=3)
     whole = list(islice(batches.steps(), stop + 4))
-    place = whole[stop - 1][0] if stop else Place()
+    place = whole[stop - 1][0] if stop else BatchCursor()
     for (a, one), (b, other) in zip(whole[stop:], batches.steps(place), strict=False):
         assert a == b
         for x, y in zip(one, other, strict=True):
@@ -84,9 +84,9 @@ def test_the_order_can_be_taken_up_anywhere(shape, stop):
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_processes_share_a_step_out_and_keep_in_step(accumulate, world):
-    whole = Batches(pairs(60), Translation(START), Bucketed(), 64, accumulate, seed=5)
+    whole = Batches(pairs(60), Translation(START), BucketedLayout(), 64, accumulate, seed=5)
     alone = list(islice(whole.steps(), 6))
-    shared = [list(islice(Batches(whole.store, whole.objective, whole.shape, 64, accumulate, 5, True, rank, world).steps(), 6))
+    shared = [list(islice(Batches(whole.store, whole.objective, whole.layout, 64, accumulate, 5, True, rank, world).steps(), 6))
               for rank in range(world)]
     for n, (place, step) in enumerate(alone):
         parts = [rank[n] for rank in shared]
@@ -98,7 +98,7 @@ def test_processes_share_a_step_out_and_keep_in_step(accumulate, world):
 
 def test_epochs_differ_and_runs_do_not():
     def order(seed, epoch):
-        batches = Batches(pairs(60), Translation(START), Bucketed(), 64, seed=seed)
+        batches = Batches(pairs(60), Translation(START), BucketedLayout(), 64, seed=seed)
         return [np.concatenate(micro).tolist() for step in batches.plan(epoch) for micro in step]
 
     assert order(1, 0) == order(1, 0)
@@ -108,47 +108,47 @@ def test_epochs_differ_and_runs_do_not():
 
 def test_windows_go_through_the_text_without_a_gap():
     text = list(range(5, 105))
-    batches = Batches(Store.of(text=[text[:30], text[30:]]), NextToken(START), Windows(9), 27, shuffled=False)
-    shown = [row for batch in batches.once() for row in batch.inputs["tokens"].tolist()]
-    asked = [row for batch in batches.once() for row in batch.targets.tolist()]
+    batches = Batches(TokenStore.from_lists(text=[text[:30], text[30:]]), NextToken(START), WindowLayout(9), 27, shuffle=False)
+    shown = [row for batch in batches.one_epoch() for row in batch.inputs["tokens"].tolist()]
+    asked = [row for batch in batches.one_epoch() for row in batch.targets.tolist()]
     assert list(chain.from_iterable(shown)) == text[:99]
     assert list(chain.from_iterable(asked)) == text[1:100]
-    assert "segments" not in next(iter(batches.once())).inputs
+    assert "segments" not in next(iter(batches.one_epoch())).inputs
 
 
 def test_labels_go_with_their_texts():
-    store = Store.of(text=[[1, n + 5, 2] for n in range(20)], label=[[n % 3] for n in range(20)])
-    for batch in Batches(store, Classification(), Bucketed(8, fixed=True), 64).once():
+    store = TokenStore.from_lists(text=[[1, n + 5, 2] for n in range(20)], label=[[n % 3] for n in range(20)])
+    for batch in Batches(store, Classification(), BucketedLayout(8, fixed_height=True), 64).one_epoch():
         for row, label in zip(batch.inputs["tokens"].tolist(), batch.targets.tolist(), strict=True):
-            assert label == ((row[1] - 5) % 3 if row[1] else NOTHING)
+            assert label == ((row[1] - 5) % 3 if row[1] else IGNORE_INDEX)
 
 
 def test_fixed_shapes_are_few():
     store = pairs(400)
-    shapes = {tuple(batch.inputs["tokens"].shape) for batch in Batches(store, Translation(START), Bucketed(4, True), 96).once()}
+    shapes = {tuple(batch.inputs["tokens"].shape) for batch in Batches(store, Translation(START), BucketedLayout(4, True), 96).one_epoch()}
     assert shapes <= {(96 // width, width) for width in (4, 8, 12)}
 
 
 def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(ValueError, match="record 0 has a text of 12 tokens, a batch holds 8"):
-        Batches(Store.of(src=[[5]], tgt=[[6] * 12]), Translation(START), Bucketed(), 8)
+        Batches(TokenStore.from_lists(src=[[5]], tgt=[[6] * 12]), Translation(START), BucketedLayout(), 8)
     with pytest.raises(ValueError, match="fewer than one window of 16"):
-        Batches(Store.of(text=[[5] * 10]), NextToken(START), Windows(16), 64)
+        Batches(TokenStore.from_lists(text=[[5] * 10]), NextToken(START), WindowLayout(16), 64)
     with pytest.raises(ValueError, match="nothing to train on"):
-        next(Batches(Store.of(text=[]), NextToken(START), Bucketed(), 64).steps())
+        next(Batches(TokenStore.from_lists(text=[]), NextToken(START), BucketedLayout(), 64).steps())
 
 
 def test_work_in_the_background_keeps_order_and_errors():
-    assert list(ahead(range(20), 3)) == list(range(20))
+    assert list(prefetch(range(20), 3)) == list(range(20))
 
     def broken():
         yield 1
         raise KeyError("lost")
 
-    items = ahead(broken())
+    items = prefetch(broken())
     assert next(items) == 1
     with pytest.raises(KeyError, match="lost"):
         next(items)
-    endless = ahead(iter(int, 1), 2)
+    endless = prefetch(iter(int, 1), 2)
     assert next(endless) == 0
     endless.close()  # and the thread goes

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.encoding import encoder, quick_way
-from keepleft.data.tokenizer import KINDS, SPECIAL, learn, marks, span
-from keepleft.data.units import Units
+from keepleft.data.encoding import encoder, fast_encoder
+from keepleft.data.tokenizer import TOKENIZER_KINDS, SPECIAL_TOKENS, train_tokenizer, special_tokens, vocab_size
+from keepleft.data.units import PieceTable
 
 TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
          "आप कैसे हैं। मैं ठीक हूँ।", "tabs\tand  double   spaces \n\n\n new line \r\n end ", "x = [1, 2, 12345]; y = {'a': 3}"] * 4
@@ -19,10 +19,10 @@ TYPE = np.dtype(np.uint16)
 
 
 def made(kind: str, running: bool):
-    return learn(kind, TEXTS, 600, running=running, least=1)
+    return train_tokenizer(kind, TEXTS, 600, running_text=running, min_frequency=1)
 
 
-TOKENIZERS = {(kind, running): made(kind, running) for kind in KINDS for running in (False, True)}
+TOKENIZERS = {(kind, running): made(kind, running) for kind in TOKENIZER_KINDS for running in (False, True)}
 blanks = st.lists(st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12).map("".join)
 wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]),
                                   st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")), max_size=60)
@@ -40,12 +40,12 @@ def test_quick_encoding_says_what_the_tokenizer_says(key, texts):
 
 def never(n: int, tokenizer) -> int:
     """A special token cannot come from a text: there it is an unknown word."""
-    return marks(tokenizer).unknown if n in marks(tokenizer).special() else n
+    return special_tokens(tokenizer).unknown if n in special_tokens(tokenizer).ids() else n
 
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
 def test_the_quick_way_is_taken(key):
-    assert quick_way(TOKENIZERS[key], json.loads(TOKENIZERS[key].to_str()), TYPE) is not None
+    assert fast_encoder(TOKENIZERS[key], json.loads(TOKENIZERS[key].to_str()), TYPE) is not None
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -60,14 +60,14 @@ def test_byte_level_pieces_lose_nothing(running, text):
 def test_a_special_token_cannot_be_written_in_a_text(key):
     tokenizer = TOKENIZERS[key]
     row, = encoder(tokenizer, TYPE)(["</s> <pad> a<mask>b <s>"])
-    assert not marks(tokenizer).special() & set(np.frombuffer(row, TYPE).tolist())
+    assert not special_tokens(tokenizer).ids() & set(np.frombuffer(row, TYPE).tolist())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hole(kind):
-    tokenizer = learn(kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, least=1)
+    tokenizer = train_tokenizer(kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, min_frequency=1)
     assert sorted(tokenizer.get_vocab().values()) == list(range(tokenizer.get_vocab_size()))
-    assert [tokenizer.token_to_id(word) for word in SPECIAL] == [0, 1, 2, 3, 4]
+    assert [tokenizer.token_to_id(word) for word in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
     if kind == "word":
         row, = encoder(tokenizer, TYPE)(["<unk> </s> The"])
         assert np.frombuffer(row, TYPE).tolist() == [3, 3, tokenizer.token_to_id("The")]
@@ -75,20 +75,20 @@ def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hol
 
 def test_the_span_of_a_tokenizer_counts_its_holes():
     from tokenizers import Tokenizer, models
-    assert span(Tokenizer(models.WordLevel({"a": 0, "b": 7}, "a"))) == 8
+    assert vocab_size(Tokenizer(models.WordLevel({"a": 0, "b": 7}, "a"))) == 8
 
 
 def test_what_goes_around_a_text():
-    rows = encoder(TOKENIZERS["bpe", False], TYPE, before=[1], after=[2])(["sea", ""])
+    rows = encoder(TOKENIZERS["bpe", False], TYPE, prefix=[1], suffix=[2])(["sea", ""])
     first, second = (np.frombuffer(row, TYPE).tolist() for row in rows)
     assert (first[0], first[-1], second) == (1, 2, [1, 2])
 
 
 def test_a_vocabulary_too_small_is_refused():
     with pytest.raises(ValueError, match="a vocabulary of 100 is too small"):
-        learn("bpe", TEXTS, 100)
+        train_tokenizer("bpe", TEXTS, 100)
     with pytest.raises(ValueError, match="no tokenizer is called 'sound'"):
-        learn("sound", TEXTS, 1000)
+        train_tokenizer("sound", TEXTS, 1000)
 
 
 def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
@@ -98,7 +98,7 @@ def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
         asked.extend(words)
         return [[len(word), sum(map(ord, word)) % 1000] for word in words]
 
-    units = Units(ask, TYPE)
+    units = PieceTable(ask, TYPE)
     words = [f" w{n * 7919 % 100_003}" for n in range(30_000)]
     text = "".join(words).encode()
     begins = np.cumsum([0, *map(len, words)])

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.objectives import NOTHING, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
+from keepleft.data.objectives import IGNORE_INDEX, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
 from keepleft.data.ragged import Ragged
-from keepleft.data.teaching import forced
+from keepleft.data.teaching import shift_right
 
 PAD, START, END, MASK = 0, 1, 2, 4
 SENTINELS = tuple(range(50, 60))
@@ -18,8 +18,8 @@ chances = st.integers(0, 1000).map(np.random.default_rng)
 
 @given(texts)
 def test_a_target_is_what_follows_its_input(records):
-    inputs, targets = forced(START, Ragged.of(records))
-    for shown, asked, text in zip(inputs.texts(), targets.texts(), records, strict=True):
+    inputs, targets = shift_right(START, Ragged.from_lists(records))
+    for shown, asked, text in zip(inputs.to_lists(), targets.to_lists(), records, strict=True):
         assert asked == text
         assert shown == [START, *text[:-1]]
 
@@ -27,33 +27,33 @@ def test_a_target_is_what_follows_its_input(records):
 @given(st.lists(st.lists(st.integers(10, 40), max_size=5), min_size=1, max_size=8))
 def test_each_text_may_have_its_own_start_and_empty_texts_have_none(records):
     starts = np.arange(100, 100 + len(records))
-    inputs, _ = forced(starts, Ragged.of(records))
-    assert inputs.texts() == [[start, *text[:-1]] if text else [] for start, text in zip(starts.tolist(), records, strict=True)]
+    inputs, _ = shift_right(starts, Ragged.from_lists(records))
+    assert inputs.to_lists() == [[start, *text[:-1]] if text else [] for start, text in zip(starts.tolist(), records, strict=True)]
 
 
 @given(texts, chances)
 def test_the_next_token_and_the_translation_are_forced_alike(records, chance):
-    alone = NextToken(START).lesson((Ragged.of(records),), chance)
-    beside = Translation(START).lesson((Ragged.of(records[::-1]), Ragged.of(records)), chance)
-    assert alone.tokens.texts() == beside.tokens.texts()
-    assert alone.targets.texts() == beside.targets.texts()
-    assert beside.source.texts() == records[::-1]
+    alone = NextToken(START).examples((Ragged.from_lists(records),), chance)
+    beside = Translation(START).examples((Ragged.from_lists(records[::-1]), Ragged.from_lists(records)), chance)
+    assert alone.tokens.to_lists() == beside.tokens.to_lists()
+    assert alone.targets.to_lists() == beside.targets.to_lists()
+    assert beside.source.to_lists() == records[::-1]
 
 
 @given(texts, chances)
 def test_masked_tokens_are_asked_and_others_shown_as_they_are(records, chance):
-    lesson = MaskedToken(MASK, 41, frozenset({PAD, START, END, MASK}), rate=0.4).lesson((Ragged.of(records),), chance)
-    for shown, asked, text in zip(lesson.tokens.texts(), lesson.targets.texts(), records, strict=True):
+    lesson = MaskedToken(MASK, 41, frozenset({PAD, START, END, MASK}), rate=0.4).examples((Ragged.from_lists(records),), chance)
+    for shown, asked, text in zip(lesson.tokens.to_lists(), lesson.targets.to_lists(), records, strict=True):
         for s, a, t in zip(shown, asked, text, strict=True):
-            assert a in (NOTHING, t)
-            assert s == t if a == NOTHING else s not in (PAD, START, END)
-        assert asked[-1] == NOTHING  # the end is never covered
+            assert a in (IGNORE_INDEX, t)
+            assert s == t if a == IGNORE_INDEX else s not in (PAD, START, END)
+        assert asked[-1] == IGNORE_INDEX  # the end is never covered
 
 
 def test_masking_keeps_to_its_shares():
     text = Ragged(np.full(100_000, 7), np.array([100_000]))
-    lesson = MaskedToken(MASK, 1000, frozenset({MASK})).lesson((text,), np.random.default_rng(0))
-    asked = lesson.targets.flat != NOTHING
+    lesson = MaskedToken(MASK, 1000, frozenset({MASK})).examples((text,), np.random.default_rng(0))
+    asked = lesson.targets.flat != IGNORE_INDEX
     shown = lesson.tokens.flat[asked]
     assert abs(asked.mean() - 0.15) < 0.005
     assert abs((shown == MASK).mean() - 0.8) < 0.02
@@ -64,9 +64,9 @@ def test_masking_keeps_to_its_shares():
 @given(texts, chances)
 def test_corrupted_spans_can_be_put_back(records, chance):
     goal = SpanCorruption(PAD, END, SENTINELS)
-    lesson = goal.lesson((Ragged.of(records),), chance)
-    sizes = goal.sizes((Ragged.of(records).lengths,))
-    told = zip(lesson.source.texts(), lesson.tokens.texts(), lesson.targets.texts(), strict=True)
+    lesson = goal.examples((Ragged.from_lists(records),), chance)
+    sizes = goal.sizes((Ragged.from_lists(records).lengths,))
+    told = zip(lesson.source.to_lists(), lesson.tokens.to_lists(), lesson.targets.to_lists(), strict=True)
     for n, (left, shown, taken) in enumerate(told):
         assert shown == [PAD, *taken[:-1]]
         spans, current = {}, None
@@ -85,17 +85,17 @@ def test_corrupted_spans_can_be_put_back(records, chance):
 @given(texts, chances)
 def test_denoising_asks_for_the_text_and_shows_a_spoilt_one(records, chance):
     goal = Denoising(START, MASK, stops=frozenset({15}), special=frozenset({PAD, START, END, MASK}))
-    lesson = goal.lesson((Ragged.of(records),), chance)
-    sizes = goal.sizes((Ragged.of(records).lengths,))
-    for n, (spoilt, text) in enumerate(zip(lesson.source.texts(), records, strict=True)):
+    lesson = goal.examples((Ragged.from_lists(records),), chance)
+    sizes = goal.sizes((Ragged.from_lists(records).lengths,))
+    for n, (spoilt, text) in enumerate(zip(lesson.source.to_lists(), records, strict=True)):
         assert spoilt[-1] == END
         assert not set(spoilt) - set(text) - {MASK}
         assert len(spoilt) <= sizes[1][n]
-    assert lesson.targets.texts() == records
+    assert lesson.targets.to_lists() == records
 
 
 def test_denoising_covers_about_its_share():
     text = [[*([20] * 2000), END]]
-    lesson = Denoising(START, MASK, special=frozenset({END})).lesson((Ragged.of(text),), np.random.default_rng(1))
-    left = lesson.source.texts()[0].count(20)
+    lesson = Denoising(START, MASK, special=frozenset({END})).examples((Ragged.from_lists(text),), np.random.default_rng(1))
+    left = lesson.source.to_lists()[0].count(20)
     assert 0.6 < left / 2000 < 0.9

@@ -12,10 +12,10 @@ from unicodedata import normalize
 import pytest
 
 from keepleft.data.phrases import french, hindi, pairs, split, words
-from keepleft.data.phrases.corpus import draw, sentences
+from keepleft.data.phrases.corpus import sample_sentences, sentences
 from keepleft.data.phrases.forms import Clause
 from keepleft.data.phrases.patterns import HE, ME, PATTERNS, SEEDS, SHE, THEY, WE, YOU
-from keepleft.data.phrases.say import clause, names, noun
+from keepleft.data.phrases.say import render_clause, name_phrases, noun_phrase
 
 LANGUAGES = ("fr", "hi")
 EVERYTHING = {language: pairs(language) for language in LANGUAGES}
@@ -41,7 +41,7 @@ def test_both_languages_say_the_same_sentences():
 def test_every_kind_of_sentence_is_there():
     kept = set(sentences())
     for pattern in PATTERNS:
-        assert sum(said in kept for said in draw(pattern)) >= 5, pattern.name
+        assert sum(said in kept for said in sample_sentences(pattern)) >= 5, pattern.name
 
 
 def test_another_process_says_the_same():
@@ -185,11 +185,11 @@ def test_rules_of_french():
     assert french.join("il parle", "de le Japon") == "Il parle du Japon"
     assert french.join("je comprends", "le hindi") == "Je comprends le hindi"
     new, car, computer = words.NEW, words.THINGS["car"], words.THINGS["computer"]
-    assert noun(computer, "a", quality=new).french == "un nouvel ordinateur"
-    assert noun(computer, "this").french == "cet ordinateur"
-    assert noun(car, "my", quality=new, plural=True).french == "mes nouvelles voitures"
-    assert noun(car, "a", quality=words.QUALITIES["white"]).french == "une voiture blanche"
-    assert noun(words.DRINKS["water"], "some").french_not == "de eau"  # shortened when it is joined
+    assert noun_phrase(computer, "a", quality=new).french == "un nouvel ordinateur"
+    assert noun_phrase(computer, "this").french == "cet ordinateur"
+    assert noun_phrase(car, "my", quality=new, plural=True).french == "mes nouvelles voitures"
+    assert noun_phrase(car, "a", quality=words.QUALITIES["white"]).french == "une voiture blanche"
+    assert noun_phrase(words.DRINKS["water"], "some").french_negated == "de eau"  # shortened when it is joined
 
 
 def test_rules_of_hindi():
@@ -198,23 +198,23 @@ def test_rules_of_hindi():
         "लड़का", "लड़के", "लड़के", "लड़कों"]
     assert [hindi.noun(girl, plural, oblique) for plural in (False, True) for oblique in (False, True)] == [
         "लड़की", "लड़की", "लड़कियाँ", "लड़कियों"]
-    assert noun(father, "my").hindi == noun(father, "my").oblique == "मेरे पिता"
-    assert [hindi.done("सो", *which) for which in ((False, False), (False, True), (True, False), (True, True))] == [
+    assert noun_phrase(father, "my").hindi == noun_phrase(father, "my").oblique == "मेरे पिता"
+    assert [hindi.perfective("सो", *which) for which in ((False, False), (False, True), (True, False), (True, True))] == [
         "सोया", "सोए", "सोई", "सोईं"]
-    assert [hindi.will("कर", who) for who in (ME, YOU, HE, SHE, WE, THEY)] == [
+    assert [hindi.future("कर", who) for who in (ME, YOU, HE, SHE, WE, THEY)] == [
         "करूँगा", "करेंगे", "करेगा", "करेगी", "करेंगे", "करेंगे"]
-    assert [hindi.will("आ", who) for who in (ME, HE, SHE, THEY)] == ["आऊँगा", "आएगा", "आएगी", "आएँगे"]
+    assert [hindi.future("आ", who) for who in (ME, HE, SHE, THEY)] == ["आऊँगा", "आएगा", "आएगी", "आएँगे"]
     assert [hindi.agree("थका हुआ", *which) for which in ((False, False), (False, True), (True, False))] == [
         "थका हुआ", "थके हुए", "थकी हुई"]
-    assert [hindi.case(who, "को") for who in (ME, YOU, HE, WE, THEY)] == ["मुझे", "आपको", "उसे", "हमें", "उन्हें"]
+    assert [hindi.with_postposition(who, "को") for who in (ME, YOU, HE, WE, THEY)] == ["मुझे", "आपको", "उसे", "हमें", "उन्हें"]
 
 
 def test_the_hindi_past_agrees_with_what_was_eaten():
-    eat, ravi = words.DEEDS["eat"], next(who for who in names() if who.english == "Ravi")
-    eaten = [noun(words.FOODS["bread"], "some"), noun(words.FOODS["rice"], "some"), noun(words.COUNTED["egg"], number=2)]
-    assert [clause(Clause(ravi, eat, "past", "say", what))[2] for what in eaten] == [
+    eat, ravi = words.DEEDS["eat"], next(who for who in name_phrases() if who.english == "Ravi")
+    eaten = [noun_phrase(words.FOODS["bread"], "some"), noun_phrase(words.FOODS["rice"], "some"), noun_phrase(words.COUNTED["egg"], number=2)]
+    assert [render_clause(Clause(ravi, eat, "past", "say", what))[2] for what in eaten] == [
         "रवि ने रोटी खाई", "रवि ने चावल खाया", "रवि ने दो अंडे खाए"]
-    assert clause(Clause(SHE, eat, "past", "say", eaten[1])) == ("She ate rice", "Elle a mangé du riz", "उसने चावल खाया")
+    assert render_clause(Clause(SHE, eat, "past", "say", eaten[1])) == ("She ate rice", "Elle a mangé du riz", "उसने चावल खाया")
 
 
 # read one by one; a few may fall out of the corpus when a pattern is drawn anew, but none may be said otherwise

@@ -9,40 +9,40 @@ import numpy as np
 import pytest
 
 from keepleft.data.encoding import encoder
-from keepleft.data.prepare import Column, labels, prepare
-from keepleft.data.store import Store, kind_of, writing
-from keepleft.data.tokenizer import learn
+from keepleft.data.prepare import EncodedField, label_encoder, prepare
+from keepleft.data.store import TokenStore, token_dtype, store_writer
+from keepleft.data.tokenizer import train_tokenizer
 
-TYPE = kind_of(300)
+TYPE = token_dtype(300)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return learn("word", ["a b c d e f g"] * 3, 50, least=1)
+    return train_tokenizer("word", ["a b c d e f g"] * 3, 50, min_frequency=1)
 
 
-def texts(store: Store, field: str, tokenizer) -> list[str]:
-    return [tokenizer.decode(row) for row in store[field].take(np.arange(len(store))).texts()]
+def texts(store: TokenStore, field: str, tokenizer) -> list[str]:
+    return [tokenizer.decode(row) for row in store[field].take(np.arange(len(store))).to_lists()]
 
 
 def test_records_come_back_and_what_does_not_fit_is_counted(tmp_path, tokenizer):
     records = [("a b", "c"), ("", "d"), ("a b c d e", "f"), ("g", "a a")]
-    column = lambda name: Column(name, encoder(tokenizer, TYPE), longest=3)
+    column = lambda name: EncodedField(name, encoder(tokenizer, TYPE), max_length=3)
     store, counts = prepare([(records, [column("src"), column("tgt")])], tmp_path / "store", vocab=300)
     assert texts(store, "src", tokenizer) == ["a b", "g"]
     assert texts(store, "tgt", tokenizer) == ["c", "a a"]
-    assert (counts.records, counts.kept, counts.empty, counts.overlong) == (4, 2, 1, 1)
+    assert (counts.records, counts.written, counts.empty, counts.overlong) == (4, 2, 1, 1)
 
 
 def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer):
     records = [("a b c d e",), ("f g",)]
-    cut, counts = prepare([(records, [Column("text", encoder(tokenizer, TYPE), 3, long="cut")])], tmp_path / "cut", vocab=300)
+    cut, counts = prepare([(records, [EncodedField("text", encoder(tokenizer, TYPE), 3, overlong="cut")])], tmp_path / "cut", vocab=300)
     assert texts(cut, "text", tokenizer) == ["a b c", "f g"]
-    assert counts.cut == 1
+    assert counts.truncated == 1
     one, two = (np.array([n], TYPE).tobytes() for n in (1, 2))
     found = {}
     for long in ("cut", "break", "flow"):
-        column = Column("text", encoder(tokenizer, TYPE), 4, one, two, long)
+        column = EncodedField("text", encoder(tokenizer, TYPE), 4, one, two, long)
         found[long], _ = prepare([(records, [column])], tmp_path / long, vocab=300)
     rows = {long: [[n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).texts()]
             for long, store in found.items()}
@@ -52,65 +52,65 @@ def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer
 
 
 def test_a_label_never_seen_is_named(tmp_path, tokenizer):
-    known = labels(["bad", "good"], "dev.tsv", 300)
+    known = label_encoder(["bad", "good"], "dev.tsv", 300)
     said = r"dev\.tsv has the label 'fine', which was never seen in training: there are 'bad', 'good'"
     with pytest.raises(ValueError, match=said):
-        prepare([([("a", "good"), ("b", "fine")], [Column("text", encoder(tokenizer, TYPE)), Column("label", known)])],
+        prepare([([("a", "good"), ("b", "fine")], [EncodedField("text", encoder(tokenizer, TYPE)), EncodedField("label", known)])],
                 tmp_path / "store", vocab=300)
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
 def test_nothing_left_is_an_error_and_leaves_nothing(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="of 2 records none is left to train on: 2 are empty"):
-        prepare([([("",), (" ",)], [Column("text", encoder(tokenizer, TYPE), 5)])], tmp_path / "store", vocab=300)
+        prepare([([("",), (" ",)], [EncodedField("text", encoder(tokenizer, TYPE), 5)])], tmp_path / "store", vocab=300)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_store_that_is_not_whole_is_refused(tmp_path):
-    with writing(tmp_path / "s", ["text"], vocab=300) as writer:
+    with store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
         writer.add("text", [np.array([1, 2, 3], TYPE).tobytes(), np.array([4], TYPE).tobytes()])
-    store = Store.open(tmp_path / "s")
-    assert store["text"].take(np.array([1, 0])).texts() == [[4], [1, 2, 3]]
+    store = TokenStore.open(tmp_path / "s")
+    assert store["text"].take(np.array([1, 0])).to_lists() == [[4], [1, 2, 3]]
     path = tmp_path / "s" / "text.tokens"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"text\.tokens does not hold the 4 numbers"):
-        Store.open(tmp_path / "s")
+        TokenStore.open(tmp_path / "s")
     (tmp_path / "s" / "store.json").write_text("{")
     with pytest.raises(ValueError, match="is not a whole token store"):
-        Store.open(tmp_path / "s")
+        TokenStore.open(tmp_path / "s")
 
 
 def test_a_crash_while_writing_leaves_the_old_store(tmp_path):
-    with writing(tmp_path / "s", ["text"], vocab=300) as writer:
+    with store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
         writer.add("text", [np.array([1], TYPE).tobytes()])
-    with pytest.raises(RuntimeError, match="crash"), writing(tmp_path / "s", ["text"], vocab=300) as writer:
+    with pytest.raises(RuntimeError, match="crash"), store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
         raise RuntimeError("crash")
-    assert len(Store.open(tmp_path / "s")) == 1
+    assert len(TokenStore.open(tmp_path / "s")) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_a_large_vocabulary_has_room(tmp_path):
-    kind = kind_of(100_000)
-    with writing(tmp_path / "s", ["text"], vocab=100_000) as writer:
+    kind = token_dtype(100_000)
+    with store_writer(tmp_path / "s", ["text"], vocab=100_000) as writer:
         writer.add("text", [np.array([99_999], kind).tobytes()])
-    assert Store.open(tmp_path / "s")["text"].take(np.array([0])).texts() == [[99_999]]
+    assert TokenStore.open(tmp_path / "s")["text"].take(np.array([0])).to_lists() == [[99_999]]
     assert json.loads((tmp_path / "s" / "store.json").read_text())["fields"]["text"]["type"] == "uint32"
 
 
 def test_parts_of_a_store():
-    store = Store.of(text=[[n] * (n + 1) for n in range(10)])
-    rest, held = store.held(2, seed=1)
-    parts = [part["text"].take(np.arange(len(part))).texts() for part in (rest, held)]
+    store = TokenStore.from_lists(text=[[n] * (n + 1) for n in range(10)])
+    rest, held = store.split_random(2, seed=1)
+    parts = [part["text"].take(np.arange(len(part))).to_lists() for part in (rest, held)]
     assert [len(part) for part in parts] == [8, 2]
     assert sorted(parts[0] + parts[1]) == [[n] * (n + 1) for n in range(10)]
-    assert store.held(2, seed=1)[1]["text"].lengths().tolist() == held["text"].lengths().tolist()
-    first, last = store.cut(0.2)
+    assert store.split_random(2, seed=1)[1]["text"].lengths().tolist() == held["text"].lengths().tolist()
+    first, last = store.split_tail(0.2)
     assert last["text"].tokens.tolist() == [8] + [9] * 10
     assert len(first["text"].tokens) == 44
 
 
 def test_a_full_disk_is_said_by_name_and_leaves_nothing(tmp_path):
     said = "the token store .*/s could not be written .*: free some space"
-    with pytest.raises(OSError, match=said), writing(tmp_path / "s", ["text"], vocab=300):
+    with pytest.raises(OSError, match=said), store_writer(tmp_path / "s", ["text"], vocab=300):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.data import report as module
-from keepleft.data.report import look
-from keepleft.data.scripts import mix, script
-from keepleft.data.sources import Source, aligned, lines, open_source, whole
+from keepleft.data.report import profile
+from keepleft.data.scripts import script_shares, script
+from keepleft.data.sources import RecordSource, parallel_text, lines, open_source, running_text
 
 PAIR = ("src", "tgt")
 
 
 @dataclass(frozen=True)
-class Given(Source):
+class Given(RecordSource):
     """Records from a list."""
 
     records: list[tuple[str, ...]]
@@ -40,21 +40,21 @@ text = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(["a", "sea", "é
 
 @given(records=st.lists(st.tuples(text, text), min_size=1, max_size=60), longest=st.integers(0, 40))
 def test_the_numbers_are_those_of_a_slow_count(records, longest):
-    report = look(Given(records), longest=longest)
+    report = profile(Given(records), max_words=longest)
     for side, field in enumerate(report.fields):
         texts = [record[side] for record in records]
         for lengths, numbers in ((field.characters, [len(t) for t in texts]), (field.words, [len(t.split()) for t in texts])):
-            assert (lengths.median, lengths.longest, lengths.total) == (median_low(numbers), max(numbers), sum(numbers))
-            assert sum(n <= lengths.most for n in numbers) >= 0.95 * len(numbers) > sum(n < lengths.most for n in numbers)
+            assert (lengths.median, lengths.max, lengths.total) == (median_low(numbers), max(numbers), sum(numbers))
+            assert sum(n <= lengths.p95 for n in numbers) >= 0.95 * len(numbers) > sum(n < lengths.p95 for n in numbers)
         assert (field.count, field.empty) == (len(texts), sum(not t.strip() for t in texts))
         letters = Counter(script(c) for t in texts for c in t if c.isalpha())
         assert field.scripts == pytest.approx({name: n / letters.total() for name, n in letters.items()})
     words = [(len(a.split()), len(b.split())) for a, b in records]
     assert report.count == report.compared == len(records)
     assert report.duplicates == len(records) - len(set(records))
-    assert report.half == sum((not a) != (not b) for a, b in words)
-    assert report.same == sum(a == b and bool(a.strip()) for a, b in records)
-    assert report.odd == sum(min(pair) > 0 and max(pair) > 10 and max(pair) > 3 * min(pair) for pair in words)
+    assert report.half_empty == sum((not a) != (not b) for a, b in words)
+    assert report.identical == sum(a == b and bool(a.strip()) for a, b in records)
+    assert report.length_mismatches == sum(min(pair) > 0 and max(pair) > 10 and max(pair) > 3 * min(pair) for pair in words)
     assert report.overlong == sum(max(pair) > longest for pair in words)
     assert json.loads(json.dumps(report.record()))["count"] == len(records)
     assert all(isinstance(line, str) and "\n" not in line for line in report.lines()[:1])
@@ -64,22 +64,22 @@ def test_scripts_are_called_by_their_names():
     assert [script(c) for c in "aéſÅʰвहΩµ海ひカｶＡ가עعกªÅ"] == [
         "Latin", "Latin", "Latin", "Latin", "Other", "Cyrillic", "Devanagari", "Greek", "Greek", "Han", "Hiragana", "Katakana",
         "Katakana", "Latin", "Hangul", "Hebrew", "Arabic", "Thai", "Latin", "Latin"]
-    assert mix(Counter("sea 12 海!")) == {"Latin": 0.75, "Han": 0.25}
-    assert mix(Counter("12 !")) == {}
+    assert script_shares(Counter("sea 12 海!")) == {"Latin": 0.75, "Han": 0.25}
+    assert script_shares(Counter("12 !")) == {}
 
 
 def test_scripts_of_much_text_are_estimated_fairly(monkeypatch):
     monkeypatch.setattr(module, "CLOSELY", 1000)
-    report = look(Given([("sea",) if n % 4 else ("море",) for n in range(16_001)], ("text",)))
+    report = profile(Given([("sea",) if n % 4 else ("море",) for n in range(16_001)], ("text",)))
     assert report.sampled
     assert "from one record in 16" in "\n".join(report.lines())
-    even = look(Given([("sea" if n < 8000 else "мор",) for n in range(16_000)], ("text",)))
+    even = profile(Given([("sea" if n < 8000 else "мор",) for n in range(16_000)], ("text",)))
     assert even.fields[0].scripts == pytest.approx({"Latin": 0.5, "Cyrillic": 0.5}, abs=0.02)
 
 
 def test_repeats_are_counted_up_to_a_bound(monkeypatch):
     monkeypatch.setattr(module, "HASHED", 50)
-    report = look(Given([("same",)] * 1000, ("text",)))
+    report = profile(Given([("same",)] * 1000, ("text",)))
     assert report.compared < report.count == 1000
     assert report.duplicates == report.compared - 1
     assert any("among the first" in warning and "only" in warning for warning in report.warnings)
@@ -87,11 +87,11 @@ def test_repeats_are_counted_up_to_a_bound(monkeypatch):
 
 
 def test_labels_are_counted_and_rare_ones_told():
-    report = look(Given([("a", "good")] * 20 + [("b", "bad")] * 10 + [("c d e f", "odd")] * 2, ("text", "label")), longest=3)
+    report = profile(Given([("a", "good")] * 20 + [("b", "bad")] * 10 + [("c d e f", "odd")] * 2, ("text", "label")), max_words=3)
     assert report.labels == {"good": 20, "bad": 10, "odd": 2}
     assert "labels: 'odd' has only 2 examples" in report.warnings
     assert report.overlong == 2
-    assert report.same is report.odd is report.half is None
+    assert report.identical is report.length_mismatches is report.half_empty is None
     assert "  labels: good 20, bad 10, odd 2" in report.lines()
 
 
@@ -101,30 +101,30 @@ def test_labels_are_counted_and_rare_ones_told():
     (["a"] * 9 + ["b", "c", "c"], "2 have fewer than 5 examples, 'b' only 1"),
 ])
 def test_labels_that_look_wrong_are_told(labels, said):
-    report = look(Given([(f"text {n}", label) for n, label in enumerate(labels)], ("text", "label")))
+    report = profile(Given([(f"text {n}", label) for n, label in enumerate(labels)], ("text", "label")))
     assert any(said in warning for warning in report.warnings)
     assert len(report.labels) <= 50
-    assert report.kinds == len(set(labels))
+    assert report.num_labels == len(set(labels))
 
 
 def test_warnings_name_the_share_and_the_number():
     records = [(f"a {n}", f"b {n}") for n in range(94)]
     records += [("", "x"), ("y", " "), ("", "z"), ("s", "s"), ("s", "s"), ("s\ufffd", "t")]
-    report = look(Given(records), longest=1)
+    report = profile(Given(records), max_words=1)
     assert report.warnings == (
         "3 % of the pairs are empty on one side (3)",
         "src holds 1 replacement character (U+FFFD): it was once read in a wrong encoding",
         "2 % of the pairs are the same on both sides (2)",
         "94 % of the records are longer than 1 word (94)",
     )
-    assert look(Given(records[:50])).warnings == ()
-    assert look(Given([("a",), ("",), ("a",)], ("text",))).warnings == (
+    assert profile(Given(records[:50])).warnings == ()
+    assert profile(Given([("a",), ("",), ("a",)], ("text",))).warnings == (
         "33 % of the records have an empty text (1)", "33 % of the records repeat an earlier one (1)")
 
 
 def test_a_sample_is_the_first_records():
     source = Given([(str(n),) for n in range(100)], ("text",))
-    part, everything = look(source, sample=7), look(source, sample=100)
+    part, everything = profile(source, sample=7), profile(source, sample=100)
     assert (part.count, part.complete, part.fields[0].characters.total) == (7, False, 7)
     assert "the first 7 records" in part.lines()[0]
     assert (everything.count, everything.complete) == (100, True)
@@ -133,12 +133,12 @@ def test_a_sample_is_the_first_records():
 def test_files_are_looked_at(tmp_path):
     (tmp_path / "a.en").write_text("the sea\nis calm\n" * 5000)
     (tmp_path / "a.fr").write_text("la mer\nest calme\n" * 5000)
-    report = look(aligned(tmp_path / "a.en", tmp_path / "a.fr"))
+    report = profile(parallel_text(tmp_path / "a.en", tmp_path / "a.fr"))
     assert (report.name, report.count, report.duplicates) == ("a.en + a.fr", 10_000, 9_998)
     assert report.lines()[0] == "a.en + a.fr: 10,000 records, 165.0 kB on disk"
     text = (tmp_path / "a.en").read_text()
-    assert look(whole(tmp_path / "a.en")).fields[0].characters.total == len(text)
-    assert look(lines(tmp_path / "a.en")).fields[0].words.total == len(text.split())
+    assert profile(running_text(tmp_path / "a.en")).fields[0].characters.total == len(text)
+    assert profile(lines(tmp_path / "a.en")).fields[0].words.total == len(text.split())
     (tmp_path / "d.tsv").write_text("x\n")
     with pytest.raises(ValueError, match=r"d\.tsv line 1"):
-        look(open_source(tmp_path / "d.tsv", PAIR))
+        profile(open_source(tmp_path / "d.tsv", PAIR))

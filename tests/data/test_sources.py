@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.data.columnar import hub_name
-from keepleft.data.sources import aligned, check, documents, lines, open_source, table, whole
+from keepleft.data.sources import parallel_text, count_records, documents, lines, open_source, open_table, running_text
 
 PAIR = ("src", "tgt")
 
@@ -56,10 +56,10 @@ def test_aligned_lines_read_back(tmp_path, pairs, end, last, packed, mark):
     for side, name in enumerate(PAIR):
         text = end.join(pair[side] for pair in pairs) + (end if last or not pairs[-1][side] else "")
         places.append(written(tmp_path / name, text, packed=packed, mark=mark))
-    source = aligned(*places)
+    source = parallel_text(*places)
     assert list(source) == pairs == list(source)
     assert list(lines(places[0])) == [(a,) for a, _ in pairs]
-    assert check(source) == len(pairs)
+    assert count_records(source) == len(pairs)
 
 
 @given(pairs=rows(cell), end=ends, packed=st.booleans(), mark=st.booleans(), header=st.booleans(), swapped=st.booleans())
@@ -69,10 +69,10 @@ def test_tabs_read_back(tmp_path, pairs, end, packed, mark, header, swapped):
         table_rows = [(b, a) for a, b in table_rows]
     path = written(tmp_path / "d.tsv", "".join("\t".join(row) + end for row in table_rows), packed=packed, mark=mark)
     columns = None if header or not swapped else (1, 0)
-    source = table(path, columns, PAIR)
+    source = open_table(path, columns, PAIR)
     assert list(source) == pairs
     for n in range(len(pairs)):
-        assert source.where(n) == f"{path} line {n + 1 + header}"
+        assert source.location(n) == f"{path} line {n + 1 + header}"
 
 
 @given(pairs=rows(any_text), end=ends, packed=st.booleans(), mark=st.booleans(), header=st.booleans())
@@ -83,7 +83,7 @@ def test_commas_read_back(tmp_path, pairs, end, packed, mark, header):
     writer.writerows([(n, b, a) for n, (a, b) in enumerate(pairs)])
     path = written(tmp_path / "d.csv", file.getvalue(), packed=packed, mark=mark)
     assert list(open_source(path, PAIR, None if header else (2, 1))) == pairs
-    starts = [int(open_source(path, PAIR, (2, 1)).where(n).rsplit(" ", 1)[1]) for n in range(len(pairs))]
+    starts = [int(open_source(path, PAIR, (2, 1)).location(n).rsplit(" ", 1)[1]) for n in range(len(pairs))]
     assert all(a < b for a, b in pairwise(starts))
 
 
@@ -97,13 +97,13 @@ def test_json_reads_back(tmp_path, pairs, packed, mark, ascii_only, indent, list
         path, text = tmp_path / "d.jsonl", "".join(json.dumps(o, ensure_ascii=ascii_only) + "\n" for o in objects)
     written(path, text, packed=packed, mark=mark)
     assert list(open_source(path, PAIR)) == pairs
-    assert list(table(path, ("n", "Text"), ("label", "text"))) == [(str(n), a) for n, (a, _) in enumerate(pairs)]
+    assert list(open_table(path, ("n", "Text"), ("label", "text"))) == [(str(n), a) for n, (a, _) in enumerate(pairs)]
 
 
 @given(text=any_text.map(lambda text: "x" + text), times=st.integers(1, 40_000))
 def test_running_text_is_the_file_to_the_letter(tmp_path, text, times):
     text = text * min(times, 300_000 // len(text) + 1)
-    source = whole(written(tmp_path / "t", text))
+    source = running_text(written(tmp_path / "t", text))
     pieces = [piece for piece, in source]
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= 1 << 17
@@ -113,7 +113,7 @@ def test_documents_stand_between_blank_lines(tmp_path):
     path = written(tmp_path / "t.txt", "\n\none\ntwo\n \t\n\nthree\r\n  four\n\n")
     source = documents(path)
     assert list(source) == [("one\ntwo",), ("three\n  four",)]
-    assert [source.where(n) for n in (0, 1)] == [f"{path} line 3", f"{path} line 7"]
+    assert [source.location(n) for n in (0, 1)] == [f"{path} line 3", f"{path} line 7"]
     marked = documents(written(tmp_path / "m.txt", "one\n\ntwo\n<end>\nthree\n<end>\n"), separator="<end>")
     assert list(marked) == [("one\n\ntwo",), ("three",)]
 
@@ -134,23 +134,23 @@ def test_files_follow_one_another_whatever_their_kind(tmp_path):
     source = open_source(places, PAIR)
     assert list(source) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")] == list(source)
     spots = ["a.tsv line 1", "c.jsonl line 1", "c.jsonl line 3", "g.csv line 3"]
-    assert [source.where(n) for n in range(4)] == [str(tmp_path / spot) for spot in spots]
+    assert [source.location(n) for n in range(4)] == [str(tmp_path / spot) for spot in spots]
     assert source.size == sum(place.stat().st_size for place in places)
     assert (source.name, source.fields) == ("a.tsv and 2 more", PAIR)
 
 
 def test_aligned_lists_go_file_by_file(tmp_path):
     put(tmp_path, a_en="1\n2\n", b_en="3\n", a_fr="un\ndeux\n", b_fr="trois\n")
-    source = aligned([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.fr", tmp_path / "b.fr"])
+    source = parallel_text([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.fr", tmp_path / "b.fr"])
     assert list(source) == [("1", "un"), ("2", "deux"), ("3", "trois")]
-    assert source.where(2) == f"{tmp_path / 'b.en'} line 1 and {tmp_path / 'b.fr'} line 1"
+    assert source.location(2) == f"{tmp_path / 'b.en'} line 1 and {tmp_path / 'b.fr'} line 1"
     with pytest.raises(ValueError, match="2 source files, but 1 target files"):
-        aligned([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.fr"])
+        parallel_text([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.fr"])
 
 
 def test_blank_lines_of_a_pair_are_kept(tmp_path):
     put(tmp_path, a_en="1\n\n3\n", a_fr="\n\ntrois")
-    source = aligned(tmp_path / "a.en", tmp_path / "a.fr")
+    source = parallel_text(tmp_path / "a.en", tmp_path / "a.fr")
     assert list(source) == [("1", ""), ("", ""), ("3", "trois")]
     assert source.name == "a.en + a.fr"
 
@@ -169,8 +169,8 @@ def test_blank_lines_of_a_pair_are_kept(tmp_path):
 ])
 def test_a_header_is_understood(tmp_path, first, fields, columns, found):
     put(tmp_path, d_tsv=f"{first}\nc0\tc1\tc2\n", d_csv=f"{first}\nc0\tc1\tc2\n".replace("\t", ","))
-    assert list(table(tmp_path / "d.tsv", columns, fields)) == [found]
-    assert list(table(tmp_path / "d.csv", columns, fields)) == [found]
+    assert list(open_table(tmp_path / "d.tsv", columns, fields)) == [found]
+    assert list(open_table(tmp_path / "d.csv", columns, fields)) == [found]
 
 
 def test_without_a_header_the_first_columns_are_taken(tmp_path):
@@ -189,7 +189,7 @@ def test_json_values_become_strings_and_rows_within_rows_are_named_with_a_dot(tm
     put(tmp_path, d_jsonl='{"text": "a", "label": 3}\n{"label": true, "text": "b"}\n{"text": "c", "label": 0.5}\n',
         t_jsonl='{"translation": {"en": "a", "fr": "b"}}\n{"translation": {"fr": "d", "en": "c"}}\n')
     assert list(open_source(tmp_path / "d.jsonl", ("text", "label"))) == [("a", "3"), ("b", "true"), ("c", "0.5")]
-    assert list(table(tmp_path / "t.jsonl", ("translation.en", "translation.fr"), PAIR)) == [("a", "b"), ("c", "d")]
+    assert list(open_table(tmp_path / "t.jsonl", ("translation.en", "translation.fr"), PAIR)) == [("a", "b"), ("c", "d")]
 
 
 @pytest.mark.parametrize("stand_in", ["bytes", "text", "gzip"])
@@ -199,7 +199,7 @@ def test_stdin_is_kept_for_more_than_one_pass(monkeypatch, stand_in):
     monkeypatch.setattr(sys, "stdin", io.StringIO(data.decode()) if stand_in == "text" else SimpleNamespace(buffer=raw))
     source = open_source("-", PAIR)
     assert list(source) == [("a", "b"), ("c", "d")] == list(source)
-    assert (source.name, source.size, source.where(1)) == ("stdin", None, "stdin line 2")
+    assert (source.name, source.size, source.location(1)) == ("stdin", None, "stdin line 2")
     path = source.file.path
     assert path.exists()
     del source
@@ -224,7 +224,7 @@ def test_two_passes_at_once_do_not_disturb_each_other(tmp_path):
 def test_a_source_can_be_sent_to_another_process(tmp_path):
     put(tmp_path, a_txt="a\tb\n", d_csv="a,b\n")
     text, commas = tmp_path / "a.txt", tmp_path / "d.csv"
-    for source in (lines(text), documents(text), whole(text), aligned(text, text), open_source([text, commas], PAIR)):
+    for source in (lines(text), documents(text), running_text(text), parallel_text(text, text), open_source([text, commas], PAIR)):
         assert list(pickle.loads(pickle.dumps(source))) == list(source)
 
 
@@ -243,11 +243,11 @@ def test_fifty_megabytes_pass_through_less_than_five(tmp_path, kind):
             file.write(block)
         file.write(b'{"src": "", "tgt": ""}]' * (kind == "json"))
     source = {
-        "documents": lambda: documents(path), "whole": lambda: whole(path), "one line": lambda: whole(path),
-        "aligned": lambda: aligned(path, path), "lines": lambda: lines(path), "gzip": lambda: lines(path),
-    }.get(kind, lambda: table(path, None, PAIR))()
+        "documents": lambda: documents(path), "whole": lambda: running_text(path), "one line": lambda: running_text(path),
+        "aligned": lambda: parallel_text(path, path), "lines": lambda: lines(path), "gzip": lambda: lines(path),
+    }.get(kind, lambda: open_table(path, None, PAIR))()
     tracemalloc.start()
-    count = check(source)
+    count = count_records(source)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count > 100
@@ -266,7 +266,7 @@ def test_unequal_files_are_counted_to_the_end(tmp_path):
     put(tmp_path, a_en="x\n" * 70_000, a_fr="x\n" * 50_017)
     for order in (("a.en", "a.fr"), ("a.fr", "a.en")):
         with pytest.raises(ValueError, match="as many") as error:
-            check(aligned(*(tmp_path / name for name in order)))
+            count_records(parallel_text(*(tmp_path / name for name in order)))
         said = str(error.value)
         assert "a.en has 70,000" in said
         assert "a.fr has 50,017" in said
@@ -276,7 +276,7 @@ def test_unequal_files_are_counted_to_the_end(tmp_path):
 
 def test_pairs_are_given_until_one_side_ends(tmp_path):
     put(tmp_path, a_en="1\n2\n3\n", a_fr="un\ndeux\n")
-    pairs = iter(aligned(tmp_path / "a.en", tmp_path / "a.fr"))
+    pairs = iter(parallel_text(tmp_path / "a.en", tmp_path / "a.fr"))
     assert [next(pairs), next(pairs)] == [("1", "un"), ("2", "deux")]
     with pytest.raises(ValueError, match="line 3"):
         next(pairs)
@@ -287,9 +287,9 @@ def test_pairs_are_given_until_one_side_ends(tmp_path):
 def test_a_file_without_text_is_refused(tmp_path, text, name):
     path = written(tmp_path / name, text, packed=name == "t.gz")
     assert f"{path} holds no text" in refused(open_source(path, ("text",)))
-    assert f"{path} holds no text" in refused(whole(path))
+    assert f"{path} holds no text" in refused(running_text(path))
     assert f"{path} holds no text" in refused(documents(path))
-    assert f"{path} holds no text" in refused(aligned(path, path))
+    assert f"{path} holds no text" in refused(parallel_text(path, path))
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.csv"])
@@ -304,7 +304,7 @@ def test_a_header_alone_is_no_text(tmp_path, name):
 def test_another_encoding_is_told_with_line_and_offset(tmp_path, packed):
     good = "déjà vu\n" * 20_000
     path = written(tmp_path / "t.txt", good.encode() + "café\n".encode("latin1"), packed=packed)
-    for source in (lines(path), whole(path), documents(path), table(path, None, PAIR[:1])):
+    for source in (lines(path), running_text(path), documents(path), open_table(path, None, PAIR[:1])):
         said = refused(source)
         assert f"{path} line 20001 is not UTF-8" in said
         assert f"byte 0xe9 at offset {len(good.encode()) + 3:,}" in said
@@ -340,9 +340,9 @@ def test_a_missing_file_is_named_and_a_close_one_suggested(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"did you mean .*other\.fr\.gz\?"):
         open_source(tmp_path / "other.fr", ("text",))
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        whole(tmp_path / "no" / "t.txt")
+        running_text(tmp_path / "no" / "t.txt")
     with pytest.raises(FileNotFoundError, match=r"no file [^?]*$"):
-        aligned(tmp_path / "train.en", tmp_path / "zzz")
+        parallel_text(tmp_path / "train.en", tmp_path / "zzz")
 
 
 def test_a_directory_is_no_file(tmp_path):
@@ -362,9 +362,9 @@ def test_too_few_columns_are_told_with_the_line(tmp_path):
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
     put(tmp_path, d_tsv="a\tb\nc\td\n", d_jsonl='{"a": "x"}\n')
-    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in refused(table(tmp_path / "d.tsv", ("a", "z"), PAIR))
-    assert "d.jsonl line 1 has no column 'z': there are 'a'" in refused(table(tmp_path / "d.jsonl", ("z",), ("text",)))
-    assert "no column for each of src, tgt: there are 'a'" in refused(table(tmp_path / "d.jsonl", None, PAIR))
+    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in refused(open_table(tmp_path / "d.tsv", ("a", "z"), PAIR))
+    assert "d.jsonl line 1 has no column 'z': there are 'a'" in refused(open_table(tmp_path / "d.jsonl", ("z",), ("text",)))
+    assert "no column for each of src, tgt: there are 'a'" in refused(open_table(tmp_path / "d.jsonl", None, PAIR))
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -418,7 +418,7 @@ def test_no_files_and_stdin_twice_are_refused():
     with pytest.raises(ValueError, match="list of files is empty"):
         lines([])
     with pytest.raises(ValueError, match="stdin cannot be both"):
-        aligned("-", "-")
+        parallel_text("-", "-")
 
 
 # Column stores
@@ -466,7 +466,7 @@ def test_a_dataset_gives_its_labels_as_words(monkeypatch):
     source = open_source("hf:glue:sst2:validation", ("text", "label"))
     assert list(source) == [("a", "good"), ("b", "-1")]
     assert asked == [("glue", "sst2", "validation")]
-    assert (source.where(1), source.size) == ("hf:glue:sst2:validation row 2", None)
+    assert (source.location(1), source.size) == ("hf:glue:sst2:validation row 2", None)
 
 
 def test_a_dataset_of_translations_is_named_with_a_dot(monkeypatch):
@@ -485,7 +485,7 @@ def test_parquet_reads_back(tmp_path):
     source = open_source(path, PAIR)
     assert list(source) == [(row["text"], row["summary"]) for row in rows] == list(source)
     assert list(open_source(path, PAIR, ("t.en", 0)))[7] == ("x", "7")
-    assert source.where(7) == f"{path} row 8"
+    assert source.location(7) == f"{path} row 8"
     assert "no column 'z'" in refused(open_source(path, ("text",), ("z",)))
     assert "is not a Parquet file" in refused(open_source(written(tmp_path / "e.parquet", b"text"), ("text",)))
     parquet.write_table(pyarrow.table({"text": ["a", None]}), path)

@@ -11,10 +11,10 @@ from scipy.stats import chisquare, kstest
 
 import keepleft as kl
 from decoding.models import decoder
-from keepleft.decoding.chance import mixed, uniform
-from keepleft.decoding.options import Options
-from keepleft.decoding.rows import Scene, transforms_of
-from keepleft.decoding.single import drawn
+from keepleft.decoding.chance import splitmix64, uniform
+from keepleft.decoding.options import GenerationConfig
+from keepleft.decoding.rows import PromptContext, make_processors
+from keepleft.decoding.single import sample_tokens
 
 DRAWS = 100_000
 SCORES = torch.tensor([2.0, 1.5, 1.0, 0.3, 0.0, -0.5, -1.0, -2.0, -4.0, 0.9])
@@ -29,7 +29,7 @@ NARROWED = [
 ]
 
 
-def expected(options: Options, text: list[int]) -> np.ndarray:
+def expected(options: GenerationConfig, text: list[int]) -> np.ndarray:
     """The definition, in plain numpy, of each step in turn."""
     scores = SCORES.double().numpy().copy()
     softmax = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()
@@ -83,25 +83,25 @@ def expected(options: Options, text: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("said", NARROWED, ids=str)
 def test_draws_follow_the_exact_distribution(said):
-    options = Options(do_sample=True, **said)
+    options = GenerationConfig(do_sample=True, **said)
     text = [1, 1, 5]
-    strategy = kl.sample(3, transforms=transforms_of(options, Scene(begin=1)))
+    strategy = kl.sample(3, processors=make_processors(options, PromptContext(prompt_width=1)))
     texts, _ = strategy.begin(torch.tensor([[0]]), None, torch.tensor([9]))
-    texts = texts.__class__(torch.tensor([[0, *text]]), texts.score, texts.done, texts.size, texts.most, 1)
+    texts = texts.__class__(torch.tensor([[0, *text]]), texts.score, texts.done, texts.lengths, texts.max_new_tokens, 1)
     scores = SCORES[None]
-    for transform in strategy.transforms:
+    for transform in strategy.processors:
         scores = transform(scores, texts)
     wanted = expected(options, [0, *text] if "penalty" not in str(said) or "repetition" in str(said) else text)
-    seeds = mixed(torch.arange(DRAWS), 7)
-    found = np.bincount(drawn(scores.expand(DRAWS, -1), uniform(seeds, 3)).numpy(), minlength=len(wanted))
+    seeds = splitmix64(torch.arange(DRAWS), 7)
+    found = np.bincount(sample_tokens(scores.expand(DRAWS, -1), uniform(seeds, 3)).numpy(), minlength=len(wanted))
     assert not found[wanted == 0].any()
     assert chisquare(found[wanted > 0], wanted[wanted > 0] * DRAWS).pvalue > 1e-3
 
 
 def test_beams_that_draw_are_left_with_one_token_more_than_there_are_ends():
     for said in ({"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {"typical_p": 0.01}, {"epsilon_cutoff": 0.99}):
-        left = lambda beams, said=said: sum(transforms_of(Options(do_sample=True, num_beams=beams, eos_token_id=[2, 5], **said),
-                                                          Scene(begin=1))[0](SCORES[None], None).isfinite()[0].tolist())
+        left = lambda beams, said=said: sum(make_processors(GenerationConfig(do_sample=True, num_beams=beams, eos_token_id=[2, 5], **said),
+                                                          PromptContext(prompt_width=1))[0](SCORES[None], None).isfinite()[0].tolist())
         assert (left(1), left(2)) == (1, 3), said
 
 
@@ -120,7 +120,7 @@ def test_the_numbers_behind_are_uniform_and_belong_to_their_place():
 def test_what_cannot_come_is_not_drawn_even_at_the_edges():
     scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
     for chance in (0.0, 0.25, 0.5, 1 - 2 ** -53):
-        assert int(drawn(scores, torch.tensor([chance], dtype=torch.float64))) in (1, 3)
+        assert int(sample_tokens(scores, torch.tensor([chance], dtype=torch.float64))) in (1, 3)
 
 
 @settings(deadline=None, max_examples=20)
@@ -128,8 +128,8 @@ def test_what_cannot_come_is_not_drawn_even_at_the_edges():
 def test_a_request_is_drawn_the_same_whatever_is_beside_it(seed):
     model, said = decoder(2), dict(do_sample=True, max_new_tokens=6, temperature=1.5, seed=seed)
     prompts = [[3, 4], [5], [6, 7, 8, 9], [3, 4]]
-    together = [answer.tokens for several in kl.answers(model, None, prompts, **said) for answer in several]
-    alone = [kl.answers(model, None, [prompt], **said)[0][0].tokens for prompt in prompts]
+    together = [answer.tokens for several in kl.completions(model, None, prompts, **said) for answer in several]
+    alone = [kl.completions(model, None, [prompt], **said)[0][0].tokens for prompt in prompts]
     assert together == alone
     assert together[0] == together[3]
 
@@ -137,13 +137,13 @@ def test_a_request_is_drawn_the_same_whatever_is_beside_it(seed):
 def test_one_seed_serves_all_prompts():
     model, prompts = decoder(2), torch.tensor([[3, 4], [5, 6], [3, 4]])
     for copies in (1, 3):
-        *_, texts = kl.decode(model, prompts, kl.sample(5, copies=copies), limit=6)
-        first, _, third = kl.sample(5, copies=copies).results(texts)
+        *_, texts = kl.decode(model, prompts, kl.sample(5, num_sequences=copies), max_new_tokens=6)
+        first, _, third = kl.sample(5, num_sequences=copies).results(texts)
         assert [text.tokens for text in first] == [text.tokens for text in third]
 
 
 def test_several_texts_from_one_prompt_differ_and_the_first_is_the_single_one():
     model, said = decoder(2), dict(do_sample=True, max_new_tokens=8, temperature=3.0, seed=9)
-    several, = kl.answers(model, None, [[3, 4]], num_return_sequences=5, **said)
+    several, = kl.completions(model, None, [[3, 4]], num_return_sequences=5, **said)
     assert len({tuple(answer.tokens) for answer in several}) == 5
-    assert several[0].tokens == kl.answers(model, None, [[3, 4]], **said)[0][0].tokens
+    assert several[0].tokens == kl.completions(model, None, [[3, 4]], **said)[0][0].tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.models.steady import Steady
+from keepleft.models.steady import StaticRunner
 from keepleft.nn import swift, swift_look
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -16,7 +16,7 @@ WISHES = ({}, {"num_beams": 3}, {"num_beams": 4, "num_beam_groups": 2, "diversit
 
 
 def built(name: str, spread: float):
-    design = kl.presets.small(getattr(kl.presets, name)).but(vocab=53, initial=kl.Normal(spread))
+    design = kl.presets.small(getattr(kl.presets, name)).but(vocab=53, initial=kl.NormalInit(spread))
     model = kl.build(design, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).eval()
     model.notes = {"decoder_start_token_id": 1}
     return model
@@ -32,8 +32,8 @@ def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
     segments = torch.ones(rows, 5, dtype=torch.long, device="cuda")
     segments[-1, :2] = 0
     sources = draw(rows, 7)
-    memory = lambda: {} if model.design.encoder is None else {"memory": model.read(sources)}
-    prompt, steady = draw(rows, 5), Steady(model, swift.Swift())
+    memory = lambda: {} if model.design.encoder is None else {"memory": model.encode_memory(sources)}
+    prompt, steady = draw(rows, 5), StaticRunner(model, swift.TritonOps())
     _, state = model.start(prompt, segments=segments, **memory())
     _, track = steady.start(prompt, segments=segments, capacity=16, **memory())
     for _ in range(8):
@@ -45,7 +45,7 @@ def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_recorded_steps_write_what_the_plain_loop_writes(name, wish):
     model, prompts = built(name, 0.3), [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    write = lambda **said: [several[0].tokens for several in kl.answers(model, None, prompts, max_new_tokens=20, eos_token_id=2,
+    write = lambda **said: [several[0].tokens for several in kl.completions(model, None, prompts, max_new_tokens=20, eos_token_id=2,
                                                                         **wish, **said)]
     plain = write(prefill_chunk_size=100)
     assert write() == plain

@@ -15,7 +15,7 @@ prompts = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=9), min_siz
 
 
 def tokens(model, given, **said):
-    return [answer.tokens for several in kl.answers(model, None, given, eos_token_id=END, max_new_tokens=8, **said)
+    return [answer.tokens for several in kl.completions(model, None, given, eos_token_id=END, max_new_tokens=8, **said)
             for answer in several]
 
 
@@ -23,7 +23,7 @@ def tokens(model, given, **said):
 @given(given=prompts, seed=st.integers(0, 5), beams=st.sampled_from([1, 3]), chunk=st.none() | st.integers(1, 4),
        cache=st.sampled_from(CACHES), windowed=st.booleans())
 def test_alone_or_among_others_whole_or_in_pieces_with_any_cache(given, seed, beams, chunk, cache, windowed):
-    masks = {"decoder": kl.Stack(2, (kl.causal & kl.window(4),))} if windowed else {}
+    masks = {"decoder": kl.StackDesign(2, (kl.causal & kl.window(4),))} if windowed else {}
     model = decoder(seed, **masks)
     alone = [text for prompt in given for text in tokens(model, [prompt], num_beams=beams)]
     assert tokens(model, given, num_beams=beams, prefill_chunk_size=chunk, cache_implementation=cache) == alone
@@ -39,11 +39,11 @@ def test_sources_of_unequal_length_alone_or_among_others(given, seed, beams, cac
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_long_prompt_does_not_shorten_the_texts_beside_it(beams):
-    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=11, position=kl.Learned(14), initial=kl.Normal(0.4))).eval()
+    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=11, position=kl.LearnedPositions(14), initial=kl.NormalInit(0.4))).eval()
     given = [[3, 4], [5] * 12, [6, 7, 8], [9] * 13]
     said = dict(num_beams=beams, max_new_tokens=8, forced_eos_token_id=END, eos_token_id=END)
-    together = [several[0].tokens for several in kl.answers(model, None, given, **said)]
-    assert together == [kl.answers(model, None, [prompt], **said)[0][0].tokens for prompt in given]
+    together = [several[0].tokens for several in kl.completions(model, None, given, **said)]
+    assert together == [kl.completions(model, None, [prompt], **said)[0][0].tokens for prompt in given]
     assert all(len(text) <= 14 - len(prompt) for text, prompt in zip(together, given, strict=True))
 
 
@@ -61,8 +61,8 @@ def test_padding_on_either_side_is_invisible(left):
     filled = torch.tensor([texts[0], [9, 9, *texts[1]] if left else [*texts[1], 9, 9]])
     segments = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1] if left else [1, 1, 0, 0]])
     strategy = kl.greedy()
-    *_, last = kl.decode(model, filled, strategy, limit=5, segments=segments)
-    assert [row[0].tokens for row in strategy.results(last)] == [kl.answers(model, None, [text], max_new_tokens=5)[0][0].tokens
+    *_, last = kl.decode(model, filled, strategy, max_new_tokens=5, segments=segments)
+    assert [row[0].tokens for row in strategy.results(last)] == [kl.completions(model, None, [text], max_new_tokens=5)[0][0].tokens
                                                                 for text in texts]
 
 
@@ -72,8 +72,8 @@ def test_the_test_can_fail():
     for seed in range(8):
         text = torch.randint(3, 11, (1, 3), generator=torch.Generator().manual_seed(seed))
         strategy = kl.greedy()
-        *_, alone = kl.decode(model, text, strategy, limit=5)
-        *_, peeking = kl.decode(model, torch.cat([torch.full((1, 4), 9), text], 1), strategy, limit=5)  # no segments
+        *_, alone = kl.decode(model, text, strategy, max_new_tokens=5)
+        *_, peeking = kl.decode(model, torch.cat([torch.full((1, 4), 9), text], 1), strategy, max_new_tokens=5)  # no segments
         changed += strategy.results(alone)[0][0].tokens != strategy.results(peeking)[0][0].tokens
     assert changed
 
@@ -82,10 +82,10 @@ def test_deterministic_scores_are_the_same_bit_for_bit_in_any_company(one_thread
     model = decoder(7)
     given = [[3, 4, 5], [6], [7, 8, 9, 10], [3, 3], [5, 4, 3, 6, 7, 8]]
     said = dict(max_new_tokens=8, deterministic=True)
-    together = [several[0].score for several in kl.answers(model, None, given, **said)]
-    assert together == [kl.answers(model, None, [prompt], **said)[0][0].score for prompt in given]
+    together = [several[0].score for several in kl.completions(model, None, given, **said)]
+    assert together == [kl.completions(model, None, [prompt], **said)[0][0].score for prompt in given]
     for cache in ("static", "ring"):
-        assert together == [several[0].score for several in kl.answers(model, None, given, cache_implementation=cache, **said)]
+        assert together == [several[0].score for several in kl.completions(model, None, given, cache_implementation=cache, **said)]
 
 
 def test_a_cache_of_8_bits_is_close_and_small():
@@ -106,18 +106,18 @@ def test_what_is_dropped_was_never_there():
         with torch.no_grad():
             _, state = model.start(text, cache=cache, **({"capacity": 9} if cache == "static" else {}))
             want = model.step(torch.tensor([[7]]), state)
-            state.drop(1)
+            state.crop(1)
             model.step(torch.tensor([[8, 9]]), state)
-            state.drop(2)
+            state.crop(2)
             assert torch.allclose(model.step(torch.tensor([[7]]), state), want)
     with torch.no_grad():
-        windowed = decoder(2, decoder=kl.Stack(2, (kl.causal & kl.window(3),)))
+        windowed = decoder(2, decoder=kl.StackDesign(2, (kl.causal & kl.window(3),)))
         _, state = windowed.start(text, cache="ring")
     with pytest.raises(ValueError, match="a ring cache has written over"):
-        state.drop(1)
+        state.crop(1)
 
 
 def test_prompts_longer_than_the_window_stream_through():
-    model = decoder(2, decoder=kl.Stack(2, (kl.causal & kl.window(4),)))
+    model = decoder(2, decoder=kl.StackDesign(2, (kl.causal & kl.window(4),)))
     text = torch.randint(3, 11, (1, 50), generator=torch.Generator().manual_seed(0)).tolist()
     assert tokens(model, text, cache_implementation="ring", prefill_chunk_size=4) == tokens(model, text)

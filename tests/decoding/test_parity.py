@@ -72,7 +72,7 @@ def theirs(peer, prompts: list[list[int]], **said) -> list[list[int]]:
 def ours(model, prompts: list[list[int]], **said) -> list[list[int]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [answer.tokens for several in kl.answers(model, None, prompts, **said) for answer in several]
+        return [answer.tokens for several in kl.completions(model, None, prompts, **said) for answer in several]
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_each_filter_leaves_what_transformers_leaves(name, value, least):
     theirs = {"top_k": peer.TopKLogitsWarper, "top_p": peer.TopPLogitsWarper, "min_p": peer.MinPLogitsWarper,
               "typical_p": peer.TypicalLogitsWarper, "epsilon_cutoff": peer.EpsilonLogitsWarper,
               "eta_cutoff": peer.EtaLogitsWarper, "top_h": peer.TopHLogitsWarper, "temperature": peer.TemperatureLogitsWarper}
-    mine = {"typical_p": filters.typical, "epsilon_cutoff": filters.epsilon, "eta_cutoff": filters.eta}
+    mine = {"typical_p": filters.typical_p, "epsilon_cutoff": filters.epsilon_cutoff, "eta_cutoff": filters.eta_cutoff}
     make = mine.get(name) or getattr(filters, name)
     some = {} if name in ("top_h", "temperature") else {"least": least}
     told = {} if not some else {"min_tokens_to_keep": least}

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from decoding.models import decoder, pair
-from keepleft.decoding.generate import Work, chosen, steps
-from keepleft.decoding.loop import aligned, decode
-from keepleft.decoding.recorded import fits, recorded
-from keepleft.models.lean import why_not
-from keepleft.models.steady import Steady
-from keepleft.nn.lone import Plain
+from keepleft.decoding.generate import DecodeBatch, make_strategy, decode_steps
+from keepleft.decoding.loop import right_align, decode
+from keepleft.decoding.recorded import can_capture, decode_graphed
+from keepleft.models.lean import unsupported_reason
+from keepleft.models.steady import StaticRunner
+from keepleft.nn.lone import TorchOps
 
 FAMILIES = ("gpt2", "llama3", "mistral", "gpt", "bart", "t5", "t5_v1_1", "marian", "vaswani", "pegasus", "windowed")
 CAPACITY = 17
@@ -25,8 +25,8 @@ CAPACITY = 17
 def built(name: str):
     design = kl.presets.small(kl.presets.mistral if name == "windowed" else getattr(kl.presets, name))
     if name == "windowed":  # a window that texts leave behind, and a layer that has none
-        design = design.but(decoder=kl.Stack(2, (kl.causal & kl.window(4), kl.causal)))
-    design = design.but(vocab=53, dropout=0.0, initial=kl.Normal(0.1))
+        design = design.but(decoder=kl.StackDesign(2, (kl.causal & kl.window(4), kl.causal)))
+    design = design.but(vocab=53, dropout=0.0, initial=kl.NormalInit(0.1))
     return kl.build(design, generator=torch.Generator().manual_seed(3)).double().eval()
 
 
@@ -42,20 +42,20 @@ def test_a_steady_step_scores_like_the_models_own(name, padded, whole):
         segments = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1, 1]])
     source = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0], [1] * 7])
     sources = draw(3, 7)
-    memory = lambda: {} if model.design.encoder is None else {"memory": model.read(sources, segments=source)}
-    steady = Steady(model, Plain(whole))
+    memory = lambda: {} if model.design.encoder is None else {"memory": model.encode_memory(sources, segments=source)}
+    steady = StaticRunner(model, TorchOps(whole))
     first, state = model.start(prompt, segments=segments, **memory())
     also, track = steady.start(prompt, segments=segments, capacity=CAPACITY, **memory())
     assert torch.equal(first, also)
     rows = torch.tensor([0, 0, 1, 1, 2, 2])
-    state.keep(rows)
-    track.keep(rows)
+    state.reorder(rows)
+    track.reorder(rows)
     for _ in range(CAPACITY - 5):
         tokens = draw(6, 1)
         torch.testing.assert_close(steady.step(tokens, track), model.step(tokens, state), rtol=1e-9, atol=1e-9)
         rows = torch.tensor([1, 0, 2, 2, 5, 4])
-        state.keep(rows)
-        track.keep(rows)
+        state.reorder(rows)
+        track.reorder(rows)
     with pytest.raises(ValueError, match="are full"):
         steady.step(draw(6, 1), track)
 
@@ -78,19 +78,19 @@ def test_a_step_of_fixed_shape_chooses_what_the_plain_loop_chooses(wishes, seed,
     if wishes.get("num_beams", 1) > 1 and wishes.get("do_sample"):
         wishes = wishes | {"top_k": 9, "top_p": 1.0}  # enough to draw from for each beam
     model = (pair if source else decoder)(seed).double()
-    options = kl.Options(max_new_tokens=9, seed=7, decoder_start_token_id=1, **{"eos_token_id": 2, **wishes})
+    options = kl.GenerationConfig(max_new_tokens=9, seed=7, decoder_start_token_id=1, **{"eos_token_id": 2, **wishes})
     dice = torch.Generator().manual_seed(seed)
-    work = Work.of(model, [torch.randint(3, 11, (n,), generator=dice).tolist() for n in lengths], options)
-    strategy = chosen(None, options, work)
-    assert fits(strategy, work.longest)
-    own = decode(model, work.prompt, strategy, limit=work.limits, segments=work.segments, **work.given(model, options))
+    work = DecodeBatch.build(model, [torch.randint(3, 11, (n,), generator=dice).tolist() for n in lengths], options)
+    strategy = make_strategy(None, options, work)
+    assert can_capture(strategy, work.max_length)
+    own = decode(model, work.prompt, strategy, max_new_tokens=work.max_new_tokens, segments=work.segments, **work.start_kwargs(model, options))
     plain = strategy.results(deque(own, maxlen=1)[0])
-    steady = strategy.results(deque(steps(model, work, strategy, options), maxlen=1)[0])
+    steady = strategy.results(deque(decode_steps(model, work, strategy, options), maxlen=1)[0])
     assert [[one.tokens for one in several] for several in steady] == [[one.tokens for one in several] for several in plain]
-    prompt, real = aligned(work.prompt, work.segments)
+    prompt, real = right_align(work.prompt, work.segments)
     for _ in range(2):  # the second time with what was made the first time
-        memory = work.given(model, options).get("memory")
-        again = recorded(model, prompt, strategy, limits=work.limits, real=real, memory=memory)
+        memory = work.start_kwargs(model, options).get("memory")
+        again = decode_graphed(model, prompt, strategy, max_new_tokens=work.max_new_tokens, prompt_mask=real, memory=memory)
         found = strategy.results(deque(again, maxlen=1)[0])
         assert [[one.tokens for one in several] for several in found] == [[one.tokens for one in several] for several in plain]
         for mine, theirs in zip(found, plain, strict=True):
@@ -102,13 +102,13 @@ def test_a_step_of_fixed_shape_chooses_what_the_plain_loop_chooses(wishes, seed,
 def test_weights_that_change_in_place_are_seen(name):
     model = built(name)
     model.notes = {"decoder_start_token_id": 1}
-    options = kl.Options(max_new_tokens=9, decoder_start_token_id=1)
+    options = kl.GenerationConfig(max_new_tokens=9, decoder_start_token_id=1)
     for _ in range(2):
-        work = Work.of(model, [[5, 6, 7, 8]], options)
-        strategy = chosen(None, options, work)
-        plain = decode(model, work.prompt, strategy, limit=9, **work.given(model, options))
-        memory = {} if model.design.encoder is None else {"memory": work.given(model, options)["memory"]}
-        ways = [plain, steps(model, work, strategy, options), recorded(model, work.prompt, strategy, limits=[9], **memory)]
+        work = DecodeBatch.build(model, [[5, 6, 7, 8]], options)
+        strategy = make_strategy(None, options, work)
+        plain = decode(model, work.prompt, strategy, max_new_tokens=9, **work.start_kwargs(model, options))
+        memory = {} if model.design.encoder is None else {"memory": work.start_kwargs(model, options)["memory"]}
+        ways = [plain, decode_steps(model, work, strategy, options), decode_graphed(model, work.prompt, strategy, max_new_tokens=[9], **memory)]
         first, *others = [strategy.results(deque(way, maxlen=1)[0])[0][0] for way in ways]
         for other in others:
             assert other.tokens == first.tokens
@@ -118,10 +118,10 @@ def test_weights_that_change_in_place_are_seen(name):
 
 
 def test_what_steady_steps_cannot_do_is_said():
-    assert "mask" in why_not(kl.build(kl.presets.small(kl.presets.gpt2).but(decoder=kl.Stack(2, (kl.causal | kl.prefix(3),)))))
-    assert "not a decoder" in why_not(torch.nn.Linear(2, 2))
+    assert "mask" in unsupported_reason(kl.build(kl.presets.small(kl.presets.gpt2).but(decoder=kl.StackDesign(2, (kl.causal | kl.prefix(3),)))))
+    assert "not a decoder" in unsupported_reason(torch.nn.Linear(2, 2))
     model = decoder()
     with kl.watch(model):
-        assert "watches" in why_not(model)
+        assert "watches" in unsupported_reason(model)
     with pytest.raises(ValueError, match="cannot take steady steps"):
-        Steady(torch.nn.Linear(2, 2))
+        StaticRunner(torch.nn.Linear(2, 2))

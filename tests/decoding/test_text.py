@@ -27,7 +27,7 @@ def test_a_text_ends_at_a_string_wherever_tokens_begin_and_end(seed, begin, size
     string = whole[begin:begin + size]
     if not string or "\ufffd" in string:
         return
-    answer, = kl.answers(MODEL, TOKENS, "the sea", stop_strings=["never, never", string], **said)[0]
+    answer, = kl.completions(MODEL, TOKENS, "the sea", stop_strings=["never, never", string], **said)[0]
     assert answer.ended
     assert string in answer.text
     assert whole.startswith(answer.text.rstrip("\ufffd"))
@@ -43,14 +43,14 @@ def test_a_stop_string_that_never_comes_or_came_before_changes_nothing():
 
 def test_any_stop_ends_a_text():
     said = dict(max_new_tokens=12, suppress_tokens=[2])
-    plain, = kl.answers(MODEL, TOKENS, "the sea", **said)[0]
+    plain, = kl.completions(MODEL, TOKENS, "the sea", **said)[0]
     first = TOKENS.decode(plain.tokens[:3])
-    assert kl.answers(MODEL, TOKENS, "the sea", stop_strings=first, max_time=600.0, **said)[0][0].tokens == plain.tokens[:3]
+    assert kl.completions(MODEL, TOKENS, "the sea", stop_strings=first, max_time=600.0, **said)[0][0].tokens == plain.tokens[:3]
 
 
 def test_the_end_comes_where_it_may_and_not_before():
     """The end is the likeliest token throughout."""
-    wish = lambda **said: kl.answers(MODEL, TOKENS, [[20, 21]], logit_bias={2: 99.0}, max_new_tokens=8, **said)[0][0].tokens
+    wish = lambda **said: kl.completions(MODEL, TOKENS, [[20, 21]], logit_bias={2: 99.0}, max_new_tokens=8, **said)[0][0].tokens
     assert wish() == [2]
     for said, count in (({"min_new_tokens": 3}, 3), ({"min_length": 6}, 4), ({"begin_suppress_tokens": [2]}, 1)):
         tokens = wish(**said)
@@ -60,10 +60,10 @@ def test_the_end_comes_where_it_may_and_not_before():
 
 def test_the_first_and_the_last_token_may_be_told():
     model = pair(0)
-    plain = kl.answers(model, None, [[3, 4]], max_new_tokens=4)[0][0].tokens
+    plain = kl.completions(model, None, [[3, 4]], max_new_tokens=4)[0][0].tokens
     first = (plain[0] + 1) % 11
-    assert kl.answers(model, None, [[3, 4]], max_new_tokens=4, forced_bos_token_id=first)[0][0].tokens[0] == first
-    assert kl.answers(model, None, [[3, 4]], max_new_tokens=4, forced_eos_token_id=first)[0][0].tokens == [*plain[:3], first]
+    assert kl.completions(model, None, [[3, 4]], max_new_tokens=4, forced_bos_token_id=first)[0][0].tokens[0] == first
+    assert kl.completions(model, None, [[3, 4]], max_new_tokens=4, forced_eos_token_id=first)[0][0].tokens == [*plain[:3], first]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,7 +80,7 @@ def test_text_that_keeps_to_a_regular_expression():
     for seed in range(4):
         text, = kl.generate(MODEL, TOKENS, "the", regex="[ab]{2,4}-[0-9]+!", do_sample=True, seed=seed, max_new_tokens=40)
         assert re.fullmatch("[ab]{2,4}-[0-9]+!?", text)
-    several = kl.answers(MODEL, TOKENS, "the", regex="(yes|no|maybe)", num_beams=3, num_return_sequences=3, max_new_tokens=8)[0]
+    several = kl.completions(MODEL, TOKENS, "the", regex="(yes|no|maybe)", num_beams=3, num_return_sequences=3, max_new_tokens=8)[0]
     assert {answer.text for answer in several} <= {"yes", "no", "maybe"}
 
 
@@ -105,7 +105,7 @@ def test_a_rule_that_is_none_is_told(rule):
 
 def test_a_text_of_a_pair_begins_with_its_prefix():
     model = pair(0, vocab=TOKENS.get_vocab_size())
-    plain = kl.answers(model, TOKENS, ["the sea", "calm"], max_new_tokens=6)
+    plain = kl.completions(model, TOKENS, ["the sea", "calm"], max_new_tokens=6)
     texts = kl.generate(model, TOKENS, ["the sea", "calm"], max_new_tokens=6, prefix=["ship", "the ship sails"])
     assert texts[0].startswith("ship")
     assert texts[1].startswith("the ship sails")
@@ -115,14 +115,14 @@ def test_a_text_of_a_pair_begins_with_its_prefix():
 def test_what_the_directory_says_holds_unless_something_else_is_said():
     model = writer(TOKENS)
     model.notes["generation"] = {"max_new_tokens": 3, "do_sample": False, "repetition_penalty": 1.1, "_from": "5"}
-    assert len(kl.answers(model, TOKENS, "the")[0][0].tokens) == 3
-    assert len(kl.answers(model, TOKENS, "the", max_new_tokens=5)[0][0].tokens) == 5
-    assert len(kl.answers(model, TOKENS, [[20, 21]], max_length=4)[0][0].tokens) == 2
+    assert len(kl.completions(model, TOKENS, "the")[0][0].tokens) == 3
+    assert len(kl.completions(model, TOKENS, "the", max_new_tokens=5)[0][0].tokens) == 5
+    assert len(kl.completions(model, TOKENS, [[20, 21]], max_length=4)[0][0].tokens) == 2
 
 
 def test_time_that_is_up_ends_a_text():
     began = time.monotonic()
-    answer, = kl.answers(MODEL, TOKENS, "the", max_new_tokens=5000, max_time=0.2, suppress_tokens=[2])[0]
+    answer, = kl.completions(MODEL, TOKENS, "the", max_new_tokens=5000, max_time=0.2, suppress_tokens=[2])[0]
     assert 0 < len(answer.tokens) < 5000
     assert time.monotonic() - began < 60
 
@@ -158,7 +158,7 @@ def test_a_prompt_that_fills_max_length_is_told_once():
     prompts = [[20, 21], [20] * 6, [20] * 9, [20] * 7]
     told = "max_length is 6, and a prompt has 9 tokens, .* give max_new_tokens"
     with pytest.warns(UserWarning, match=told) as notes:
-        texts = kl.answers(MODEL, TOKENS, prompts, max_length=6)
+        texts = kl.completions(MODEL, TOKENS, prompts, max_length=6)
     assert len(notes) == 1
     assert [len(several[0].tokens) for several in texts] == [4, 0, 0, 0]
     with pytest.warns(UserWarning, match=told):
@@ -183,18 +183,18 @@ def test_an_empty_prompt_is_the_beginning_of_a_text_where_there_is_such_a_thing(
 
 
 def test_a_model_with_an_end_of_its_positions_stops_there():
-    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=TOKENS.get_vocab_size(), position=kl.Learned(12))).eval()
+    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=TOKENS.get_vocab_size(), position=kl.LearnedPositions(12))).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        answer, = kl.answers(model, TOKENS, [[5, 6, 7]], max_new_tokens=10 ** 9)[0]
+        answer, = kl.completions(model, TOKENS, [[5, 6, 7]], max_new_tokens=10 ** 9)[0]
     assert len(answer.tokens) == 9
     with pytest.raises(ValueError, match="prompt 0 has 13 tokens, and the model reaches 12"):
         kl.generate(model, TOKENS, [[5] * 13], max_new_tokens=2)
 
 
 def test_a_decoder_goes_on_from_its_prefix():
-    begun, = kl.answers(MODEL, TOKENS, "the sea", prefix=" is", max_new_tokens=5)[0]
-    plain, = kl.answers(MODEL, TOKENS, [TOKENS.encode("the sea").ids + TOKENS.encode(" is").ids], max_new_tokens=5)[0]
+    begun, = kl.completions(MODEL, TOKENS, "the sea", prefix=" is", max_new_tokens=5)[0]
+    plain, = kl.completions(MODEL, TOKENS, [TOKENS.encode("the sea").ids + TOKENS.encode(" is").ids], max_new_tokens=5)[0]
     assert begun.tokens == [*TOKENS.encode(" is").ids, *plain.tokens]
     assert kl.generate(MODEL, TOKENS, "the sea", prefix=" is", max_new_tokens=0) == [" is"]
 
@@ -232,12 +232,12 @@ def test_a_text_that_has_ended_does_not_trouble_the_rule_of_the_others():
 
 def test_least_lengths_belong_to_each_prompt():
     said = dict(min_length=9, max_new_tokens=12)
-    together = kl.answers(MODEL, TOKENS, [[5] * 9, [6, 7]], **said)
-    assert [several[0].tokens for several in together] == [kl.answers(MODEL, TOKENS, [prompt], **said)[0][0].tokens
+    together = kl.completions(MODEL, TOKENS, [[5] * 9, [6, 7]], **said)
+    assert [several[0].tokens for several in together] == [kl.completions(MODEL, TOKENS, [prompt], **said)[0][0].tokens
                                                            for prompt in ([5] * 9, [6, 7])]
 
 
 def test_numbers_that_are_equal_but_of_another_kind_are_told_apart():
     kl.generate(MODEL, TOKENS, "the sea", logit_bias={7: 9.0}, max_new_tokens=2)  # keeps 9.0 at hand
-    answer, = kl.answers(MODEL, TOKENS, "the sea", forced_eos_token_id=9, max_new_tokens=2)[0]
+    answer, = kl.completions(MODEL, TOKENS, "the sea", forced_eos_token_id=9, max_new_tokens=2)[0]
     assert answer.tokens[-1] == 9

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.data.objectives import NOTHING
+from keepleft.data.objectives import IGNORE_INDEX
 from keepleft.evaluate.translation import translation
 
 
@@ -21,9 +21,9 @@ def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():
     chance = torch.Generator().manual_seed(0)
     model = kl.build(kl.presets.small(kl.presets.gpt2), generator=chance).eval()
     texts = [torch.randint(5, 512, (n,), generator=chance).tolist() for n in (3, 11, 5, 8, 2)]
-    store = kl.Store.of(text=texts)
-    found = [kl.likelihood(model, kl.Batches(store, kl.NextToken(1), shape, 24, shuffled=False).once(), smoothing=0.1)
-             for shape in (kl.Bucketed(), kl.Bucketed(4, True), kl.Packed(12))]
+    store = kl.TokenStore.from_lists(text=texts)
+    found = [kl.likelihood(model, kl.Batches(store, kl.NextToken(1), shape, 24, shuffle=False).one_epoch(), label_smoothing=0.1)
+             for shape in (kl.BucketedLayout(), kl.BucketedLayout(4, True), kl.PackedLayout(12))]
     losses, right = [], []
     for text in texts:
         scores = model(torch.tensor([[1, *text[:-1]]]))[0].detach()
@@ -38,16 +38,16 @@ def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():
 
 
 def test_labels_are_measured_too():
-    model = kl.build(kl.presets.small(kl.presets.bert).but(head=kl.Classes(3))).eval()
-    store = kl.Store.of(text=[[1, 7, 2], [1, 8, 9, 2]], label=[[0], [2]])
-    found = kl.likelihood(model, kl.Batches(store, kl.Classification(), kl.Bucketed(), 64).once())
+    model = kl.build(kl.presets.small(kl.presets.bert).but(head=kl.ClassificationHead(3))).eval()
+    store = kl.TokenStore.from_lists(text=[[1, 7, 2], [1, 8, 9, 2]], label=[[0], [2]])
+    found = kl.likelihood(model, kl.Batches(store, kl.Classification(), kl.BucketedLayout(), 64).one_epoch())
     assert 0.0 <= found["accuracy"] <= 1.0
 
 
 def test_nothing_to_measure_is_an_error():
     model = kl.build(kl.presets.small(kl.presets.gpt2))
-    batch = next(iter(kl.Batches(kl.Store.of(text=[[5, 6]]), kl.NextToken(1), kl.Bucketed(), 8).once()))
-    assert (batch.silent().targets == NOTHING).all()
+    batch = next(iter(kl.Batches(kl.TokenStore.from_lists(text=[[5, 6]]), kl.NextToken(1), kl.BucketedLayout(), 8).one_epoch()))
+    assert (batch.without_targets().targets == IGNORE_INDEX).all()
     with pytest.raises(ValueError, match="nothing is asked"):
         kl.likelihood(model, [])
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.evaluate.calibration import calibration
-from keepleft.evaluate.labels import labels
+from keepleft.evaluate.labels import classification_metrics
 
 theirs = pytest.importorskip("sklearn.metrics")
 
@@ -17,27 +17,27 @@ theirs = pytest.importorskip("sklearn.metrics")
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=1, max_size=30))
 def test_every_number_is_scikit_learns(pairs):
     said, true = zip(*pairs, strict=True)
-    found = labels(said, true)
+    found = classification_metrics(said, true)
     names = sorted(set(said) | set(true))
-    assert list(found.each) == names
+    assert list(found.per_label) == names
     assert found.accuracy == pytest.approx(theirs.accuracy_score(true, said))
     assert found.macro_f1 == pytest.approx(theirs.f1_score(true, said, average="macro", zero_division=0))
     each = theirs.precision_recall_fscore_support(true, said, labels=names, zero_division=0)
-    for one, precision, recall, f1, count in zip(found.each.values(), *each, strict=True):
+    for one, precision, recall, f1, count in zip(found.per_label.values(), *each, strict=True):
         assert (one.precision, one.recall, one.f1, one.count) == pytest.approx((precision, recall, f1, count))
     if len(names) > 1:  # scikit-learn warns of a single one
         assert np.array_equal(found.confusion, theirs.confusion_matrix(true, said, labels=names))
 
 
 def test_a_named_label_that_nobody_has_counts_in_the_mean():
-    found = labels([0, 1, 1], [0, 1, 0], names=[0, 1, 2])
-    assert found.each[2].f1 == 0.0
+    found = classification_metrics([0, 1, 1], [0, 1, 0], names=[0, 1, 2])
+    assert found.per_label[2].f1 == 0.0
     assert found.macro_f1 == pytest.approx(theirs.f1_score([0, 1, 0], [0, 1, 1], labels=[0, 1, 2], average="macro",
                                                            zero_division=0))
     with pytest.raises(ValueError, match="2 is not among the labels 0, 1"):
-        labels([2], [0], names=[0, 1])
+        classification_metrics([2], [0], names=[0, 1])
     with pytest.raises(ValueError, match="1 labels beside 2 true ones"):
-        labels(["a"], ["a", "b"])
+        classification_metrics(["a"], ["a", "b"])
 
 
 @given(st.integers(1, 40), st.integers(2, 5), st.integers(1, 12), st.integers(0, 999))

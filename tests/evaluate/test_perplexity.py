@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 import keepleft as kl
 import peers
 from keepleft.evaluate import foreseen as foreseeing
-from keepleft.evaluate.perplexity import Perplexity, perplexity, surprise, windows
+from keepleft.evaluate.perplexity import Perplexity, perplexity, token_nll, sliding_windows
 
 LENGTH = 37  # positions of the peers' GPT-2
 
@@ -44,7 +44,7 @@ def brute(score, text: list[int], window: int) -> torch.Tensor:
 def test_each_token_is_foretold_once_with_as_much_before_it_as_was_promised(length, window, data):
     stride = data.draw(st.integers(1, window))
     told = []
-    for begin, end, first in windows(length, window, stride):
+    for begin, end, first in sliding_windows(length, window, stride):
         assert 0 <= begin < end <= length - 1
         assert end - begin <= window
         for token in range(first, end + 1):
@@ -58,7 +58,7 @@ def test_each_token_is_foretold_once_with_as_much_before_it_as_was_promised(leng
 def test_with_stride_1_it_is_the_definition(ours_and_theirs, length, window, batch):
     ours, peer = ours_and_theirs
     text = torch.randint(peers.V, (length,)).tolist()
-    found = surprise(ours, text, window=window, stride=1, batch=batch)
+    found = token_nll(ours, text, window=window, stride=1, batch_size=batch)
     with torch.no_grad(), peers.Double():
         for score in (ours, lambda tokens: peer(input_ids=tokens).logits):
             torch.testing.assert_close(found, brute(score, text, window), rtol=0, atol=1e-9)
@@ -68,7 +68,7 @@ def test_with_stride_1_it_is_the_definition(ours_and_theirs, length, window, bat
 def test_with_a_window_as_long_as_the_text_it_is_one_pass(ours_and_theirs, window):
     ours, peer = ours_and_theirs
     text = torch.randint(peers.V, (29,))
-    found = surprise(ours, text.tolist(), start=5, window=window)
+    found = token_nll(ours, text.tolist(), prefix_token_id=5, window=window)
     with torch.no_grad(), peers.Double():
         scores = peer(input_ids=torch.cat([torch.tensor([5]), text[:-1]])[None]).logits[0]
     want = -scores.log_softmax(-1).gather(-1, text[:, None])[:, 0]
@@ -87,16 +87,16 @@ def test_texts_longer_than_the_positions_are_the_usual_loop_over_transformers(ou
             logs = peer(input_ids=text[None, begin:end]).logits[0].log_softmax(-1)
             want += [-logs[n - 1 - begin, text[n]] for n in range(before + 1, end + 1)]
             before = end
-    found = surprise(ours, text.tolist(), window=window, stride=stride, batch=3)
+    found = token_nll(ours, text.tolist(), window=window, stride=stride, batch_size=3)
     torch.testing.assert_close(found, torch.stack(want), rtol=0, atol=1e-9)
-    assert len(surprise(ours, text.tolist())) == 99  # by default as wide as there are positions
+    assert len(token_nll(ours, text.tolist())) == 99  # by default as wide as there are positions
 
 
 def test_bits_per_byte_are_nats_over_ln_2_over_utf_8_bytes(ours_and_theirs):
     ours, _ = ours_and_theirs
     texts = ["abc déf", "ह ह g" * 20, "x"]
-    found = perplexity(ours, letters(), texts, start=52, window=9)
-    nats = sum(float(surprise(ours, letters().encode(text).ids, start=52, window=9).sum()) for text in texts)
+    found = perplexity(ours, letters(), texts, prefix_token_id=52, window=9)
+    nats = sum(float(token_nll(ours, letters().encode(text).ids, prefix_token_id=52, window=9).sum()) for text in texts)
     tokens, size = sum(map(len, texts)), sum(len(text.encode("utf-8")) for text in texts)
     assert found == Perplexity(pytest.approx(nats), tokens, size)
     assert size > tokens
@@ -109,23 +109,23 @@ def test_bits_per_byte_are_nats_over_ln_2_over_utf_8_bytes(ours_and_theirs):
 def test_scores_worked_out_some_at_a_time_are_the_same(ours_and_theirs, monkeypatch):
     ours, _ = ours_and_theirs
     text = torch.randint(peers.V, (50,)).tolist()
-    whole = surprise(ours, text, window=20)
+    whole = token_nll(ours, text, window=20)
     monkeypatch.setattr(foreseeing, "ROWS", 3 * peers.V)
-    torch.testing.assert_close(surprise(ours, text, window=20), whole)
+    torch.testing.assert_close(token_nll(ours, text, window=20), whole)
 
 
 def test_wrong_use_is_told(ours_and_theirs):
     ours, _ = ours_and_theirs
     with pytest.raises(ValueError, match="a window of 50 is more than the 37 positions"):
-        surprise(ours, [1] * 60, window=50)
+        token_nll(ours, [1] * 60, window=50)
     for stride in (0, 9):
         with pytest.raises(ValueError, match=f"a stride of {stride} in a window of 8"):
-            surprise(ours, [1] * 60, window=8, stride=stride)
+            token_nll(ours, [1] * 60, window=8, stride=stride)
     with pytest.raises(ValueError, match="token 53 is not in the vocabulary"):
-        surprise(ours, [1, 53])
+        token_nll(ours, [1, 53])
     with pytest.raises(ValueError, match="nothing to foresee"):
         perplexity(ours, letters(), ["", "a"])
     with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
-        surprise(kl.build(kl.presets.small(kl.presets.gpt2)), [1, 2])
+        token_nll(kl.build(kl.presets.small(kl.presets.gpt2)), [1, 2])
     with pytest.raises(ValueError, match="for an encoder-decoder there is likelihood"):
-        surprise(kl.build(kl.presets.small(kl.presets.t5)).eval(), [1, 2])
+        token_nll(kl.build(kl.presets.small(kl.presets.t5)).eval(), [1, 2])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.evaluate.exact import exact, matches
-from keepleft.evaluate.summary import KINDS, rouge, signature, summary
-from keepleft.evaluate.words import words
+from keepleft.evaluate.exact import exact_match, matches
+from keepleft.evaluate.summary import ROUGE_TYPES, rouge, signature, mean_rouge
+from keepleft.evaluate.words import split_words
 
 pytest.importorskip("rouge_score")
 from rouge_score.rouge_scorer import RougeScorer
@@ -19,12 +19,12 @@ from rouge_score.tokenizers import DefaultTokenizer
 
 @given(st.text(string.printable, max_size=60))
 def test_on_ascii_words_are_rouge_scores_own(text):
-    assert words(text) == DefaultTokenizer().tokenize(text)
+    assert split_words(text) == DefaultTokenizer().tokenize(text)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_words_never_straddle_a_space(one, other):
-    assert words(f"{one} {other}") == words(one) + words(other)
+    assert split_words(f"{one} {other}") == split_words(one) + split_words(other)
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -37,24 +37,24 @@ def test_words_never_straddle_a_space(one, other):
     ("Ёлка_дом", ["ёлка", "дом"]),
 ])
 def test_words_of_other_scripts(text, said):
-    assert words(text) == said
+    assert split_words(text) == said
 
 
 @pytest.mark.parametrize("stem", [False, True])
 def test_scores_on_english_are_rouge_scores_own(stem):
     references = ["The cats were sitting.\nThey watched running dogs.", "Rain fell on the plains all day."]
     written = ["A cat sat.\nIt watched the dogs run.", "All day the rain was falling on a plain."]
-    theirs = RougeScorer(list(KINDS), use_stemmer=stem)
+    theirs = RougeScorer(list(ROUGE_TYPES), use_stemmer=stem)
     found = rouge(written, references, stem=stem)
     for n, (reference, text) in enumerate(zip(references, written, strict=True)):
         for kind, score in theirs.score(reference, text).items():
             assert found[kind][n] == pytest.approx(score.fmeasure)
-    assert summary(written, references, stem=stem) == {kind: pytest.approx(sum(each) / 2) for kind, each in found.items()}
+    assert mean_rouge(written, references, stem=stem) == {kind: pytest.approx(sum(each) / 2) for kind, each in found.items()}
 
 
 def test_other_scripts_count():
-    assert summary(["बिल्ली बैठी है"], ["बिल्ली बैठी थी"])["rouge1"] == pytest.approx(2 / 3)
-    assert summary(["猫坐着"], ["猫坐着"]) == dict.fromkeys(KINDS, 1.0)
+    assert mean_rouge(["बिल्ली बैठी है"], ["बिल्ली बैठी थी"])["rouge1"] == pytest.approx(2 / 3)
+    assert mean_rouge(["猫坐着"], ["猫坐着"]) == dict.fromkeys(ROUGE_TYPES, 1.0)
     assert RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"].fmeasure == 0.0  # what the default says
 
 
@@ -66,13 +66,13 @@ def test_exact_match_folds_what_it_is_told_to():
     written, references = [" Paris\n", "paris", "“Paris!”", "London"], ["Paris"] * 4
     assert matches(written, references) == [True, False, False, False]
     assert matches(written, references, fold_case=True) == [True, True, False, False]
-    assert exact(written, references, fold_case=True, fold_punctuation=True) == 0.75
-    assert exact(["a ,  b"], ["a b"], fold_punctuation=True) == 1.0
-    assert exact(["STRASSE।"], ["straße"], fold_case=True, fold_punctuation=True) == 1.0
+    assert exact_match(written, references, fold_case=True, fold_punctuation=True) == 0.75
+    assert exact_match(["a ,  b"], ["a b"], fold_punctuation=True) == 1.0
+    assert exact_match(["STRASSE।"], ["straße"], fold_case=True, fold_punctuation=True) == 1.0
 
 
 def test_as_many_texts_as_references():
-    for count in (exact, summary):
+    for count in (exact_match, mean_rouge):
         with pytest.raises(ValueError, match="1 texts beside 2 references"):
             count(["a"], ["a", "b"])
         with pytest.raises(ValueError, match="at least one"):

@@ -27,7 +27,7 @@ def cases(draw):
         grid = kl.Grid(queries, keys, start=draw(st.sampled_from([keys - queries, 0, 3])))
     elif kind == "packed":
         seg = draw(segments(B, keys))
-        pos = kl.positions_of(seg)
+        pos = kl.positions_from_segments(seg)
         grid = kl.Grid(keys, keys, 0, pos, pos, seg, seg)
     elif kind == "placed":
         pos = torch.tensor(draw(st.lists(st.permutations(range(keys)), min_size=B, max_size=B)))
@@ -36,7 +36,7 @@ def cases(draw):
         grid = kl.Grid(4, keys, k_seg=draw(segments(B, keys)))
     else:
         seg = draw(segments(B, keys))
-        grid = kl.Grid(2, keys, 0, torch.tensor([[3, 4], [5, 6]]), kl.positions_of(seg), torch.tensor([[1, 1], [0, 2]]), seg)
+        grid = kl.Grid(2, keys, 0, torch.tensor([[3, 4], [5, 6]]), kl.positions_from_segments(seg), torch.tensor([[1, 1], [0, 2]]), seg)
     return mask, grid, draw(st.sampled_from([None, (1, H), (B, 1), (1, 1), (B, H)]))
 
 
@@ -105,7 +105,7 @@ def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
     table = kl.Grid(keys, keys).table(mask, batch=B, heads=H, device=torch.device("cpu"))
     for b in range(B):
         for h in range(H):
-            assert torch.equal(table[b, h], kl.table(mask, keys, row=b, head=h))
+            assert torch.equal(table[b, h], kl.mask_table(mask, keys, row=b, head=h))
 
 
 @given(st.data(), st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]),
@@ -118,12 +118,12 @@ def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask, 
     for n, (a, b) in enumerate(zip([0, *borders], [*borders, length], strict=True)):
         seg[0, a:b] = n * data.draw(st.integers(0, 1))
         seg[1, a:b] = n + 1
-    pos = kl.positions_of(seg)
+    pos = kl.positions_from_segments(seg)
     grid = kl.Grid(length, length, 0, pos, pos, seg, seg)
     says_the_same(mask, grid, biased)
-    form = kl.see(mask, grid, batch=B, heads=H, backend="sdpa").form
+    form = kl.see(mask, grid, batch=B, heads=H, backend="sdpa").lowered_mask
     if mask != kl.prefix(5) | kl.causal:
-        assert isinstance(form, sdpa.Runs), "a table was built where none is needed"
+        assert isinstance(form, sdpa.RaggedRows), "a table was built where none is needed"
 
 
 def says_the_same(mask, grid, biased) -> None:
@@ -177,10 +177,10 @@ def test_what_gpus_are_given_instead_of_blind_rows_says_the_same(case):
     """The form that a GPU gets, tried here: no row of it is blind, and the answer is that of the definition."""
     mask, grid, bias = case
     q, k, v, bias = inputs(grid, bias, torch.float64)
-    form = sdpa.open_eyed(grid.table(mask, batch=B, heads=H, device=torch.device("cpu")))
-    assert form.seen.any(-1).all()
+    form = sdpa.unmask_empty_queries(grid.table(mask, batch=B, heads=H, device=torch.device("cpu")))
+    assert form.attn_mask.any(-1).all()
     if bias is not None:
-        form = sdpa.plus(form, bias)
+        form = sdpa.add_bias(form, bias)
     out = sdpa.attend(q, k, v, form, D ** -0.5, 0.0)
     torch.testing.assert_close(out, look("reference", mask, grid, q, k, v, bias), atol=1e-12, rtol=1e-10)
 
@@ -192,7 +192,7 @@ def test_a_gradient_comes_back_to_the_kernel_in_the_layout_of_what_went_out():
         seen = []
         inner = q * 2
         inner.register_hook(lambda gradient, seen=seen: seen.append(gradient.stride()))
-        out = sdpa._Steady.apply(inner)
+        out = sdpa._MatchGradLayout.apply(inner)
         (found,) = torch.autograd.grad(out, q, back)
         assert torch.equal(found, back * 2)
         assert seen == [inner.stride()]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.state import KINDS as ALL
+from keepleft.models.state import CACHE_KINDS as ALL
 from strategies import designs, made, padding, segments, tokens
 
 T = 17
@@ -28,7 +28,7 @@ def full_pass(model, texts, **more):
 
 
 def given_to(model, rows):
-    return {"memory": model.read(tokens(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
+    return {"memory": model.encode_memory(tokens(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
 
 
 def go_on(model, texts, state):
@@ -73,7 +73,7 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
     more = given_to(model, 3)
     places = None
     if data.draw(st.booleans()):  # where padding is said to stand means nothing
-        places = torch.where(seg == 0, 29, kl.positions_of(seg))
+        places = torch.where(seg == 0, 29, kl.positions_from_segments(seg))
     scores, state = model.start(texts[:, :prompt], positions=places, segments=seg, cache=kind, capacity=T, **more)
     steps = [scores] + [go_on(model, texts[:, a:b], state) for a, b in pairwise(chunks[1:])]
     for row in range(3):
@@ -105,15 +105,15 @@ def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
 def test_a_static_cache_of_fixed_shapes_equals_one_pass(design, chunks, padded):
     model, texts = made(design), tokens(2, T)
     seg = torch.ones(2, chunks[1], dtype=torch.long) if padded else None
-    caches = [kl.Static(T + 3, batch=2, fixed=True) for _ in design.decoder.mask]
+    caches = [kl.StaticCache(T + 3, batch=2, static_shapes=True) for _ in design.decoder.mask]
     want = model(texts)
     scores, state = model.start(texts[:, :chunks[1]], cache=caches, segments=seg)
     same(scores, want[:, chunks[1] - 1])
-    addresses = [tensor.data_ptr() for cache in caches for pair in cache.pairs.values() for tensor in pair]
+    addresses = [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
     for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
     state.keep(torch.tensor([1, 0]))
-    assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.pairs.values() for tensor in pair]
+    assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
 
 
 @given(designs("decoder"), cuts(), st.sampled_from(["growing", "static"]), st.data())
@@ -131,7 +131,7 @@ def test_packed_rows_in_chunks_equal_one_pass(design, chunks, kind, data):
 
 def test_a_ring_keeps_no_more_than_its_window():
     design = kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), position=kl.Rotary(),
-                                 decoder=kl.Stack(2, (kl.causal & kl.window(5),)))
+                                 decoder=kl.StackDesign(2, (kl.causal & kl.window(5),)))
     model, texts = made(design), tokens(2, 97)
     _, state = model.start(texts[:, :40], cache="ring")
     for n in range(40, 97):
@@ -142,7 +142,7 @@ def test_a_ring_keeps_no_more_than_its_window():
 
 def test_a_cross_attention_memory_is_computed_once():
     design = kl.presets.vaswani.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "relu"),
-                                    encoder=kl.Stack(2, (kl.full,)), decoder=kl.Stack(2, (kl.causal,)))
+                                    encoder=kl.StackDesign(2, (kl.full,)), decoder=kl.StackDesign(2, (kl.causal,)))
     model, calls = made(design), []
     for layer in model.decoder.layers:
         layer.cross.kv.register_forward_hook(lambda *_: calls.append(1))
@@ -154,7 +154,7 @@ def test_a_cross_attention_memory_is_computed_once():
 
 def test_a_full_static_cache_says_so():
     model = made(kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"),
-                                     decoder=kl.Stack(1, (kl.causal,))))
+                                     decoder=kl.StackDesign(1, (kl.causal,))))
     _, state = model.start(tokens(1, 5), cache="static", capacity=6)
     model.step(tokens(1, 1), state)
     with pytest.raises(ValueError, match=r"holds 6 of 6 tokens and cannot take 1 more"):

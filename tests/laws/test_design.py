@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import keepleft as kl
 from keepleft.models import presets
-from keepleft.models.written import read, write
+from keepleft.models.written import from_json, to_json
 from strategies import designs
 
 PUBLISHED = {  # weights of the public checkpoints that these presets stand for
@@ -45,13 +45,13 @@ TABLE_2_1 = {  # of Brown et al. 2020: layers, width, width of a head
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_published_size(name):
-    assert kl.parameters(presets.ALL[name]) == PUBLISHED[name]
+    assert kl.count_parameters(presets.ALL[name]) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_a_preset_has_the_size_its_paper_rounds_to(name):
     size, slack = ROUNDED[name]
-    assert abs(kl.parameters(presets.ALL[name]) - size) <= slack
+    assert abs(kl.count_parameters(presets.ALL[name]) - size) <= slack
 
 
 @pytest.mark.parametrize("name", TABLE_2_1)
@@ -62,7 +62,7 @@ def test_gpt3_has_the_rows_of_its_paper_and_alternates_dense_and_banded_layers(n
     assert design.position.length == 2048
     dense, banded = design.decoder.mask
     assert dense == kl.causal
-    assert kl.table(banded, 400).sum() < kl.table(dense, 400).sum()
+    assert kl.mask_table(banded, 400).sum() < kl.mask_table(dense, 400).sum()
 
 
 def test_every_preset_is_checked_against_a_published_size():
@@ -80,31 +80,31 @@ def test_an_outside_implementation_counts_the_same(name, config, model):
         import transformers
 
         peer = getattr(transformers, model)(getattr(transformers, config)())
-    assert sum(p.numel() for p in peer.parameters()) == kl.parameters(presets.ALL[name])
+    assert sum(p.numel() for p in peer.parameters()) == kl.count_parameters(presets.ALL[name])
 
 
 @given(designs())
 @settings(max_examples=100)
 def test_a_design_survives_json(design):
-    assert read(json.loads(json.dumps(write(design)))) == design
+    assert from_json(json.loads(json.dumps(to_json(design)))) == design
 
 
 @pytest.mark.parametrize("name", presets.ALL)
 def test_every_preset_survives_json(name):
-    assert read(json.loads(json.dumps(write(presets.ALL[name])))) == presets.ALL[name]
+    assert from_json(json.loads(json.dumps(to_json(presets.ALL[name])))) == presets.ALL[name]
 
 
 def test_what_json_cannot_carry_is_refused_by_name():
     own = kl.Where("my_own", lambda b, h, q, k: k <= q)
     with pytest.raises(ValueError, match="my_own"):
-        write(presets.gpt2.but(decoder=kl.Stack(2, (own,))))
-    good = write(presets.gpt2)
+        to_json(presets.gpt2.but(decoder=kl.StackDesign(2, (own,))))
+    good = to_json(presets.gpt2)
     with pytest.raises(ValueError, match="unknown fields colour"):
-        read(good | {"colour": 3})
+        from_json(good | {"colour": 3})
     with pytest.raises(ValueError, match="kind 'Wobble'"):
-        read(good | {"norm": {"kind": "Wobble"}})
+        from_json(good | {"norm": {"kind": "Wobble"}})
     with pytest.raises(ValueError, match="vocab"):
-        read({k: v for k, v in good.items() if k != "vocab"})
+        from_json({k: v for k, v in good.items() if k != "vocab"})
 
 
 @given(designs())
@@ -113,7 +113,7 @@ def test_the_same_seed_builds_the_same_weights_and_all_of_them_are_set(design):
     a, b = (kl.build(design, generator=torch.Generator().manual_seed(5)) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
     assert all(p.isfinite().all() for p in a.parameters())
-    assert kl.parameters(design) == sum(p.numel() for p in a.parameters())
+    assert kl.count_parameters(design) == sum(p.numel() for p in a.parameters())
 
 
 @pytest.mark.parametrize("name", ["vaswani", "gpt", "gpt2", "gpt3_small", "llama", "t5", "mt5", "bart", "marian",

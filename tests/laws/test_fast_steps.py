@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.leaf import Leaf
-from keepleft.models.lean import why_not
-from keepleft.models.paged import Paged
-from keepleft.models.steady import Steady
-from keepleft.nn.lone import Plain
+from keepleft.models.leaf import PageTable
+from keepleft.models.lean import unsupported_reason
+from keepleft.models.paged import PagedRunner
+from keepleft.models.steady import StaticRunner
+from keepleft.nn.lone import TorchOps
 from strategies import CAUSAL_MASKS, MASKS, VOCAB, designs, made, tokens
 
 PROMPT, STEPS = 5, 4
@@ -36,7 +36,7 @@ def reference_steps(model, sequences: torch.Tensor, **memory):
 
 
 def memory_of(model, rows: int):
-    return {"memory": model.read(tokens(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
+    return {"memory": model.encode_memory(tokens(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -50,11 +50,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 @torch.no_grad()
 def test_a_static_step_scores_like_the_models_own_or_is_refused(design, masks, static_shapes):
     model, sequences = model_with(design, masks), tokens(3, PROMPT + STEPS)
-    if why_not(model) is not None:
+    if unsupported_reason(model) is not None:
         with pytest.raises(ValueError, match="its mask is"):
-            Steady(model, Plain(static_shapes))
+            StaticRunner(model, TorchOps(static_shapes))
         return
-    runner = Steady(model, Plain(static_shapes))
+    runner = StaticRunner(model, TorchOps(static_shapes))
     want = reference_steps(model, sequences, **memory_of(model, 3))
     logits, cache = runner.start(sequences[:, :PROMPT], capacity=PROMPT + STEPS, **memory_of(model, 3))
     same(logits, next(want))
@@ -72,14 +72,14 @@ def test_a_paged_step_scores_like_the_models_own_whatever_the_mask(design, masks
     is_encoder_decoder = isinstance(model, kl.EncoderDecoder)
     want = reference_steps(model, sequences, **memory_of(model, 2))
     next(want)  # pages are asked for the logits of steps alone
-    runner = Paged(model, pages=40, size=page_size, source_pages=20 if is_encoder_decoder else 0)
-    page_tables = [Leaf(width=1) for _ in range(2)]
+    runner = PagedRunner(model, num_pages=40, page_size=page_size, num_source_pages=20 if is_encoder_decoder else 0)
+    page_tables = [PageTable(width=1) for _ in range(2)]
     for page_table in page_tables:
-        assert runner.room(page_table, PROMPT + STEPS)
+        assert runner.reserve(page_table, PROMPT + STEPS)
         if is_encoder_decoder:
-            assert runner.room_for_source(page_table, 7)
+            assert runner.reserve_source(page_table, 7)
     if is_encoder_decoder:
-        runner.hear(page_tables, tokens(2, 7).tolist())
-    runner.read(page_tables, sequences[:, :PROMPT].tolist())
+        runner.encode_sources(page_tables, tokens(2, 7).tolist())
+    runner.prefill(page_tables, sequences[:, :PROMPT].tolist())
     for n, expected in enumerate(want):
-        same(runner.step(page_tables, sequences[:, PROMPT + n].tolist()), expected)
+        same(runner.decode(page_tables, sequences[:, PROMPT + n].tolist()), expected)

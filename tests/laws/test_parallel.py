@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import lessons
 from keepleft.training import checkpoint
 from keepleft.training.loop import train
-from keepleft.training.lora import adapt
-from keepleft.training.parallel import Team, join
+from keepleft.training.lora import add_lora
+from keepleft.training.parallel import DistributedContext, init_distributed
 
 pytestmark = pytest.mark.slow
 ON = {"average": 0.9, "save": 4, "evaluate": 6}
@@ -34,7 +34,7 @@ def alone(folder: Path | None, until: int | None = None, kind: str = "both", lor
     design = lessons.design(kind)
     model, asked = lessons.model(design), iter(range(1, 99))
     if lora:
-        adapt(model, 2, seed=0)
+        add_lora(model, 2, seed=0)
     *_, last = train(model, lessons.batches(design), lessons.recipe(**{**ON, **choices}), folder=folder,
                      measure=lambda model: lessons.likelihood(0, model), stop=lambda: next(asked) == until)
     return model.state_dict(), last
@@ -84,7 +84,7 @@ def test_two_processes_are_one(way, tmp_path):
     expected, last = alone(None)
     alike(weights, expected)
     assert said["loss"] == pytest.approx(last.loss, abs=1e-9)
-    assert said["norm"] == pytest.approx(last.norm, abs=1e-9)
+    assert said["norm"] == pytest.approx(last.grad_norm, abs=1e-9)
     assert said["measures"]["loss"] == pytest.approx(last.measures["loss"], abs=1e-9)
     assert said["tokens"] == last.tokens
     no_pickles(tmp_path / "run")
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_any_number_of_processes_in_any_way(tmp_path):
             assert ended(out)[1]["notes"] == [f"going on from step-{begin:08d}"]
             assert ended(out)[1]["steps"][-1] == begin + 2
             begin += 2
-    assert [checkpoint.state(place)["sharded"] for place in checkpoint.steps(folder)] == [False, True, True]
+    assert [checkpoint.read_state(place)["sharded"] for place in checkpoint.list_checkpoints(folder)] == [False, True, True]
     no_pickles(folder)
     weights, last = alone(folder)
     assert last.notes == ["going on from step-00000010"]
@@ -132,15 +132,15 @@ def test_a_run_goes_on_with_any_number_of_processes_in_any_way(tmp_path):
 def test_shards_are_taken_up_by_one_process_and_damage_is_named(tmp_path):
     folder = tmp_path / "run"
     sharded(folder, until=6)
-    assert [place.name for place in checkpoint.steps(folder)] == ["step-00000006", "step-00000004"]
+    assert [place.name for place in checkpoint.list_checkpoints(folder)] == ["step-00000006", "step-00000004"]
     shard = sorted((folder / "step-00000006").glob("*.safetensors"))[1]
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-3] + b"xyz")
     with pytest.raises(ValueError, match=f"step-00000006 is damaged: {shard.name} has changed"):
-        checkpoint.state(folder / "step-00000006")
+        checkpoint.read_state(folder / "step-00000006")
     shard.unlink()
     with pytest.raises(ValueError, match=f"step-00000006 is damaged: {shard.name} is missing"):
-        checkpoint.state(folder / "step-00000006")
+        checkpoint.read_state(folder / "step-00000006")
     weights, last = alone(folder, report=1, until=8)
     assert last.step == 12
     alike(weights, alone(None)[0])
@@ -157,13 +157,13 @@ def test_another_model_is_refused_by_the_reader_of_shards_too(tmp_path):
 def test_who_is_alone_is_told_so(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert join(device="cpu") == join("ddp", "cpu") == Team()
+    assert init_distributed(device="cpu") == init_distributed("ddp", "cpu") == DistributedContext()
     with pytest.raises(ValueError, match="fsdp was asked for, but this process is alone: start it with torchrun"):
-        join("fsdp", "cpu")
+        init_distributed("fsdp", "cpu")
 
 
 def test_muon_and_shards_are_refused():
     design = lessons.design()
     with pytest.raises(ValueError, match="muon needs whole matrices, and fsdp shards them"):
         next(iter(train(lessons.model(design), lessons.batches(design), lessons.recipe(optimizer="muon"),
-                        team=Team(0, 1, torch.device("cpu"), "fsdp"))))
+                        distributed=DistributedContext(0, 1, torch.device("cpu"), "fsdp"))))

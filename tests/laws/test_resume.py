@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import lessons
-from keepleft.data.batches import Bucketed, Packed
+from keepleft.data.batches import BucketedLayout, PackedLayout
 from keepleft.training import checkpoint
 from keepleft.training.loop import train
 
@@ -27,7 +27,7 @@ def few_threads():
 
 @given(stops=st.sets(st.integers(1, 11), min_size=1, max_size=3), optimizer=st.sampled_from(["adamw", "muon"]),
        average=st.sampled_from([0.0, 0.9]), kind=st.sampled_from(["decoder", "both"]), accumulate=st.sampled_from([1, 3, 30]),
-       shape=st.sampled_from([Bucketed(), Packed(24)]), dtype=st.sampled_from([torch.float32, torch.float64]))
+       shape=st.sampled_from([BucketedLayout(), PackedLayout(24)]), dtype=st.sampled_from([torch.float32, torch.float64]))
 @settings(max_examples=8, phases=[Phase.explicit, Phase.generate])  # smaller failures would take minutes to find
 def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_path_factory, stops, optimizer, average, kind,
                                                                         accumulate, shape, dtype):
@@ -47,8 +47,8 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_pat
     assert lessons.same(*ends)
     kinds = {"weights", "step", "exp_avg", "exp_avg_sq"} | ({"average"} if average else set())
     assert {name.split("/")[0] for name in ends[0]} == kinds | ({"momentum"} if optimizer == "muon" else set())
-    assert checkpoint.state(whole / "step-00000012")["place"] == checkpoint.state(broken / "step-00000012")["place"]
-    assert unbroken[-1].norm == reports[-1].norm
+    assert checkpoint.read_state(whole / "step-00000012")["place"] == checkpoint.read_state(broken / "step-00000012")["place"]
+    assert unbroken[-1].grad_norm == reports[-1].norm
     assert sum(report.tokens for report in unbroken) == sum(report.tokens for report in reports)
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
         if finished:
             assert lessons.same(lessons.state(folder, 50), expected)
             assert not list(folder.glob("*.part"))
-            assert [place.name for place in checkpoint.steps(folder)] == ["step-00000050", "step-00000048"]
+            assert [place.name for place in checkpoint.list_checkpoints(folder)] == ["step-00000050", "step-00000048"]
             runs += 1
         else:
             assert child.exitcode == -9
@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     reports = lessons.run(folder, recipe=often, stop=lambda: next(asked) == 5)
     assert "step-00000006 is damaged: tensors.safetensors has" in reports[0].notes[0]
     assert "going on from step-00000004" in reports[0].notes[0]
-    assert [place.name for place in checkpoint.steps(folder)] == ["step-00000005"]  # the damaged one does not count as newer
+    assert [place.name for place in checkpoint.list_checkpoints(folder)] == ["step-00000005"]  # the damaged one does not count as newer
     lessons.run(folder, recipe=recipe)
     assert lessons.same(lessons.state(folder, 8), lessons.state(tmp_path / "whole", 8))
 

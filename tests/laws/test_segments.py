@@ -101,7 +101,7 @@ def test_no_position_reads_its_future_however_texts_lie(design, cut, numbers):
 @given(st.data())
 def test_positions_count_each_segment_from_zero(data):
     seg = data.draw(segments(3, T))
-    pos = kl.positions_of(seg)
+    pos = kl.positions_from_segments(seg)
     for row in range(3):
         for number in seg[row].unique():
             mine = seg[row] == number

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 import lessons
-from keepleft.data.batches import Batches, Bucketed, Packed
+from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
 from keepleft.data.objectives import NextToken, Translation
-from keepleft.data.store import Store
+from keepleft.data.store import TokenStore
 from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
-from keepleft.training.pupil import Pupil
+from keepleft.training.pupil import LossModule
 from strategies import VOCAB, designs
 from strategies import made as wild
 
-POSITIONS = [kl.Rotary(100.0), kl.Learned(61), kl.Learned(61, first=2), kl.RelativeBias(8, 19), kl.Sinusoidal()]
+POSITIONS = [kl.Rotary(100.0), kl.LearnedPositions(61), kl.LearnedPositions(61, first=2), kl.RelativeBias(8, 19), kl.Sinusoidal()]
 TEXT = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=9).map(lambda text: [*text, 2])
 TEXTS = st.lists(TEXT, min_size=2, max_size=7)
-SHAPES = [Bucketed(), Bucketed(4), Bucketed(8, fixed=True), Packed(23)]
+SHAPES = [BucketedLayout(), BucketedLayout(4), BucketedLayout(8, fixed_height=True), PackedLayout(23)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,9 @@ def made(design: kl.Design) -> torch.nn.Module:
     return model
 
 
-def batches(texts: list[list[int]], design: kl.Design, shape: Bucketed | Packed, **choices) -> Batches:
+def batches(texts: list[list[int]], design: kl.Design, shape: BucketedLayout | PackedLayout, **choices) -> Batches:
     """Each text, or for models with a source each text backwards after the text itself."""
-    store = Store.of(text=texts, src=texts, tgt=[[*text[-2:0:-1], 2] for text in texts])
+    store = TokenStore.from_lists(text=texts, src=texts, tgt=[[*text[-2:0:-1], 2] for text in texts])
     return Batches(store, NextToken(1) if design.encoder is None else Translation(1), shape,
                    **{"budget": 10_000, "shuffled": False, **choices})
 
@@ -54,7 +54,7 @@ def taught(model: torch.nn.Module, some: list, smoothing: float = 0.0) -> tuple[
     model.zero_grad()
     tokens, sums = sum(batch.tokens for batch in some), [0.0, 0.0, 0.0]
     for batch in some:
-        found = Pupil(model, smoothing)(batch.inputs, batch.targets)
+        found = LossModule(model, smoothing)(batch.inputs, batch.targets)
         (found.loss / tokens).backward()
         sums = [a + float(b.detach()) for a, b in zip(sums, found, strict=True)]
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, [tokens, *sums]
@@ -96,7 +96,7 @@ def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, t
 def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, kind, data):
     design = data.draw(designs(kind)).but(position=position, head_dim=None)
     model = made(design)
-    batch = next(batches(data.draw(TEXTS), design, Bucketed()).once())
+    batch = next(batches(data.draw(TEXTS), design, BucketedLayout()).one_epoch())
     smoothing = data.draw(st.sampled_from([0.0, 0.1]))
     alike(taught(model, [batch], smoothing)[0], step_by_step(model, batch, smoothing))
 
@@ -108,8 +108,8 @@ def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, 
 @settings(max_examples=40)
 def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts, shape, smoothing, budget):
     model = made(design)
-    whole = list(batches(texts, design, Bucketed()).once())
-    pieces = list(batches(texts, design, shape, budget=max(budget, 24)).once())
+    whole = list(batches(texts, design, BucketedLayout()).one_epoch())
+    pieces = list(batches(texts, design, shape, budget=max(budget, 24)).one_epoch())
     assert len(whole) == 1
     (a, said), (b, again) = taught(model, whole, smoothing), taught(model, pieces, smoothing)
     alike(a, b)
@@ -126,7 +126,7 @@ def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, 
     design = lessons.design(kind, dropout=0.0)
     recipe = lessons.recipe(steps=2, peak=0.3, warmup=0, schedule="constant", clip=0.0)
     ends, reports = [], []
-    for order in (lessons.batches(design, Bucketed(), budget=10_000, accumulate=1),
+    for order in (lessons.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
                   lessons.batches(design, shape, budget=48, accumulate=1000)):
         model = lessons.model(design)
         reports.append(list(train(model, order, recipe))[-1])
@@ -174,7 +174,7 @@ def test_reports_add_up():
         part = fine[4 * n:4 * n + 4]
         assert report.tokens == sum(one.tokens for one in part)
         assert report.loss == pytest.approx(sum(one.loss for one in part) / 4)
-        assert report.norm == part[-1].norm
+        assert report.grad_norm == part[-1].grad_norm
     assert coarse[-1].loss < coarse[0].loss
     assert 0 <= coarse[0].accuracy <= 1
 
@@ -228,7 +228,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
     assert reports[-1].step == 12
     assert reports[-1].last
     assert "no better loss in 3 evaluations" in reports[-1].notes[0]
-    assert [place.name for place in checkpoint.steps(tmp_path)] == ["step-00000012", "step-00000011", "step-00000006"]
+    assert [place.name for place in checkpoint.list_checkpoints(tmp_path)] == ["step-00000012", "step-00000011", "step-00000006"]
     assert run(recipe) == []  # it has ended
     patient = lessons.recipe(steps=50, evaluate=2, save=1, keep=1, patience=4)
     assert [report.step for report in run(patient) if report.best] == [14]

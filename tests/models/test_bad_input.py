@@ -8,18 +8,18 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft import FeedForward, LayerNorm, Learned, RelativeBias, RMSNorm, Rotary, Sinusoidal, Stack, causal, full, window
+from keepleft import FeedForward, LayerNorm, LearnedPositions, RelativeBias, RMSNorm, Rotary, Sinusoidal, StackDesign, causal, full, window
 
 V, B, T, S, LONGEST = 31, 3, 7, 5, 13
 
-DECODER = kl.presets.gpt2.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=Learned(LONGEST),
-                              decoder=Stack(2, (causal,)))
+DECODER = kl.presets.gpt2.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=LearnedPositions(LONGEST),
+                              decoder=StackDesign(2, (causal,)))
 ROTARY = kl.presets.llama.but(vocab=V, dim=23, heads=3, head_dim=4, feedforward=FeedForward(17, "silu", gated=True),
-                              decoder=Stack(2, (causal,)))
-ENCODER = kl.presets.bert.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=Learned(LONGEST),
-                              encoder=Stack(2, (full,), False))
+                              decoder=StackDesign(2, (causal,)))
+ENCODER = kl.presets.bert.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=LearnedPositions(LONGEST),
+                              encoder=StackDesign(2, (full,), False))
 PAIR = kl.presets.bart.but(vocab=V, source_vocab=29, dim=15, heads=3, feedforward=FeedForward(17, "gelu"),
-                           position=Learned(LONGEST, first=2), encoder=Stack(1, (full,)), decoder=Stack(2, (causal,)))
+                           position=LearnedPositions(LONGEST, first=2), encoder=StackDesign(1, (full,)), decoder=StackDesign(2, (causal,)))
 TURNS = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
 
 
@@ -59,9 +59,9 @@ def refused(*words: str, kind: type[Exception] = ValueError):
 def ways(model, tokens: torch.Tensor, **how):
     """Every door that takes tokens, each as a function to call."""
     if isinstance(model, kl.Encoder):
-        return [lambda: model(tokens, **how), lambda: model.hidden(tokens, **how)]
+        return [lambda: model(tokens, **how), lambda: model.encoder_hidden_states(tokens, **how)]
     if isinstance(model, kl.Decoder):
-        return [lambda: model(tokens, **how), lambda: model.hidden(tokens, **how), lambda: model.start(tokens, **how)]
+        return [lambda: model(tokens, **how), lambda: model.decoder_hidden_states(tokens, **how), lambda: model.start(tokens, **how)]
     source = texts(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
     memory = model.read(source)
     return [lambda: model(source, tokens, **how), lambda: model.hidden(tokens, memory=memory, **how),
@@ -127,7 +127,7 @@ def test_a_token_outside_the_vocabulary_is_named(design, token):
 def test_a_source_has_a_vocabulary_of_its_own(token):
     model, source = made(PAIR), texts(B, S, 29)
     source[2, 1] = token
-    for way in (lambda: model(source, texts()), lambda: model.encode(source), lambda: model.read(source)):
+    for way in (lambda: model(source, texts()), lambda: model.encode(source), lambda: model.encode_memory(source)):
         with refused(str(token), "vocabulary of 29"):
             way()
 
@@ -244,14 +244,14 @@ def test_kinds_are_refused_by_a_model_that_has_none():
 
 def test_a_writer_with_a_source_does_not_write_without_one():
     model = made(PAIR)
-    for way in (lambda: model.hidden(texts()), lambda: model.start(texts())):
+    for way in (lambda: model.decoder_hidden_states(texts()), lambda: model.start(texts())):
         with refused("memory", "read(source)"):
             way()
 
 
 def test_a_writer_without_a_source_takes_none():
-    model, memory = made(DECODER), made(PAIR).read(texts(B, S, 29))
-    for way in (lambda: model.hidden(texts(), memory=memory), lambda: model.start(texts(), memory=memory)):
+    model, memory = made(DECODER), made(PAIR).encode_memory(texts(B, S, 29))
+    for way in (lambda: model.decoder_hidden_states(texts(), memory=memory), lambda: model.start(texts(), memory=memory)):
         with refused("memory"):
             way()
 
@@ -259,9 +259,9 @@ def test_a_writer_without_a_source_takes_none():
 @pytest.mark.parametrize("rows", [1, 2])
 def test_source_and_target_have_the_same_number_of_rows(rows):
     model, source = made(PAIR), texts(rows, S, 29)
-    memory = model.read(source)
+    memory = model.encode_memory(source)
     for way in (lambda: model(source, texts()), lambda: model.start(texts(), memory=memory),
-                lambda: model.hidden(texts(), memory=memory)):
+                lambda: model.decoder_hidden_states(texts(), memory=memory)):
         with refused(str(rows), str(B), "rows"):
             way()
 
@@ -271,7 +271,7 @@ def test_source_and_target_have_the_same_number_of_rows(rows):
 
 def begun(model, prompt, **how):
     if isinstance(model, kl.EncoderDecoder):
-        how["memory"] = model.read(torch.zeros(len(prompt), S, dtype=torch.long))
+        how["memory"] = model.encode_memory(torch.zeros(len(prompt), S, dtype=torch.long))
     return model.start(prompt, **how)
 
 
@@ -311,7 +311,7 @@ def test_a_refused_step_leaves_the_state_as_it_was(design, kind, bad, padded):
 
 @pytest.mark.parametrize("turn", TURNS, ids=str)
 def test_a_step_that_a_static_cache_cannot_hold_is_refused_and_a_shorter_one_still_fits(turn):
-    model, prompt, more = made(ROTARY.but(decoder=Stack(3, turn))), texts(B, 4), texts(B, 2)
+    model, prompt, more = made(ROTARY.but(decoder=StackDesign(3, turn))), texts(B, 4), texts(B, 2)
     for kind in ("static", "ring") if len(turn) > 1 else ("static",):
         _, state = model.start(prompt, cache=kind, capacity=6)
         with refused("4 of 6", "3 more", "larger capacity"):
@@ -364,13 +364,13 @@ def test_a_capacity_is_a_whole_number(design, capacity):
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_is_one_cache_for_each_mask(design, count):
     with refused(str(count), "1", "cache"):
-        begun(made(design), texts(), cache=[kl.Growing() for _ in range(count)])
+        begun(made(design), texts(), cache=[kl.DynamicCache() for _ in range(count)])
 
 
 @writers
 def test_a_cache_for_another_number_of_rows_is_refused(design):
     with refused("rows", "2", str(B)):
-        begun(made(design), texts(), cache=[kl.Static(LONGEST, batch=2)])
+        begun(made(design), texts(), cache=[kl.StaticCache(LONGEST, batch=2)])
 
 
 # backends -------------------------------------------------------------------------------------
@@ -430,27 +430,27 @@ def test_a_design_that_contradicts_itself_is_refused(changes, words):
     (lambda: FeedForward("17", "relu"), ["width", "'17'"]), (lambda: FeedForward(17.5, "relu"), ["width", "17.5"]),
     (lambda: FeedForward(17, "mish"), ["'mish'", "relu"]), (lambda: FeedForward(17, ["relu"]), ["['relu']", "relu"]),
     (lambda: FeedForward(17, "relu", gated="no"), ["gated", "'no'"]),
-    (lambda: Learned(0), ["length", "0"]), (lambda: Learned("13"), ["length", "'13'"]),
-    (lambda: Learned(13, first=-1), ["first", "-1"]),
+    (lambda: LearnedPositions(0), ["length", "0"]), (lambda: LearnedPositions("13"), ["length", "'13'"]),
+    (lambda: LearnedPositions(13, first=-1), ["first", "-1"]),
     (lambda: Sinusoidal(0), ["length", "0"]), (lambda: Rotary(0.0), ["base", "0.0"]), (lambda: Rotary(-1.0), ["base", "-1.0"]),
     (lambda: Rotary("10000"), ["base", "'10000'"]), (lambda: Rotary(length=0), ["length", "0"]),
     (lambda: Rotary(scaling=2.0), ["scaling", "2.0"]),
-    (lambda: kl.Stretched(0.0), ["factor", "0.0"]), (lambda: kl.Stretched(-2.0), ["factor", "-2.0"]),
-    (lambda: kl.Llama3(factor=0.0), ["factor", "0.0"]), (lambda: kl.Llama3(low=4.0, high=4.0), ["low", "high", "4.0"]),
-    (lambda: kl.Llama3(low=4.0, high=1.0), ["low", "high", "1.0"]), (lambda: kl.Llama3(original=0), ["original", "0"]),
+    (lambda: kl.LinearRopeScaling(0.0), ["factor", "0.0"]), (lambda: kl.LinearRopeScaling(-2.0), ["factor", "-2.0"]),
+    (lambda: kl.Llama3RopeScaling(factor=0.0), ["factor", "0.0"]), (lambda: kl.Llama3RopeScaling(low=4.0, high=4.0), ["low", "high", "4.0"]),
+    (lambda: kl.Llama3RopeScaling(low=4.0, high=1.0), ["low", "high", "1.0"]), (lambda: kl.Llama3RopeScaling(original=0), ["original", "0"]),
     (lambda: RelativeBias(0, 17), ["buckets", "0"]), (lambda: RelativeBias(3, 17), ["buckets", "3"]),
     (lambda: RelativeBias(8, 2), ["farthest", "2"]), (lambda: RelativeBias(8, 0), ["farthest", "0"]),
     (lambda: LayerNorm(-1e-5), ["eps", "-1e-05"]), (lambda: RMSNorm("1e-5"), ["eps", "'1e-5'"]),
     (lambda: RMSNorm(float("nan")), ["eps", "nan"]),
-    (lambda: Stack(0, (causal,)), ["layers", "0"]), (lambda: Stack(-1, (causal,)), ["layers", "-1"]),
-    (lambda: Stack("2", (causal,)), ["layers", "'2'"]), (lambda: Stack(2.0, (causal,)), ["layers", "2.0"]),
-    (lambda: Stack(2, ()), ["mask", "()"]), (lambda: Stack(2, causal), ["mask", "causal", "(causal,)"]),
-    (lambda: Stack(2, ("causal",)), ["mask", "'causal'"]),
-    (lambda: Stack(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
-    (lambda: kl.Classes(0), ["labels", "0"]), (lambda: kl.Classes(-2), ["labels", "-2"]),
-    (lambda: kl.Classes(3, "max"), ["'max'", "mean"]),
-    (lambda: kl.Pooled("max"), ["'max'", "mean"]), (lambda: kl.Masked("mish"), ["'mish'", "relu"]),
-    (lambda: kl.Normal(-0.1), ["std", "-0.1"]), (lambda: kl.Folded(0.0), ["factor", "0.0"]),
+    (lambda: StackDesign(0, (causal,)), ["layers", "0"]), (lambda: StackDesign(-1, (causal,)), ["layers", "-1"]),
+    (lambda: StackDesign("2", (causal,)), ["layers", "'2'"]), (lambda: StackDesign(2.0, (causal,)), ["layers", "2.0"]),
+    (lambda: StackDesign(2, ()), ["mask", "()"]), (lambda: StackDesign(2, causal), ["mask", "causal", "(causal,)"]),
+    (lambda: StackDesign(2, ("causal",)), ["mask", "'causal'"]),
+    (lambda: StackDesign(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
+    (lambda: kl.ClassificationHead(0), ["labels", "0"]), (lambda: kl.ClassificationHead(-2), ["labels", "-2"]),
+    (lambda: kl.ClassificationHead(3, "max"), ["'max'", "mean"]),
+    (lambda: kl.PoolingHead("max"), ["'max'", "mean"]), (lambda: kl.MaskedLMHead("mish"), ["'mish'", "relu"]),
+    (lambda: kl.NormalInit(-0.1), ["std", "-0.1"]), (lambda: kl.T5Init(0.0), ["factor", "0.0"]),
 ])
 def test_a_choice_that_makes_no_sense_is_refused_where_it_is_made(choose, words):
     with refused(*words):
@@ -458,9 +458,9 @@ def test_a_choice_that_makes_no_sense_is_refused_where_it_is_made(choose, words)
 
 
 def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
-    for position in (Learned(T), Sinusoidal(1), Rotary(1.5, 1), RelativeBias(4, 3)):
+    for position in (LearnedPositions(T), Sinusoidal(1), Rotary(1.5, 1), RelativeBias(4, 3)):
         design = DECODER.but(vocab=1, dim=2, heads=1, feedforward=FeedForward(1, "relu"), position=position,
-                             decoder=Stack(1, (causal,)))
+                             decoder=StackDesign(1, (causal,)))
         assert made(design)(torch.zeros(1, T, dtype=torch.long)).isfinite().all()
     both = PAIR.but(source_vocab=None, position=RelativeBias(4, 3))
     assert made(both)(texts(B, S), texts()).isfinite().all()

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.models.compiled import compiler
-from keepleft.models.state import KINDS
+from keepleft.models.compiled import find_cxx_compiler
+from keepleft.models.state import CACHE_KINDS
 from keepleft.nn import packed as layers
 
 NAMES = ["vaswani", "gpt", "gpt2", "gpt3_small", "gpt_neo", "llama2", "llama3_1", "mistral", "qwen2_0_5b", "t5", "t5_v1_1",
@@ -46,7 +46,7 @@ def whole(model, rows: int = 3) -> torch.Tensor:
 
 
 def given(model, rows: int) -> dict:
-    return {"memory": model.read(texts(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
+    return {"memory": model.encode_memory(texts(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
 
 
 def walked(model, cache: str, *, beams: bool = False) -> torch.Tensor:
@@ -82,16 +82,16 @@ def near(packed: torch.Tensor, plain: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", NAMES + READERS)
 def test_a_pass_scores_alike(name):
     model = made(name)
-    close(whole(kl.pack(model)), whole(model))
+    close(whole(kl.prepack(model)), whole(model))
     if name != "bert":  # a pooled vector has no tokens to choose from
-        near(whole(kl.pack(model, "int8")), whole(model))
+        near(whole(kl.prepack(model, "int8")), whole(model))
 
 
-@pytest.mark.parametrize("cache", KINDS)
+@pytest.mark.parametrize("cache", CACHE_KINDS)
 @pytest.mark.parametrize("name", ["vaswani", "gpt2", "gpt3_small", "llama3_1", "mistral", "t5", "bart"])
 def test_steps_score_alike_with_every_cache_and_with_beams(name, cache):
     model = made(name)
-    exact, rounded = kl.pack(model), kl.pack(model, "int8")
+    exact, rounded = kl.prepack(model), kl.prepack(model, "int8")
     for beams in (False, True):
         want = walked(model, cache, beams=beams)
         close(walked(exact, cache, beams=beams), want)
@@ -100,25 +100,25 @@ def test_steps_score_alike_with_every_cache_and_with_beams(name, cache):
 
 def test_beams_of_one_text_share_its_memory():
     model = made("marian")
-    plain = model.read(texts(2, 7))
-    _, state = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
-    before = [tensor.data_ptr() for pair in state.memory.pairs for tensor in pair]
-    state.keep(torch.tensor([0, 0, 0, 1, 1, 1]))
-    state.keep(torch.tensor([2, 0, 0, 5, 4, 3]))
-    assert (state.memory.share, state.memory.rows) == (3, 6)
-    assert [tensor.data_ptr() for pair in state.memory.pairs for tensor in pair] == before
-    state.keep(torch.tensor([4, 0, 1]))  # no longer as many for each
-    assert (state.memory.share, state.memory.rows) == (1, 3)
-    for (k, v), (all_k, all_v) in zip(state.memory.pairs, plain.pairs, strict=True):
+    plain = model.encode_memory(texts(2, 7))
+    _, state = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
+    before = [tensor.data_ptr() for pair in state.memory.layers for tensor in pair]
+    state.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
+    state.reorder(torch.tensor([2, 0, 0, 5, 4, 3]))
+    assert (state.memory.rows_per_source, state.memory.rows) == (3, 6)
+    assert [tensor.data_ptr() for pair in state.memory.layers for tensor in pair] == before
+    state.reorder(torch.tensor([4, 0, 1]))  # no longer as many for each
+    assert (state.memory.rows_per_source, state.memory.rows) == (1, 3)
+    for (k, v), (all_k, all_v) in zip(state.memory.layers, plain.layers, strict=True):
         assert torch.equal(k, all_k[[1, 0, 0]])
         assert torch.equal(v, all_v[[1, 0, 0]])
 
 
 def test_who_watches_beams_gets_a_map_for_each_row():
     model = made("marian")
-    _, state = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
-    _, alone = model.start(texts(2, 1), memory=model.read(texts(2, 7)))
-    state.keep(torch.tensor([0, 0, 0, 1, 1, 1]))
+    _, state = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
+    _, alone = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
+    state.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
     with kl.watch(model, "decoder.*.cross") as maps:
         model.step(texts(2, 1).repeat_interleave(3, 0), state)
     with kl.watch(model, "decoder.*.cross") as single:
@@ -131,13 +131,13 @@ def test_waves_beyond_the_table_are_made():
     model = made("vaswani")
     far = torch.arange(4000, 4000 + T).expand(3, -1)
     want = model(texts(3, 7), texts(3), positions=far)
-    close(kl.pack(model)(texts(3, 7), texts(3), positions=far), want)
+    close(kl.prepack(model)(texts(3, 7), texts(3), positions=far), want)
 
 
 def test_the_model_itself_stays_as_it_was():
     model = made("gpt2").requires_grad_(True).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    packed = kl.pack(model, "int8")
+    packed = kl.prepack(model, "int8")
     assert model.training
     assert all(weight.requires_grad for weight in model.parameters())
     assert not packed.training
@@ -149,21 +149,21 @@ def test_the_model_itself_stays_as_it_was():
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_it_neither_learns_nor_is_saved(dtype, tmp_path):
-    packed = kl.pack(made("gpt2"), dtype)
+    packed = kl.prepack(made("gpt2"), dtype)
     with pytest.raises(RuntimeError, match="cannot learn: train the model that it was packed from"):
         packed.train()
     assert packed.eval() is packed
     with pytest.raises(RuntimeError, match="no weights to save: save the model that it was packed from"):
         kl.save(packed, None, tmp_path)
     with pytest.raises(ValueError, match="packed already"):
-        kl.pack(packed)
+        kl.prepack(packed)
 
 
 def test_what_cannot_be_packed_is_refused_in_words():
     with pytest.raises(ValueError, match="no dtype is called 'int4': there are float32, int8"):
-        kl.pack(made("gpt2"), "int4")
+        kl.prepack(made("gpt2"), "int4")
     with pytest.raises(ValueError, match=r"token.weight is torch.bfloat16 on cpu: only float32"):
-        kl.pack(made("gpt2").bfloat16())
+        kl.prepack(made("gpt2").bfloat16())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -172,30 +172,30 @@ def test_without_the_kernels_the_layers_stay_plain_and_it_says_so(dtype, monkeyp
     monkeypatch.setattr(layers, "ENGINES", frozenset())
     model = made("gpt2")
     with pytest.warns(UserWarning, match=f"has no .* to pack {dtype} with: the layers stay as they are"):
-        packed = kl.pack(model, dtype)
+        packed = kl.prepack(model, dtype)
     assert torch.equal(whole(packed), whole(model))
 
 
 def test_the_engine_of_others_is_left_alone():
     before = torch.backends.quantized.engine
-    kl.pack(made("gpt2"), "int8")
+    kl.prepack(made("gpt2"), "int8")
     assert torch.backends.quantized.engine == before
 
 
 @pytest.mark.long
 def test_a_compiled_step_writes_what_the_plain_one_writes():
-    if compiler() is None:
+    if find_cxx_compiler() is None:
         pytest.skip("there is no C++ compiler")
-    model = kl.build(kl.presets.small(kl.presets.marian).but(vocab=53, decoder=kl.Stack(1, (kl.causal,))),
+    model = kl.build(kl.presets.small(kl.presets.marian).but(vocab=53, decoder=kl.StackDesign(1, (kl.causal,))),
                      generator=torch.Generator().manual_seed(0)).eval()
     model.notes = {"decoder_start_token_id": 1}
     prompts = [[5, 6, 7, 8], [9, 10]]
-    quick = kl.pack(model, compiled=True)
-    write = lambda one, **said: [several[0].tokens for several in kl.answers(one, None, prompts, max_new_tokens=9, **said)]
+    quick = kl.prepack(model, compiled=True)
+    write = lambda one, **said: [several[0].tokens for several in kl.completions(one, None, prompts, max_new_tokens=9, **said)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, about what compiling does to its settings
         assert write(quick, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
-        rounded = kl.pack(model, "int8", compiled=True)
+        rounded = kl.prepack(model, "int8", compiled=True)
         pairs = [pair for a, b in zip(write(rounded), write(model), strict=True) for pair in zip(a, b, strict=True)]
         assert sum(a == b for a, b in pairs) > len(pairs) / 2
 
@@ -204,6 +204,6 @@ def test_eight_bits_for_compilers_are_nearly_the_same_product():
     dice = torch.Generator().manual_seed(0)
     weight, bias, x = torch.randn(24, 40, generator=dice), torch.randn(24, generator=dice), torch.randn(5, 40, generator=dice)
     right = F.linear(x, weight, bias)
-    found = layers.packed("open8", weight, bias)(x)
+    found = layers.prepack_linear("open8", weight, bias)(x)
     assert float((found - right).abs().max() / right.abs().max()) < 0.02
-    torch.testing.assert_close(layers.packed("open8", weight, bias)(x[:1])[0], found[0])  # neighbours do not matter
+    torch.testing.assert_close(layers.prepack_linear("open8", weight, bias)(x[:1])[0], found[0])  # neighbours do not matter

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.attention.pages import Pool
-from keepleft.models.leaf import Leaf
-from keepleft.models.paged import Paged
+from keepleft.attention.pages import PagePool
+from keepleft.models.leaf import PageTable
+from keepleft.models.paged import PagedRunner
 
 FAMILIES = ("gpt2", "llama3", "gpt", "bart", "t5", "marian", "vaswani", "windowed", "prefixed")
 
@@ -18,10 +18,10 @@ FAMILIES = ("gpt2", "llama3", "gpt", "bart", "t5", "marian", "vaswani", "windowe
 def built(name: str):
     design = kl.presets.small(getattr(kl.presets, {"windowed": "mistral", "prefixed": "llama3"}.get(name, name)))
     if name == "windowed":
-        design = design.but(decoder=kl.Stack(2, (kl.causal & kl.window(4), kl.causal)))
+        design = design.but(decoder=kl.StackDesign(2, (kl.causal & kl.window(4), kl.causal)))
     if name == "prefixed":  # no steady step knows this mask
-        design = design.but(decoder=kl.Stack(2, (kl.causal & (kl.window(4) | kl.prefix(2)),)))
-    design = design.but(vocab=53, dropout=0.0, initial=kl.Normal(0.1))
+        design = design.but(decoder=kl.StackDesign(2, (kl.causal & (kl.window(4) | kl.prefix(2)),)))
+    design = design.but(vocab=53, dropout=0.0, initial=kl.NormalInit(0.1))
     return kl.build(design, generator=torch.Generator().manual_seed(3)).double().eval()
 
 
@@ -34,10 +34,10 @@ class Scene:
             self.model, self.near = self.model.float().to(device), 1e-4
         self.device = device
         self.pair = self.model.design.encoder is not None
-        self.paged = Paged(self.model, pages=60, size=size, source_pages=40 if self.pair else 0)
-        self.leaves: list[Leaf] = []
-        self.texts: dict[Leaf, list[list[int]]] = {}
-        self.source: dict[Leaf, list[int]] = {}
+        self.paged = PagedRunner(self.model, num_pages=60, page_size=size, num_source_pages=40 if self.pair else 0)
+        self.leaves: list[PageTable] = []
+        self.texts: dict[PageTable, list[list[int]]] = {}
+        self.source: dict[PageTable, list[int]] = {}
         self.dice = torch.Generator().manual_seed(7)
 
     def draw(self, count: int) -> list[int]:
@@ -45,25 +45,25 @@ class Scene:
 
     def come(self, *asked: tuple[int, int], chunk: int = 100) -> None:
         """Some requests, each of so many texts and so long a prompt."""
-        new = [Leaf(width=width) for width, _ in asked]
+        new = [PageTable(width=width) for width, _ in asked]
         prompts = [self.draw(length) for _, length in asked]
         if self.pair:
             sources = [self.draw(1 + length) for _, length in asked]
             for leaf, source in zip(new, sources, strict=True):
-                assert self.paged.room_for_source(leaf, len(source))
+                assert self.paged.reserve_source(leaf, len(source))
                 self.source[leaf] = source
-            self.paged.hear(new, sources)
+            self.paged.encode_sources(new, sources)
         left = [(leaf, list(prompt)) for leaf, prompt in zip(new, prompts, strict=True)]
         while left:
             for leaf, prompt in left:
-                assert self.paged.room(leaf, leaf.used + len(prompt[:chunk]))
-            self.paged.read([leaf for leaf, _ in left], [prompt[:chunk] for _, prompt in left])
+                assert self.paged.reserve(leaf, leaf.num_slots + len(prompt[:chunk]))
+            self.paged.prefill([leaf for leaf, _ in left], [prompt[:chunk] for _, prompt in left])
             left = [(leaf, prompt[chunk:]) for leaf, prompt in left if prompt[chunk:]]
         for leaf, prompt in zip(new, prompts, strict=True):
             self.texts[leaf] = [list(prompt) for _ in range(leaf.width)]
         self.leaves = sorted([*self.leaves, *new], key=lambda leaf: leaf.width)
 
-    def alone(self, leaf: Leaf, n: int) -> torch.Tensor:
+    def alone(self, leaf: PageTable, n: int) -> torch.Tensor:
         tokens = torch.tensor([self.texts[leaf][n]], device=self.device)
         with torch.no_grad():
             given = (torch.tensor([self.source[leaf]], device=self.device), tokens) if self.pair else (tokens,)
@@ -71,11 +71,11 @@ class Scene:
 
     def go_on(self) -> None:
         for leaf in self.leaves:
-            assert self.paged.room(leaf, leaf.used + leaf.width)
+            assert self.paged.reserve(leaf, leaf.num_slots + leaf.width)
             for text in self.texts[leaf]:
                 text += self.draw(1)
         tokens = [text[-1] for leaf in self.leaves for text in self.texts[leaf]]
-        scores = self.paged.step(self.leaves, tokens)
+        scores = self.paged.decode(self.leaves, tokens)
         wanted = torch.stack([self.alone(leaf, n) for leaf in self.leaves for n in range(leaf.width)])
         torch.testing.assert_close(scores, wanted, rtol=self.near, atol=self.near)
 
@@ -83,7 +83,7 @@ class Scene:
         for leaf in self.leaves:
             if leaf.width > 1:
                 parents = torch.randint(leaf.width, (leaf.width,), generator=self.dice)
-                self.paged.moved([leaf], parents[None].to(self.device))
+                self.paged.reorder_beams([leaf], parents[None].to(self.device))
                 self.texts[leaf] = [list(self.texts[leaf][n]) for n in parents.tolist()]
 
     def leave(self, n: int) -> None:
@@ -112,8 +112,8 @@ def test_each_text_is_scored_as_if_it_were_alone(name, size, device):
         scene.move()
     while scene.leaves:
         scene.leave(1)
-    assert scene.paged.pool.free == scene.paged.pool.pages
-    assert scene.paged.sources is None or scene.paged.sources.free == scene.paged.sources.pages
+    assert scene.paged.pool.num_free == scene.paged.pool.num_pages
+    assert scene.paged.source_pool is None or scene.paged.source_pool.num_free == scene.paged.source_pool.num_pages
 
 
 ACTS = st.lists(st.one_of(st.tuples(st.just("come"), st.integers(1, 3), st.integers(1, 6)), st.just(("go on",)),
@@ -128,7 +128,7 @@ def test_whatever_comes_and_goes(acts, name, size):
         match act:
             case ("come", width, length) if len(scene.leaves) < 5:
                 scene.come((width, length))
-            case ("go on",) if scene.leaves and all(leaf.used < 12 * leaf.width for leaf in scene.leaves):
+            case ("go on",) if scene.leaves and all(leaf.num_slots < 12 * leaf.width for leaf in scene.leaves):
                 scene.go_on()
             case ("move",):
                 scene.move()
@@ -140,35 +140,35 @@ def test_two_texts_may_look_at_the_same_pages():
     scene = Scene("gpt2", 4)
     scene.come((1, 9))
     one = scene.leaves[0]
-    other = Leaf()
-    scene.paged.pool.hold(one.pages[:2])
-    scene.paged.found(other, one.pages[:2])
-    assert scene.paged.room(other, 10)
-    scene.paged.read([other], [scene.texts[one][0][8:]])
+    other = PageTable()
+    scene.paged.pool.retain(one.pages[:2])
+    scene.paged.attach_prefix(other, one.pages[:2])
+    assert scene.paged.reserve(other, 10)
+    scene.paged.prefill([other], [scene.texts[one][0][8:]])
     scene.texts[other] = [list(scene.texts[one][0])]
     scene.leaves.append(other)
     scene.go_on()
     scene.leave(0)
     scene.go_on()  # what both looked at is still there
     scene.leave(0)
-    assert scene.paged.pool.free == scene.paged.pool.pages
+    assert scene.paged.pool.num_free == scene.paged.pool.num_pages
 
 
 @settings(max_examples=60, deadline=None)
 @given(acts=st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=40))
 def test_a_page_is_held_by_one_and_given_back_once(acts):
-    pool, held = Pool(1, 12, 2, 1, 1, torch.zeros(())), []
+    pool, held = PagePool(1, 12, 2, 1, 1, torch.zeros(())), []
     for take, high, count in acts:
-        if take and count <= pool.free:
-            held.append(pool.take(count, high=high))
+        if take and count <= pool.num_free:
+            held.append(pool.allocate(count, from_end=high))
         elif not take and held:
-            pool.give(held.pop(count % len(held)))
+            pool.release(held.pop(count % len(held)))
         flat = [page for pages in held for page in pages]
-        assert len(set(flat)) == len(flat) == pool.pages - pool.free
+        assert len(set(flat)) == len(flat) == pool.num_pages - pool.num_free
     with pytest.raises(MemoryError, match=r"pages were asked for, and \d+ of 12 are free"):
-        pool.take(pool.free + 1)
+        pool.allocate(pool.num_free + 1)
     for pages in held:
-        pool.give(pages)
+        pool.release(pages)
     with pytest.raises(ValueError, match="given back twice"):
-        pool.give([0])
-    assert sorted(pool.take(12)) == list(range(12))
+        pool.release([0])
+    assert sorted(pool.allocate(12)) == list(range(12))

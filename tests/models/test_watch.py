@@ -16,7 +16,7 @@ from keepleft.nn.attention import Attention
 from strategies import designs, made, padding, tokens
 
 GPT2 = kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"),
-                           decoder=kl.Stack(2, (kl.causal,)))
+                           decoder=kl.StackDesign(2, (kl.causal,)))
 
 
 def run(model, texts, **more):
@@ -47,7 +47,7 @@ def test_maps_are_weights_and_the_output_stays_the_same(design, data):
             for row in range(3):
                 real = seg[row] != 0
                 n = int(real.sum())
-                assert (map_[row][:, real][:, :, real][:, ~kl.table(mask, n)] == 0).all()
+                assert (map_[row][:, real][:, :, real][:, ~kl.mask_table(mask, n)] == 0).all()
                 assert (map_[row][:, real][:, :, ~real] == 0).all()
 
 
@@ -69,7 +69,7 @@ def test_maps_are_the_same_on_every_kernel(design, backend):
 
 def test_only_what_is_asked_for_is_kept():
     design = kl.presets.vaswani.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "relu"),
-                                    encoder=kl.Stack(2, (kl.full,)), decoder=kl.Stack(3, (kl.causal,)))
+                                    encoder=kl.StackDesign(2, (kl.full,)), decoder=kl.StackDesign(3, (kl.causal,)))
     model, texts = made(design), tokens(3, 11)
     with kl.watch(model) as everything:
         run(model, texts)

@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.runs.audited import audited
+from keepleft.runs.audited import audit_before_training
 
 
 @pytest.fixture
@@ -47,4 +47,4 @@ def test_an_audit_that_finds_something_stops_the_run_and_names_it(corpus, capsys
 
 
 def test_an_audit_takes_an_encoder_for_one():
-    assert "padding" in audited(kl.build(kl.presets.small(kl.presets.bert)))
+    assert "padding" in audit_before_training(kl.build(kl.presets.small(kl.presets.bert)))

@@ -12,7 +12,7 @@ import torch
 from keepleft.attention.masks import causal, full, prefix, window
 from keepleft.cli import main
 from keepleft.data.phrases import corpus
-from keepleft.runs.compare import EXACT, LOOPS, Found, Phrases, Side, Trial, same
+from keepleft.runs.compare import MAX_GRADIENT_DIFFERENCE, LOOPS, ExperimentResult, PhraseData, TrainedSide, MaskTrial, match_gradients
 
 PAIRS = [(f"{who} {does}", f"{wer} {tut}") for who, wer in (("I", "je"), ("you", "tu"), ("we", "nous"))
          for does, tut in (("run now", "cours maintenant"), ("sing", "chante"), ("sleep here", "dors ici"), ("eat", "mange"))]
@@ -35,26 +35,26 @@ def few(monkeypatch):
 
 @pytest.mark.parametrize("mask", [causal, causal & window(3)], ids=str)
 def test_one_pass_has_the_gradients_of_both_loops(mask):
-    for row in same([1, 11], mask=mask, timed=False):
+    for row in match_gradients([1, 11], mask=mask, measure_time=False):
         assert row.difference.keys() == LOOPS.keys()
-        assert max(row.difference.values()) <= EXACT
+        assert max(row.difference.values()) <= MAX_GRADIENT_DIFFERENCE
 
 
 @pytest.mark.parametrize("mask", [full, causal | prefix(5)], ids=str)
 def test_without_the_mask_it_has_not(mask):
-    row, = same([13], mask=mask, timed=False)
+    row, = match_gradients([13], mask=mask, measure_time=False)
     assert min(row.difference.values()) > 1e-3
 
 
 def test_times_and_ratios():
-    row, = same([5])
+    row, = match_gradients([5])
     assert row.seconds.keys() == {"one pass", *LOOPS}
     assert all(row.ratio[name] == row.seconds[name] / row.seconds["one pass"] > 0 for name in LOOPS)
 
 
 def test_two_trials_differ_in_their_mask_alone(few):
-    phrases = Phrases()
-    one, two, other = (Trial(mask, phrases, 3) for mask in (causal, causal, full))
+    phrases = PhraseData()
+    one, two, other = (MaskTrial(mask, phrases, 3) for mask in (causal, causal, full))
     assert all(bool((a == b).all()) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
     for trial in (one, two, other):
         assert [report.step for report in trial.train()] == [1, 2, 3]
@@ -62,23 +62,23 @@ def test_two_trials_differ_in_their_mask_alone(few):
 
 
 def test_with_the_mask_it_makes_no_difference_whether_the_future_is_there(few):
-    trial = Trial(causal, Phrases(), 12)
+    trial = MaskTrial(causal, PhraseData(), 12)
     list(trial.train())
     side = trial.examine()
     assert side.honest == side.accuracy > 0
 
 
 def test_the_verdict_asks_for_both():
-    row, = same([3], timed=False)
-    control, = same([3], mask=full, timed=False)
-    good, bad = Side("causal", [], exact=0.5), Side("full", ["leak"], exact=0.1)
-    assert Found([row], control, good, bad).ok
-    assert not Found([row], control, bad, good).ok
-    assert not Found([control], control, good, bad).ok
-    assert not Found([row], row, good, bad).ok  # a measure that never differs measures nothing
+    row, = match_gradients([3], measure_time=False)
+    control, = match_gradients([3], mask=full, measure_time=False)
+    good, bad = TrainedSide("causal", [], exact=0.5), TrainedSide("full", ["leak"], exact=0.1)
+    assert ExperimentResult([row], control, good, bad).ok
+    assert not ExperimentResult([row], control, bad, good).ok
+    assert not ExperimentResult([control], control, good, bad).ok
+    assert not ExperimentResult([row], row, good, bad).ok  # a measure that never differs measures nothing
     early = replace(bad, curve=[(20, 1.0)])
-    assert Found([row], control, early, good).ok  # so few steps say nothing about writing
-    assert not Found([control], control, early, good).ok
+    assert ExperimentResult([row], control, early, good).ok  # so few steps say nothing about writing
+    assert not ExperimentResult([control], control, early, good).ok
 
 
 def test_the_command_writes_every_number_and_two_pictures(few, tmp_path, capsys):

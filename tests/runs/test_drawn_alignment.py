@@ -9,7 +9,7 @@ import torch
 
 import keepleft as kl
 from keepleft.runs import demo
-from keepleft.runs.alignment import aligned, alignment, pairs
+from keepleft.runs.alignment import alignment_weights, plot_alignment, pharaoh_pairs
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODEL = kl.build(kl.presets.small(kl.presets.marian), generator=torch.Generator().manual_seed(6)).eval()
@@ -17,12 +17,12 @@ SOURCE, TOKENS = [5, 9, 13, 7, 2], [1, 8, 11, 3]
 
 
 def test_a_row_is_what_was_looked_at_when_its_token_was_written():
-    weights = aligned(MODEL, SOURCE, TOKENS)
+    weights = alignment_weights(MODEL, SOURCE, TOKENS)
     assert weights.shape == (3, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3))
     last = len(MODEL.decoder.layers) - 1
     with torch.no_grad(), kl.watch(MODEL, f"decoder.{last}.cross") as maps:
-        _, state = MODEL.start(torch.tensor([TOKENS[:1]]), memory=MODEL.read(torch.tensor([SOURCE])))
+        _, state = MODEL.start(torch.tensor([TOKENS[:1]]), memory=MODEL.encode_memory(torch.tensor([SOURCE])))
         for n, token in enumerate(TOKENS[1:]):
             seen = maps[f"decoder.{last}.cross"][0, :, -1].mean(0)
             torch.testing.assert_close(weights[n], seen)
@@ -30,23 +30,23 @@ def test_a_row_is_what_was_looked_at_when_its_token_was_written():
 
 
 def test_layers_and_source_tokens_can_be_chosen():
-    every = [aligned(MODEL, SOURCE, TOKENS, layers=[n]) for n in range(len(MODEL.decoder.layers))]
+    every = [alignment_weights(MODEL, SOURCE, TOKENS, layers=[n]) for n in range(len(MODEL.decoder.layers))]
     assert len(every) > 1
-    torch.testing.assert_close(aligned(MODEL, SOURCE, TOKENS, layers=range(len(every))), torch.stack(every).mean(0))
-    torch.testing.assert_close(aligned(MODEL, SOURCE, TOKENS), every[-1])
-    some = aligned(MODEL, SOURCE, TOKENS, among=slice(1, -1))
+    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS, layers=range(len(every))), torch.stack(every).mean(0))
+    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS), every[-1])
+    some = alignment_weights(MODEL, SOURCE, TOKENS, source_slice=slice(1, -1))
     torch.testing.assert_close(some, every[-1][:, 1:-1] / every[-1][:, 1:-1].sum(-1, keepdim=True))
-    torch.testing.assert_close(aligned(MODEL, SOURCE, TOKENS, begin=2), every[-1][1:])
-    assert aligned(MODEL, SOURCE, TOKENS[:1]).shape == (0, 5)
+    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS, begin=2), every[-1][1:])
+    assert alignment_weights(MODEL, SOURCE, TOKENS[:1]).shape == (0, 5)
 
 
 def test_each_written_token_has_one_source_token():
-    assert pairs(torch.tensor([[0.1, 0.9], [0.7, 0.3], [0.0, 1.0]])) == [(1, 0), (0, 1), (1, 2)]
-    assert pairs(torch.zeros(0, 4)) == pairs(torch.zeros(2, 0)) == []
+    assert pharaoh_pairs(torch.tensor([[0.1, 0.9], [0.7, 0.3], [0.0, 1.0]])) == [(1, 0), (0, 1), (1, 2)]
+    assert pharaoh_pairs(torch.zeros(0, 4)) == pharaoh_pairs(torch.zeros(2, 0)) == []
 
 
 def test_the_demonstration_draws_the_same_matrix(tmp_path):
-    lesson = demo.prepared(test=3, dim=16, layers=2, width=16)
+    lesson = demo.prepare_demo(test_size=3, dim=16, layers=2, width=16)
     source, written, weights = demo.alignment(lesson, "hi", "He sleeps on the beach")
     assert source == ["He", "sleeps", "on", "the", "beach"]
     assert weights.shape == (len(written), 5)
@@ -58,7 +58,7 @@ def test_the_demonstration_draws_the_same_matrix(tmp_path):
 
 def test_every_token_is_in_the_picture_with_a_cell_for_each_pair(tmp_path):
     weights = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]])
-    path = alignment(tmp_path / "a.svg", ["<2hi>", "a&b", " c"], ["समुद्र", "été"], weights, title="a < b")
+    path = plot_alignment(tmp_path / "a.svg", ["<2hi>", "a&b", " c"], ["समुद्र", "été"], weights, title="a < b")
     root = ElementTree.fromstring(path.read_text("utf-8"))
     said = {"".join(text.itertext()) for text in root.iter(f"{SVG}text")}
     assert said == {"a < b", "<2hi>", "a&b", "␣c", "समुद्र", "été"}
@@ -70,7 +70,7 @@ def test_every_token_is_in_the_picture_with_a_cell_for_each_pair(tmp_path):
 
 def test_a_long_text_is_cut_and_says_so(tmp_path):
     weights = torch.full((300, 200), 1 / 200)
-    path = alignment(tmp_path / "a.svg", ["s" * 90] * 200, ["w"] * 300, weights, title="t", most=30)
+    path = plot_alignment(tmp_path / "a.svg", ["s" * 90] * 200, ["w"] * 300, weights, title="t", max_tokens=30)
     root = ElementTree.fromstring(path.read_text("utf-8"))
     assert len(root.findall(f"{SVG}rect")) == 1 + 900
     assert float(root.get("height")) < 1300
@@ -79,10 +79,10 @@ def test_a_long_text_is_cut_and_says_so(tmp_path):
 
 def test_what_cannot_be_aligned_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="does not write from a source"):
-        aligned(kl.build(kl.presets.small(kl.presets.llama)), SOURCE, TOKENS)
+        alignment_weights(kl.build(kl.presets.small(kl.presets.llama)), SOURCE, TOKENS)
     with pytest.raises(ValueError, match="layers are"):
-        aligned(MODEL, SOURCE, TOKENS, layers=[9])
+        alignment_weights(MODEL, SOURCE, TOKENS, layers=[9])
     with pytest.raises(ValueError, match="begin is 5"):
-        aligned(MODEL, SOURCE, TOKENS, begin=5)
+        alignment_weights(MODEL, SOURCE, TOKENS, begin=5)
     with pytest.raises(ValueError, match="a row is a written one"):
-        alignment(tmp_path / "a.svg", ["a"], ["b"], torch.zeros(2, 2), title="t")
+        plot_alignment(tmp_path / "a.svg", ["a"], ["b"], torch.zeros(2, 2), title="t")

@@ -17,8 +17,8 @@ SCRIPTS = st.text(st.sampled_from("aéz Zक्षिमान्त्री।
 @given(st.text(st.characters(codec=None), max_size=30))
 def test_any_text_makes_a_whole_file(tmp_path_factory, words):
     path = tmp_path_factory.mktemp("sheet") / "a.svg"
-    parts = [svg.text(3, 40, svg.visible(words)), svg.text(9, 9, words, up=True)]
-    root = ElementTree.fromstring(svg.sheet(path, words, 100, 80, parts).read_text("utf-8"))
+    parts = [svg.text(3, 40, svg.show_invisibles(words)), svg.text(9, 9, words, vertical=True)]
+    root = ElementTree.fromstring(svg.write_svg(path, words, 100, 80, parts).read_text("utf-8"))
     assert root.tag == f"{SVG}svg"
     assert len(root.findall(f"{SVG}text")) == 3
 
@@ -26,7 +26,7 @@ def test_any_text_makes_a_whole_file(tmp_path_factory, words):
 @given(SCRIPTS)
 def test_letters_stay_whole(words):
     regex = pytest.importorskip("regex")
-    pieces = svg.clusters(words)
+    pieces = svg.graphemes(words)
     assert "".join(pieces) == words
     ends = {sum(map(len, pieces[:n])) for n in range(len(pieces) + 1)}
     assert ends <= {0, *(found.end() for found in regex.finditer(r"\X", words))}
@@ -34,27 +34,27 @@ def test_letters_stay_whole(words):
 
 @given(SCRIPTS, st.integers(20, 200), st.booleans())
 def test_what_is_cut_fits_and_is_cut_between_letters(words, room, keep_end):
-    cut = svg.short(words, room, keep_end=keep_end)
+    cut = svg.truncate(words, room, keep_end=keep_end)
     if cut == words:
         return
     assert svg.width(cut) <= room
-    pieces = svg.clusters(words)
+    pieces = svg.graphemes(words)
     kept = cut[1:] if keep_end else cut[:-1]
     assert any(kept == ("".join(pieces[n:]).lstrip() if keep_end else "".join(pieces[:n]).rstrip())
                for n in range(len(pieces) + 1))
 
 
 def test_what_is_hard_to_see_is_shown():
-    assert svg.visible(" a\n\tb\u00a0\x00\u202e") == "␣a↵⇥b␣␀\\u202e"
-    assert svg.visible("a b", spaces=False) == "a b"
-    assert svg.visible("ि") == "◌ि"
-    assert svg.visible("समुद्र") == "समुद्र"
-    assert svg.clusters("क्षत्रिय") == ["क्ष", "त्रि", "य"]
+    assert svg.show_invisibles(" a\n\tb\u00a0\x00\u202e") == "␣a↵⇥b␣␀\\u202e"
+    assert svg.show_invisibles("a b", spaces=False) == "a b"
+    assert svg.show_invisibles("ि") == "◌ि"
+    assert svg.show_invisibles("समुद्र") == "समुद्र"
+    assert svg.graphemes("क्षत्रिय") == ["क्ष", "त्रि", "य"]
 
 
 def test_a_title_has_room_but_not_any_amount_of_it(tmp_path):
     for title, low, high in (("t", 50, 50), ("a title of some length", 150, 300), ("a title " * 99, 900, 900)):
-        root = ElementTree.fromstring(svg.sheet(tmp_path / "a.svg", title, 50, 9, []).read_text("utf-8"))
+        root = ElementTree.fromstring(svg.write_svg(tmp_path / "a.svg", title, 50, 9, []).read_text("utf-8"))
         assert low <= float(root.get("width")) <= high
         assert svg.width(root.find(f"{SVG}text").text) <= float(root.get("width"))
         assert root.find(f"{SVG}title").text == title
@@ -63,5 +63,5 @@ def test_a_title_has_room_but_not_any_amount_of_it(tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no \.svg"):
-        svg.sheet(tmp_path / "a.png", "t", 9, 9, [])
+        svg.write_svg(tmp_path / "a.png", "t", 9, 9, [])
     assert not list(tmp_path.iterdir())

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.data.tokenizer import learn, span
-from keepleft.decoding.beam import NEVER, Beam
-from keepleft.runs.tree import KEY, nodes, tree
+from keepleft.data.tokenizer import train_tokenizer, vocab_size
+from keepleft.decoding.beam import EXCLUDED_SCORE, Beam
+from keepleft.runs.tree import LEGEND, beam_nodes, plot_beam_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
-TOKENIZER = learn("char", ["abcdefgh <&>\nकिé"], 40, least=1)
-MODEL = kl.build(kl.presets.small(kl.presets.llama).but(vocab=span(TOKENIZER)), dtype=torch.float64,
+TOKENIZER = train_tokenizer("char", ["abcdefgh <&>\nकिé"], 40, min_frequency=1)
+MODEL = kl.build(kl.presets.small(kl.presets.llama).but(vocab=vocab_size(TOKENIZER)), dtype=torch.float64,
                  generator=torch.Generator().manual_seed(4)).eval()
 PROMPT, SEGMENTS = torch.tensor([[0, 7, 8], [9, 6, 11]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
 
@@ -33,7 +33,7 @@ class Recorded:
 
 def searched(limit=7, **choices):
     strategy = Recorded(Beam(**{"width": 4, "end": (8,), "keep": choices.get("width", 4), **choices}))
-    return list(kl.decode(MODEL, PROMPT, strategy, limit=limit, segments=SEGMENTS)), strategy
+    return list(kl.decode(MODEL, PROMPT, strategy, max_new_tokens=limit, segments=SEGMENTS)), strategy
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -51,40 +51,40 @@ def test_parents_are_those_of_the_search(choices, row):
             at = row * width + n
             parent = was[rows[at] - row * width]
             now.append((*parent, int(texts.tokens[at, -1])))
-            if texts.score[at] > NEVER / 2:
+            if texts.score[at] > EXCLUDED_SCORE / 2:
                 assert (rows[at] - row * width) // size == n // size
                 real[n // size, now[-1]] = (n // size, parent)
         was = now
-    found = nodes(steps, row)
-    going = {node.name: node.parent for node in found if not node.ended}
+    found = beam_nodes(steps, row)
+    going = {node.key: node.parent for node in found if not node.finished}
     assert going == real
     assert all(node.parent in real or len(node.tokens) == 1 for node in found)
     results = strategy.strategy.results(steps[-1])[row]
     best = [node for node in found if node.best]
     assert [node.tokens for node in best] == [tuple(results[0].tokens[:n + 1]) for n in range(len(results[0].tokens))]
-    if any(node.ended for node in found):
-        ended = {node.tokens: node.score for node in sorted(found, key=lambda node: node.score) if node.ended and node.kept}
+    if any(node.finished for node in found):
+        ended = {node.tokens: node.score for node in sorted(found, key=lambda node: node.score) if node.finished and node.survives}
         assert ended == {tuple(one.tokens): one.score for one in results}
 
 
 def test_a_search_that_goes_on_has_a_best_text_too():
     steps, _ = searched(end=())
-    found = nodes(steps[:3])
-    assert not any(node.ended for node in found)
+    found = beam_nodes(steps[:3])
+    assert not any(node.finished for node in found)
     assert [node.tokens for node in found if node.best][-1] == tuple(steps[2].tokens[steps[2].score[:4].argmax(), 3:].tolist())
 
 
 def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
     steps, _ = searched(width=5, early="never")
-    found = nodes(steps)
-    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8"))
-    assert len(root.findall(f"{SVG}rect")) == 1 + len(found) + sum(node.ended for node in found)
+    found = beam_nodes(steps)
+    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8"))
+    assert len(root.findall(f"{SVG}rect")) == 1 + len(found) + sum(node.finished for node in found)
     assert len(root.findall(f"{SVG}path")) == sum(len(node.tokens) > 1 for node in found)
     assert sum(line.get("stroke-width") == "2.6" for line in root.findall(f"{SVG}path")) == sum(node.best for node in found) - 1
     words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
     for node in found:
-        assert (f"= {node.score:.2f}" if node.ended else f"{node.score:.2f}") in words
-    assert {"a < b", KEY} <= set(words)
+        assert (f"= {node.score:.2f}" if node.finished else f"{node.score:.2f}") in words
+    assert {"a < b", LEGEND} <= set(words)
     corners = [(box.get("x"), box.get("y")) for box in root.findall(f"{SVG}rect")[1:]]
     assert len(set(corners)) == len(corners)
     width, height = float(root.get("width")), float(root.get("height"))
@@ -95,7 +95,7 @@ def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
 
 def test_lines_do_not_cross(tmp_path):
     steps, _ = searched(width=6, end=(8, 9), early="never")
-    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8"))
+    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8"))
     columns = {}
     for line in root.findall(f"{SVG}path"):
         _, x, y, *_, level = line.get("d").split()
@@ -108,8 +108,8 @@ def test_lines_do_not_cross(tmp_path):
 
 def test_a_large_tree_stays_small_and_says_what_is_missing(tmp_path):
     steps, _ = searched(width=12, end=(), limit=40)
-    found = nodes(steps)
-    root = ElementTree.fromstring(tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", columns=9, rows=5).read_text("utf-8"))
+    found = beam_nodes(steps)
+    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", max_columns=9, max_rows=5).read_text("utf-8"))
     words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
     shown = len(root.findall(f"{SVG}rect")) - 1
     assert shown <= 45
@@ -120,9 +120,9 @@ def test_a_large_tree_stays_small_and_says_what_is_missing(tmp_path):
 
 def test_what_has_no_tree_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="no steps"):
-        nodes([])
+        beam_nodes([])
     steps, _ = searched()
     with pytest.raises(ValueError, match="prompt 2 was asked for"):
-        tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", row=2)
+        plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", row=2)
     with pytest.raises(TypeError, match="only beam search"):
-        nodes(list(kl.decode(MODEL, PROMPT, kl.greedy(), limit=2)))
+        beam_nodes(list(kl.decode(MODEL, PROMPT, kl.greedy(), max_new_tokens=2)))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, processors
 
 import keepleft as kl
 import peers
-from keepleft.runs.harness import cut, harness
+from keepleft.runs.harness import cut_at_stop, lm_eval_model
 
 pytest.importorskip("lm_eval")
 
@@ -31,7 +31,7 @@ def tokenizer(front: bool = False) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model():
-    design = kl.presets.small(kl.presets.gpt2).but(vocab=tokenizer().get_vocab_size(), position=kl.Learned(LENGTH))
+    design = kl.presets.small(kl.presets.gpt2).but(vocab=tokenizer().get_vocab_size(), position=kl.LearnedPositions(LENGTH))
     made = kl.build(design, generator=torch.Generator().manual_seed(3), dtype=torch.float64).eval()
     with torch.no_grad():
         for weight in made.parameters():
@@ -62,7 +62,7 @@ def test_likelihoods_of_continuations(model, front, batch):
     words = tokenizer(front)
     ids = lambda text: words.encode(text, add_special_tokens=False).ids
     pairs = [("The sea is", " blue"), ("Das Meer ", "ist grün"), ("", "alone"), ("a", "b"), ("q: 是?", " да"), ("x y", " z")]
-    found = harness(model, words, batch=batch).loglikelihood(asked("loglikelihood", *pairs))
+    found = lm_eval_model(model, words, batch_size=batch).loglikelihood(asked("loglikelihood", *pairs))
     for (context, wanted), (total, same) in zip(pairs, found, strict=True):
         before = [0] if front or not context else []
         wanted = context[len(context.rstrip()):] + wanted  # the harness moves a space at the end to what follows
@@ -73,7 +73,7 @@ def test_likelihoods_of_continuations(model, front, batch):
 
 def test_what_the_model_would_write_is_greedy(model):
     words = tokenizer()
-    told = harness(model, words)
+    told = lm_eval_model(model, words)
     likeliest = told.generate_until(asked("generate_until", ("The sea", {"until": [], "max_gen_toks": 1})))[0]
     assert likeliest
     found = told.loglikelihood(asked("loglikelihood", ("The sea", likeliest), ("The sea", "@" if likeliest != "@" else "#")))
@@ -83,13 +83,13 @@ def test_what_the_model_would_write_is_greedy(model):
 def test_a_context_too_long_is_cut_on_the_left(model):
     words = tokenizer()
     context, wanted = "many words " * 8, "end"
-    found = harness(model, words).loglikelihood(asked("loglikelihood", (context.strip(), wanted)))[0]
+    found = lm_eval_model(model, words).loglikelihood(asked("loglikelihood", (context.strip(), wanted)))[0]
     whole = words.encode(context.strip() + wanted).ids[-LENGTH - 1:]
     logs = model(torch.tensor([whole[:-1]]))[0].log_softmax(-1).detach()
     want = sum(float(logs[n - 1, whole[n]]) for n in range(len(whole) - 3, len(whole)))
     assert found[0] == pytest.approx(want, abs=1e-9)
     with pytest.raises(ValueError, match="a continuation of 40 tokens is more than the 31"):
-        harness(model, words).loglikelihood(asked("loglikelihood", ("a", "b" * 40)))
+        lm_eval_model(model, words).loglikelihood(asked("loglikelihood", ("a", "b" * 40)))
 
 
 @pytest.mark.parametrize("text", ["short", "a much longer text, of more letters than there are positions: " * 2, "é" * 16, ""])
@@ -97,7 +97,7 @@ def test_rolling_likelihoods_are_over_the_windows_of_the_harness(model, text):
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     words = tokenizer()
-    found = harness(model, words, batch=2).loglikelihood_rolling(asked("loglikelihood_rolling", (text,)))[0]
+    found = lm_eval_model(model, words, batch_size=2).loglikelihood_rolling(asked("loglikelihood_rolling", (text,)))[0]
     ids = words.encode(text).ids
     parts = map(make_disjoint_window, get_rolling_token_windows(ids, prefix_token=0, max_seq_len=LENGTH, context_len=1))
     assert found == pytest.approx(sum(directly(model, *part)[0] for part in parts), abs=1e-9)
@@ -110,7 +110,7 @@ def test_texts_are_written_as_one_by_one_and_end_where_told(model):
     for prompt in prompts:
         ids = words.encode(prompt).ids or [0]
         free.append(kl.generate(model, words, [ids], max_new_tokens=20, eos_token_id=1)[0])
-    told = harness(model, words, batch=4)
+    told = lm_eval_model(model, words, batch_size=4)
     options = {"until": [], "max_gen_toks": 20, "do_sample": False, "temperature": 0.0}
     assert told.generate_until(asked("generate_until", *((prompt, options) for prompt in prompts))) == free
     stops = [text[len(text) // 2:][:1] or "@" for text in free]
@@ -125,19 +125,19 @@ def test_texts_are_written_as_one_by_one_and_end_where_told(model):
 
 
 def test_a_stop_string_cuts_before_its_first_place():
-    assert cut("one\ntwo. three", ["\n", ". ", ""]) == "one"
-    assert cut("one", ["two"]) == "one"
+    assert cut_at_stop("one\ntwo. three", ["\n", ". ", ""]) == "one"
+    assert cut_at_stop("one", ["two"]) == "one"
 
 
 def test_what_cannot_be_done_is_told(model):
-    words, told = tokenizer(), harness(model, tokenizer())
+    words, told = tokenizer(), lm_eval_model(model, tokenizer())
     drawn = asked("generate_until", ("a", {"do_sample": True, "temperature": 2.0, "max_gen_toks": 8}))
     assert told.generate_until(drawn) == told.generate_until(drawn)
     with pytest.raises(ValueError, match="256 tokens to write leave no room"):
         told.generate_until(asked("generate_until", ("a", {})))
     nameless = kl.build(kl.presets.small(kl.presets.gpt2)).eval()
     with pytest.raises(ValueError, match="neither bos_token_id nor eos_token_id"):
-        harness(nameless, words)
+        lm_eval_model(nameless, words)
 
 
 def test_the_harness_says_the_same_of_transformers(tmp_path):
@@ -153,7 +153,7 @@ def test_the_harness_says_the_same_of_transformers(tmp_path):
         peer = GPT2LMHeadModel(config).eval()
         theirs = HFLM(pretrained=peer, batch_size=2, device="cpu", max_length=LENGTH, tokenizer=PreTrainedTokenizerFast(
             tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"))
-        ours = harness(kl.load(peers.keep(peer, tmp_path / "gpt2"))[0], words)
+        ours = lm_eval_model(kl.load(peers.keep(peer, tmp_path / "gpt2"))[0], words)
         pairs = asked("loglikelihood", ("The sea is", " blue"), ("", "alone"), ("many words " * 6, "end"), ("a ", "b"))
         for (one, greedy), (other, same) in zip(ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True),
                                                 strict=True):
@@ -187,7 +187,7 @@ def test_a_task_runs_through_the_harness(model):
         ]
         from lm_eval.tasks import TaskManager
 
-        found = lm_eval.simple_evaluate(model=harness(model, tokenizer()), tasks=tasks, bootstrap_iters=0, log_samples=False,
+        found = lm_eval.simple_evaluate(model=lm_eval_model(model, tokenizer()), tasks=tasks, bootstrap_iters=0, log_samples=False,
                                         task_manager=TaskManager(include_defaults=False))
     right = 0
     for record in records:
@@ -198,5 +198,5 @@ def test_a_task_runs_through_the_harness(model):
     assert found["results"]["writing"]["exact_match,none"] == 0.0
     from keepleft.evaluate.perplexity import perplexity
 
-    want = perplexity(model, tokenizer(), [record["text"] for record in records], start=0, window=LENGTH, stride=LENGTH)
+    want = perplexity(model, tokenizer(), [record["text"] for record in records], prefix_token_id=0, window=LENGTH, stride=LENGTH)
     assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(want.bits_per_byte)

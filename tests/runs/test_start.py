@@ -15,11 +15,11 @@ import torch
 from keepleft.cli import main
 from keepleft.data.phrases.corpus import split
 from keepleft.runs import job as jobs
-from keepleft.runs.train import run
+from keepleft.runs.train import run_job
 
 FEW = ["--size", "tiny", "--recipe.steps", "3", "--design.dim", "32", "--design.layers", "1", "--device", "cpu"]
-PLAIN = jobs.Job(task="lm", train="a.txt", size="tiny", out="runs/lm", device="cpu", design={"dim": 32, "layers": 1},
-                 recipe=jobs.Wishes(steps=3))
+PLAIN = jobs.TrainJob(task="lm", train="a.txt", size="tiny", out="runs/lm", device="cpu", design={"dim": 32, "layers": 1},
+                 recipe=jobs.RecipeOverrides(steps=3))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def stopped(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     (folder / "a.txt").write_text("".join(f"{french}\n" for _, french in split("fr", test=100)[0][:300]), "utf-8")
     with contextlib.chdir(folder):
-        list(run(PLAIN, stop=lambda: True))
+        list(run_job(PLAIN, stop=lambda: True))
     return folder
 
 
@@ -118,16 +118,16 @@ def test_a_run_is_found_by_its_folder_or_its_task(halted, capsys):
 
 
 def test_a_run_says_what_it_is_measured_on(place):
-    plain = replace(PLAIN, out="runs/1", recipe=jobs.Wishes(steps=1))
-    said = [event for event in run(plain) if isinstance(event, str)]
+    plain = replace(PLAIN, out="runs/1", recipe=jobs.RecipeOverrides(steps=1))
+    said = [event for event in run_job(plain) if isinstance(event, str)]
     assert said[0].startswith("a.txt: a running text of 300 lines, ")
     assert any("tokens of running text held out" in line and "so few are rough" in line for line in said)
     assert any(" 1 step of about" in line for line in said)
     assert not any("record" in line for line in said)
     assert (place / "runs" / "1" / "loss.svg").exists()  # a single report is a dot
     (place / "b.txt").write_text("".join(f"{line}\n\n" for line in (place / "a.txt").read_text("utf-8").splitlines()), "utf-8")
-    parts = replace(plain, train="b.txt", out="runs/2", words=jobs.Words(documents=True))
-    said = [event for event in run(parts) if isinstance(event, str)]
+    parts = replace(plain, train="b.txt", out="runs/2", words=jobs.TokenizerConfig(documents=True))
+    said = [event for event in run_job(parts) if isinstance(event, str)]
     assert any(line.startswith("validation: 6 records held out, 294 are left to learn from; measures") for line in said)
     given = replace(parts, valid="b.txt", out="runs/3")
-    assert "validation: 300 records" in [event for event in run(given) if isinstance(event, str)]
+    assert "validation: 300 records" in [event for event in run_job(given) if isinstance(event, str)]

@@ -18,10 +18,10 @@ import torch
 import keepleft as kl
 from keepleft.cli import main
 from keepleft.data.phrases.corpus import split
-from keepleft.data.store import Store
+from keepleft.data.store import TokenStore
 from keepleft.disk import atomic
 from keepleft.runs import job as jobs
-from keepleft.runs.train import Finished, run
+from keepleft.runs.train import TrainingFinished, run_job
 
 QUICK = ["--size", "tiny", "--recipe.steps", "4", "--recipe.save", "2", "--recipe.evaluate", "2", "--design.dim", "32",
          "--design.layers", "1", "--device", "cpu", "--batch.tokens", "256"]
@@ -90,16 +90,16 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(texts):
     whole = trained("translate", texts)
     state = kl.load(whole / "model")[0].state_dict()
     other = texts / "stopped"
-    job = jobs.read((whole / "config.yaml").read_text())
-    job = jobs.Job(**{**{name: getattr(job, name) for name in job.__dataclass_fields__}, "out": str(other)})
+    job = jobs.from_yaml((whole / "config.yaml").read_text())
+    job = jobs.TrainJob(**{**{name: getattr(job, name) for name in job.__dataclass_fields__}, "out": str(other)})
     steps = []
 
     def stop() -> bool:
         steps.append(1)
         return len(steps) == 3
 
-    events = list(run(job, stop=stop))
-    assert isinstance(events[-1], Finished)
+    events = list(run_job(job, stop=stop))
+    assert isinstance(events[-1], TrainingFinished)
     assert events[-1].stopped
     assert not (other / "model").exists()
     assert main(["train", "--out", str(other), "--resume"]) == 0
@@ -123,7 +123,7 @@ def test_a_run_is_not_overwritten_and_goes_on_only_as_it_was(texts, capsys):
 
 
 def test_two_cannot_train_in_one_folder(texts, capsys):
-    with atomic.locked(texts / "run"):
+    with atomic.lock_folder(texts / "run"):
         assert main(["train", "--task", "lm", *given("lm", texts), "--out", str(texts / "run"), *QUICK]) == 2
     assert "another process is at work" in capsys.readouterr().err
     trained("lm", texts)
@@ -172,16 +172,16 @@ def test_columns_are_named_beside_the_file(texts):
 def test_records_of_a_table_do_not_run_into_one_another(texts):
     (texts / "a.jsonl").write_text("".join(json.dumps({"text": b}) + "\n" for _, b in PAIRS), "utf-8")
     assert main(["train", "--task", "lm", "--train", str(texts / "a.jsonl"), "--out", str(texts / "run"), *QUICK]) == 0
-    tokens = Store.open(texts / "run" / "data" / "train")["text"].tokens.tolist()
+    tokens = TokenStore.open(texts / "run" / "data" / "train")["text"].tokens.tolist()
     assert tokens.count(2) == len(PAIRS)
 
 
 def test_a_long_document_becomes_many_texts(texts):
     (texts / "lines.txt").write_text("".join(f"{b}\n" for _, b in PAIRS), "utf-8")  # no blank line: one document
     assert main(["train", "--task", "mlm", "--train", str(texts / "lines.txt"), "--out", str(texts / "run"), *QUICK]) == 0
-    store = Store.open(texts / "run" / "data" / "train")
+    store = TokenStore.open(texts / "run" / "data" / "train")
     assert len(store) > 5
-    assert {(row[0], row[-1]) for row in store["text"].take(np.arange(len(store))).texts()} == {(1, 2)}
+    assert {(row[0], row[-1]) for row in store["text"].take(np.arange(len(store))).to_lists()} == {(1, 2)}
 
 
 def test_what_a_failed_run_left_is_not_used_by_the_next(texts):
@@ -198,9 +198,9 @@ def test_two_vocabularies_tags_and_several_sources(texts):
     assert model.design.source_vocab is not None
     assert (out / "model" / "source_tokenizer.json").exists()
     sides = {"src": str(texts / "a.en"), "tgt": str(texts / "a.fr")}
-    job = jobs.Job(task="translate", train=[jobs.Texts(**sides, tag="<2fr>"), jobs.Texts(**sides, tag="<2hi>")], size="tiny",
-                   out=str(texts / "tags"), recipe=jobs.Wishes(steps=2), design={"dim": 32, "layers": 1}, device="cpu")
-    list(run(job))
+    job = jobs.TrainJob(task="translate", train=[jobs.DataConfig(**sides, tag="<2fr>"), jobs.DataConfig(**sides, tag="<2hi>")], size="tiny",
+                   out=str(texts / "tags"), recipe=jobs.RecipeOverrides(steps=2), design={"dim": 32, "layers": 1}, device="cpu")
+    list(run_job(job))
     tokenizer = kl.load(texts / "tags" / "model")[1]
     assert tokenizer.token_to_id("<2hi>") is not None
 
@@ -280,5 +280,5 @@ def test_ctrl_c_and_sigterm_save(texts):
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_can_be_read_and_written(path):
-    job = jobs.read(path.read_text("utf-8"), path.name)
-    assert jobs.read(jobs.write(job)) == job
+    job = jobs.from_yaml(path.read_text("utf-8"), path.name)
+    assert jobs.from_yaml(jobs.to_yaml(job)) == job

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 import keepleft as kl
-from keepleft.data.tokenizer import learn
+from keepleft.data.tokenizer import train_tokenizer
 from keepleft.serving.explorer.explorer import Explorer
 
 FAMILIES = {"decoder": kl.presets.llama3, "encoder": kl.presets.bert, "encoder-decoder": kl.presets.t5}
@@ -21,12 +21,12 @@ TEXT, SOURCE = "the sea is calm", "and the ship sails on"
 @cache
 def words() -> Tokenizer:
     texts = ["the sea is calm, and the ship sails on", "आप कैसे हैं", "</script><b>&"]
-    return learn("bpe", texts * 3, 290, running=True, least=2)
+    return train_tokenizer("bpe", texts * 3, 290, running_text=True, min_frequency=2)
 
 
 def model(family: str, seed: int = 0, **said):
     design = kl.presets.small(FAMILIES[family]).but(vocab=words().get_vocab_size(), dim=24, heads=6, dropout=0.0,
-                                                    **({"initial": kl.Normal(0.3)} | said))
+                                                    **({"initial": kl.NormalInit(0.3)} | said))
     out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
     out.notes = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     return out

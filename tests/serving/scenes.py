@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from keepleft.decoding.options import Options
-from keepleft.serving.alone import Alone
-from keepleft.serving.asks import Ask, End, Event, Ticket, Token
+from keepleft.decoding.options import GenerationConfig
+from keepleft.serving.alone import SequentialEngine
+from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, RequestHandle, TokenEvent
 
 KINDS: tuple[dict[str, Any], ...] = (
     {}, {}, {"num_beams": 3}, {"num_beams": 2, "length_penalty": 0.5},
@@ -21,19 +21,19 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 def asks(count: int, *, seed: int = 0, vocab: int = 53, longest: int = 12, limit: int = 10, tenants: int = 3,
-         **more: Any) -> list[Ask]:
+         **more: Any) -> list[GenerationRequest]:
     dice = random.Random(seed)
     out = []
     for n in range(count):
         kind = dice.choice(KINDS)
         size = dice.randint(kind.get("min_new_tokens", 1), limit)
-        options = Options(max_new_tokens=size, eos_token_id=2, decoder_start_token_id=1, seed=dice.randint(0, 99), **kind,
+        options = GenerationConfig(max_new_tokens=size, eos_token_id=2, decoder_start_token_id=1, seed=dice.randint(0, 99), **kind,
                           **more)
-        logprobs = 2 if options.beams == 1 and dice.random() < 0.2 else None
+        logprobs = 2 if options.beam_count == 1 and dice.random() < 0.2 else None
         tokens = [dice.randint(3, vocab - 1) for _ in range(dice.randint(1, longest))]
         if dice.random() < 0.3:
             tokens = [7, 8, 9, 10, 11, 12, 7, 8, *tokens]  # some begin alike
-        out.append(Ask(tokens, options, tenant=f"tenant {n % tenants}", logprobs=logprobs))
+        out.append(GenerationRequest(tokens, options, tenant=f"tenant {n % tenants}", logprobs=logprobs))
     return out
 
 
@@ -41,19 +41,19 @@ def summed(events: list[Event]) -> Any:
     """What a request was told, as far as it may not differ: tokens, ends, and log-probabilities to rounding."""
     tokens: dict[int, list[int]] = {}
     for event in events:
-        if isinstance(event, Token):
-            tokens.setdefault(event.text, []).append(event.token)
-    ends = {event.text: (event.why, None if event.written is None else tuple(event.written.tokens))
-            for event in events if isinstance(event, End)}
+        if isinstance(event, TokenEvent):
+            tokens.setdefault(event.index, []).append(event.token)
+    ends = {event.index: (event.finish_reason, None if event.sequence is None else tuple(event.sequence.tokens))
+            for event in events if isinstance(event, FinishEvent)}
     return tokens, ends
 
 
-def run(engine: Any, some: list[Ask], most: int = 100_000) -> list[list[Event]]:
+def run(engine: Any, some: list[GenerationRequest], most: int = 100_000) -> list[list[Event]]:
     """All at once, to the end."""
     told: list[list[Event]] = [[] for _ in some]
     for ask, events in zip(some, told, strict=True):
         engine.look(ask)
-        engine.take(Ticket(ask, events.append))
+        engine.take(RequestHandle(ask, events.append))
     for _ in range(most):
         if not engine.busy:
             return told
@@ -62,5 +62,5 @@ def run(engine: Any, some: list[Ask], most: int = 100_000) -> list[list[Event]]:
     raise AssertionError(f"not done after {most} steps")
 
 
-def alone(model: Any, some: list[Ask], tokenizer: Any = None) -> list[list[Event]]:
-    return run(Alone(model, tokenizer), some)
+def alone(model: Any, some: list[GenerationRequest], tokenizer: Any = None) -> list[list[Event]]:
+    return run(SequentialEngine(model, tokenizer), some)

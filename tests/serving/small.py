@@ -11,10 +11,10 @@ import torch
 import keepleft as kl
 from decoding.models import pair
 from decoding.words import byte_tokens, writer
-from keepleft.data.tokenizer import END, START
-from keepleft.runs.opened import Opened
-from keepleft.serving.alone import Alone
-from keepleft.serving.http.app import app
+from keepleft.data.tokenizer import EOS_TOKEN, BOS_TOKEN
+from keepleft.runs.opened import LoadedModel
+from keepleft.serving.alone import SequentialEngine
+from keepleft.serving.http.app import make_app
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.service import Service
 
@@ -24,31 +24,31 @@ CHAT = ("{{ bos_token }}{% for message in messages %}<s>{{ message.role }}: {{ m
         "{% if add_generation_prompt %}<s>assistant: {% endif %}")
 
 
-def decoder(**notes) -> Opened:
+def decoder(**notes) -> LoadedModel:
     model = writer(TOKENS)
     model.notes |= notes
-    return Opened(model, TOKENS)
+    return LoadedModel(model, TOKENS)
 
 
-def talker() -> Opened:
+def talker() -> LoadedModel:
     return decoder(chat_template=CHAT)
 
 
-def translator() -> Opened:
+def translator() -> LoadedModel:
     model = pair(0, vocab=TOKENS.get_vocab_size())
-    model.notes = {"decoder_start_token_id": TOKENS.token_to_id(START), "eos_token_id": TOKENS.token_to_id(END)}
-    return Opened(model, TOKENS)
+    model.notes = {"decoder_start_token_id": TOKENS.token_to_id(BOS_TOKEN), "eos_token_id": TOKENS.token_to_id(EOS_TOKEN)}
+    return LoadedModel(model, TOKENS)
 
 
-def encoder(head=None) -> Opened:
+def encoder(head=None) -> LoadedModel:
     design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), dim=16, heads=2, head=head, dropout=0.0)
     model = kl.build(design, generator=torch.Generator().manual_seed(1)).eval()
-    if isinstance(head, kl.Classes):
+    if isinstance(head, kl.ClassificationHead):
         model.notes["id2label"] = {"0": "calm", "1": "rough", "2": "none"}
-    return Opened(model, TOKENS)
+    return LoadedModel(model, TOKENS)
 
 
-class Slow(Alone):
+class Slow(SequentialEngine):
     """Takes its time over each token."""
 
     wait = 0.02
@@ -59,7 +59,7 @@ class Slow(Alone):
 
 
 @contextmanager
-def service(opened: Opened, engine=Alone, limits: Limits = PLAIN, **given):
+def service(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, **given):
     """A service that is closed at the end; the tensors are too small for a second thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -72,19 +72,19 @@ def service(opened: Opened, engine=Alone, limits: Limits = PLAIN, **given):
 
 
 @contextmanager
-def client(opened: Opened, engine=Alone, limits: Limits = PLAIN, explorer=None, page=None, reach=None, **given):
+def client(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, explorer=None, page=None, reach=None, **given):
     """In this process, without a socket."""
     from starlette.testclient import TestClient
 
     more = {} if page is None else {"page": page}
     with service(opened, engine, limits, explorer=explorer, reach=reach, **more) as made:
-        out = TestClient(app(made, **given), base_url="http://localhost", raise_server_exceptions=False)
+        out = TestClient(make_app(made, **given), base_url="http://localhost", raise_server_exceptions=False)
         out.service = made
         yield out
 
 
 @contextmanager
-def running(opened: Opened, engine=Alone, limits: Limits = PLAIN, drain: float = 5.0, **given):
+def running(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **given):
     """A real server on a free port of this machine: its port and the service."""
     from keepleft.serving.http.server import Server
 
@@ -96,7 +96,7 @@ def running(opened: Opened, engine=Alone, limits: Limits = PLAIN, drain: float =
         there.set()
 
     with service(opened, engine, limits) as made:
-        server = Server(app(made, **given), made, port=0, drain=drain, ready=ready)
+        server = Server(make_app(made, **given), made, port=0, shutdown_timeout=drain, on_ready=ready)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert there.wait(30)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.decoding.chance import seeds, uniform
-from keepleft.decoding.generate import Work, settled
-from keepleft.decoding.rows import transforms_of
-from keepleft.decoding.single import drawn
-from keepleft.runs.spelled import in_turn
+from keepleft.decoding.chance import derive_seeds, uniform
+from keepleft.decoding.generate import DecodeBatch, resolve_options
+from keepleft.decoding.rows import make_processors
+from keepleft.decoding.single import sample_tokens
+from keepleft.runs.spelled import token_pieces
 from keepleft.serving.explorer.explorer import Explorer
 from serving.explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
 
@@ -25,7 +25,7 @@ TOKENS = st.lists(st.integers(5, words().get_vocab_size() - 1), max_size=5)
 def whole_pass(asked: Explorer, tokens: list[int]) -> torch.Tensor:
     """(V,) by one pass over everything."""
     with torch.no_grad():
-        if asked.voice.pair:
+        if asked.generator.is_encoder_decoder:
             return asked.model(torch.tensor([words().encode(SOURCE).ids]), torch.tensor([[1, *tokens]]))[0, -1]
         return asked.model(torch.tensor([[*words().encode(TEXT).ids, *tokens]]))[0, -1]
 
@@ -39,22 +39,22 @@ def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
         torch.testing.assert_close(torch.tensor(f32(found["scores_f32"])), whole_pass(asked, tokens), atol=1e-4, rtol=1e-4)
         assert [token["id"] for token in found["written"]] == tokens
     assert found["ends"] == [2]
-    assert found["start"] == (1 if asked.voice.pair else -1)
-    prompt = SOURCE if asked.voice.pair else TEXT
-    assert [token["text"] for token in found["prompt"]] == in_turn(words(), words().encode(prompt).ids)
+    assert found["start"] == (1 if asked.generator.is_encoder_decoder else -1)
+    prompt = SOURCE if asked.generator.is_encoder_decoder else TEXT
+    assert [token["text"] for token in found["prompt"]] == token_pieces(words(), words().encode(prompt).ids)
 
 
 def test_a_further_token_costs_one_step(monkeypatch):
     asked = explorer("decoder")
     ask(asked, "next", text=TEXT, tokens=[7, 8])
-    monkeypatch.setattr(asked.voice.model, "start", None)
+    monkeypatch.setattr(asked.generator.model, "start", None)
     for tokens in ([7, 8, 9], [7], [7, 8, 9, 10], [7, 8, 9, 10]):
         ask(asked, "next", text=TEXT, tokens=tokens)
-    torch.testing.assert_close(asked.steps.scores, whole_pass(asked, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(asked.scorer.logits, whole_pass(asked, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_refused_leaves_no_state_behind():
-    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.Learned(8)))
+    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8)))
     asked = Explorer(net, words())
     ask(asked, "next", text="the", tokens=[7])
     with pytest.raises(ValueError, match="at most 8 fit: shorten it"):
@@ -85,11 +85,11 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
     """temperature, top_k, top_p, min_p in this order, as the page applies them, then one number by chance."""
     asked = EXPLORERS[family]
     scores = torch.tensor(f32(ask(asked, "next", **texts(family), tokens=tokens)["scores_f32"]))[None]
-    options = settled(asked.model, None, {"do_sample": True, **filters})
-    work = Work.of(asked.model, [words().encode(SOURCE if asked.voice.pair else TEXT).ids], options)
-    for transform in transforms_of(options, work.scene()):
+    options = resolve_options(asked.model, None, {"do_sample": True, **filters})
+    work = DecodeBatch.build(asked.model, [words().encode(SOURCE if asked.generator.is_encoder_decoder else TEXT).ids], options)
+    for transform in make_processors(options, work.prompt_context()):
         scores = transform(scores, None)
-    token = drawn(scores, uniform(seeds(seed, torch.arange(1)), len(tokens)))
+    token = sample_tokens(scores, uniform(derive_seeds(seed, torch.arange(1)), len(tokens)))
     found = ask(asked, "write", **texts(family), tokens=tokens, options={"do_sample": True, "seed": seed, **filters}, limit=1)
     assert [one["id"] for one in found["tokens"]] == token.tolist()
 
@@ -110,7 +110,7 @@ def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(fam
         rest = ask(asked, "write", **texts(family), tokens=begun, options=options, limit=9 - cut)
         assert begun + [token["id"] for token in rest["tokens"]] == ids
         assert first["logprobs"] + rest["logprobs"] == pytest.approx(at_once["logprobs"], abs=1e-4)
-    want, = kl.answers(asked.model, words(), SOURCE if asked.voice.pair else TEXT, max_new_tokens=9, **options)[0]
+    want, = kl.completions(asked.model, words(), SOURCE if asked.generator.is_encoder_decoder else TEXT, max_new_tokens=9, **options)[0]
     assert ids == want.tokens
     assert at_once["ended"] == want.ended
     for n, (token, log) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
@@ -127,7 +127,7 @@ def test_greedy_is_greedy_whatever_the_directory_wishes():
 
 
 def test_a_text_that_fills_the_model_goes_no_further():
-    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.Learned(8)))
+    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8)))
     found = ask(Explorer(net, words()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
     assert found == {"tokens": [], "logprobs": [], "ended": False}
 
@@ -137,9 +137,9 @@ def test_a_text_that_fills_the_model_goes_no_further():
 def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
     asked = EXPLORERS[family]
     found = ask(asked, "beam", **texts(family), width=width, limit=8, length_penalty=penalty, early_stopping=early)
-    prompt = SOURCE if asked.voice.pair else TEXT
+    prompt = SOURCE if asked.generator.is_encoder_decoder else TEXT
     more = {"length_penalty": float(penalty), "early_stopping": early} if width > 1 else {}
-    several = kl.answers(asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more)[0]
+    several = kl.completions(asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more)[0]
     assert [[token["id"] for token in one["tokens"]] for one in found["finished"]] == [one.tokens for one in several]
     assert [one["score"] for one in found["finished"]] == pytest.approx([
         one.score if width > 1 else one.score / len(one.tokens) for one in several], abs=1e-5)
@@ -186,7 +186,7 @@ def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
 def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
     asked = EXPLORERS["decoder"]
     ids = words().encode("the sea आप").ids
-    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == in_turn(words(), ids)
+    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == token_pieces(words(), ids)
     assert ask(asked, "spell", ids=[2], before=ids)["tokens"] == [{"id": 2, "text": "</s>", "special": True}]
     found = ask(asked, "vocabulary")["words"]
     assert len(found) == asked.model.design.vocab
@@ -195,8 +195,8 @@ def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
 
 
 def test_a_source_may_begin_with_a_tag():
-    from keepleft.data.tokenizer import learn
-    tokenizer = learn("word", [SOURCE, "la mer"], 40, more=("<2fr>",), least=1)
+    from keepleft.data.tokenizer import train_tokenizer
+    tokenizer = train_tokenizer("word", [SOURCE, "la mer"], 40, extra_special_tokens=("<2fr>",), min_frequency=1)
     net = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
     net.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
     asked = Explorer(net, tokenizer)

@@ -17,8 +17,8 @@ import keepleft as kl
 from keepleft.cli import main
 from keepleft.serving.explorer import bundle, leaks, recorded
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.recorded import MASKS, record
-from keepleft.serving.explorer.single import html, page
+from keepleft.serving.explorer.recorded import EXAMPLE_MASKS, build_snapshot
+from keepleft.serving.explorer.single import write_html, html_page
 from serving.explorers import FAMILIES, SOURCE, TEXT, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,7 +71,7 @@ def asked_of(recordings, question: str) -> list[dict]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_the_page_asks_first_is_there(family):
     asked = explorer(family, name="mine")
-    found = record(asked, **texts(family))
+    found = build_snapshot(asked, **texts(family))
     answers = {one["question"] + json.dumps(one["given"], sort_keys=True): one["answer"] for one in found}
     assert len(answers) == len(found)
     ask = lambda question, **given: answers[question + json.dumps(given, sort_keys=True)]
@@ -87,7 +87,7 @@ def test_what_the_page_asks_first_is_there(family):
                 assert ask("tile", **which, row=0, column=0, size=256)["rows"] == one["rows"]
                 if head != "rollout":
                     ask("overview", **which, size=64)
-    for expression in MASKS:
+    for expression in EXAMPLE_MASKS:
         ask("mask", expression=expression, length=16, padding={"left": 0, "right": 0}, packing=[])
     assert ask("leaks", wait=False)["state"] == "done"
     if family == "encoder":
@@ -108,22 +108,22 @@ def test_what_the_page_asks_first_is_there(family):
 def test_the_examples_of_masks_are_those_of_the_page():
     if not EXAMPLES.exists():
         pytest.skip("the page's own code is not here")
-    assert sorted(re.findall(r'^  \["([^"]+)"', EXAMPLES.read_text("utf-8"), re.M)) == sorted(MASKS)
+    assert sorted(re.findall(r'^  \["([^"]+)"', EXAMPLES.read_text("utf-8"), re.M)) == sorted(EXAMPLE_MASKS)
 
 
 def test_a_few_views_alone():
-    found = record(explorer("decoder"), TEXT, views=["masks"])
+    found = build_snapshot(explorer("decoder"), TEXT, views=["masks"])
     assert {one["question"] for one in found} == {"about", "mask"}
     assert found[0]["answer"]["views"] == ["masks"]
     with pytest.raises(ValueError, match="there is no view 'training' of this model: there are attention, decoding"):
-        record(explorer("decoder"), TEXT, views=["training"])
+        build_snapshot(explorer("decoder"), TEXT, views=["training"])
 
 
 def test_training_is_recorded_as_it_stands(tmp_path):
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (tmp_path / "compare.json").write_text('{"ok": true}')
-    found = record(explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"])
+    found = build_snapshot(explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"])
     answers = {one["question"]: one["answer"] for one in found}
     assert answers["run"]["lines"] == [{"step": 1, "loss": 2.0}]
     assert answers["run"]["ended"]  # no more will come to a file
@@ -133,21 +133,21 @@ def test_training_is_recorded_as_it_stands(tmp_path):
 @pytest.mark.parametrize("most", [30_000, 120_000])
 def test_a_long_text_stays_within_its_room_and_what_matters_comes_first(most):
     asked = explorer("decoder")
-    found = record(asked, "the sea is calm " * 80, views=["attention", "masks"], most=most)
+    found = build_snapshot(asked, "the sea is calm " * 80, views=["attention", "masks"], max_bytes=most)
     size = len(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode())
     assert most / 4 < size <= most + len(found) + 1
     assert [one["question"] for one in found[:3]] == ["about", "attention", "summary"]
-    assert len(asked_of(found, "mask")) == len(MASKS)
+    assert len(asked_of(found, "mask")) == len(EXAMPLE_MASKS)
     assert not [given for given in asked_of(found, "tile") if given["head"] != "mean"]
 
 
 def test_what_is_wrong_with_the_text_is_said():
     with pytest.raises(ValueError, match="source is 'x', and this model reads none"):
-        record(explorer("decoder"), TEXT, "x")
+        build_snapshot(explorer("decoder"), TEXT, "x")
     with pytest.raises(ValueError, match="writes it from a source: give source, too"):
-        record(explorer("encoder-decoder"), TEXT)
+        build_snapshot(explorer("encoder-decoder"), TEXT)
     with pytest.raises(ValueError, match="text has 200,001 characters"):
-        record(explorer("decoder"), "a" * 200_001)
+        build_snapshot(explorer("decoder"), "a" * 200_001)
 
 
 NASTY = "</script><script>alert(1)</script> <!-- ]]> </SCRIPT  <b onmouseover=x> & </style> </sea"
@@ -155,8 +155,8 @@ NASTY = "</script><script>alert(1)</script> <!-- ]]> </SCRIPT  <b onmouseover=x>
 
 def test_no_token_gets_out_of_its_data(tmp_path):
     net = model("decoder")
-    found = record(Explorer(net, words(), name="</title><script>alert(2)</script>"), NASTY, views=["attention", "decoding"])
-    path = html(tmp_path / "new" / "page.html", found, title="</title><script>alert(2)</script>")
+    found = build_snapshot(Explorer(net, words(), name="</title><script>alert(2)</script>"), NASTY, views=["attention", "decoding"])
+    path = write_html(tmp_path / "new" / "page.html", found, title="</title><script>alert(2)</script>")
     text = path.read_text("utf-8")
     assert len(re.findall("</script", text, re.I)) == len(re.findall("<script", text, re.I)) == 2
     assert "<!--" not in text
@@ -173,7 +173,7 @@ def test_no_token_gets_out_of_its_data(tmp_path):
 
 
 def test_only_our_own_script_and_style_may_run():
-    elements = Elements(page([]))
+    elements = Elements(html_page([]))
     (_, style), = elements.all("style")
     (_, answers), (kind, script) = elements.all("script")
     rules, = [attrs["content"] for attrs, _ in elements.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
@@ -188,14 +188,14 @@ def test_only_our_own_script_and_style_may_run():
 @given(st.text(max_size=60))
 @settings(max_examples=60)
 def test_any_text_comes_back_as_it_was(text):
-    (_, answers), _ = Elements(page([{"question": "x", "given": {}, "answer": {"text": text}}], title=text)).all("script")
+    (_, answers), _ = Elements(html_page([{"question": "x", "given": {}, "answer": {"text": text}}], title=text)).all("script")
     assert json.loads(answers)[0]["answer"]["text"] == text
 
 
 def test_a_page_that_was_not_built_is_told_in_a_line(built, tmp_path, capsys):
     (built / "explorer.css").unlink()
     with pytest.raises(FileNotFoundError, match=r"explorer\.css, a part of the explorer's page, is missing: `make page`"):
-        html(tmp_path / "page.html", [])
+        write_html(tmp_path / "page.html", [])
     assert not (tmp_path / "page.html").exists()
     assert main(["show", "nowhere/model", "--html", str(tmp_path / "page.html")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -246,4 +246,4 @@ def test_without_a_model_there_is_nothing_to_show(capsys):
 
 
 def test_room_is_bounded_by_default():
-    assert recorded.BYTES <= 20_000_000
+    assert recorded.MAX_BYTES <= 20_000_000

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import keepleft as kl
 from keepleft.serving.explorer import leaks
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.unmasked import _sentence, without
+from keepleft.serving.explorer.unmasked import _verdict, drop_causal
 from serving.explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,7 +39,7 @@ def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
     rows, columns = found["rows"], found["columns"]
     moved = f32(found["influence_f32"]).reshape(rows, columns)
     claim = bits(found["claim_bits"], rows, columns)
-    assert (claim == kl.table(kl.causal, rows).numpy()).all()
+    assert (claim == kl.mask_table(kl.causal, rows).numpy()).all()
     assert (moved[~claim] == 0).all()
     assert (moved.diagonal() > 0).all()
     assert ask(asked, "leaks", wait=True)["seconds"] == found["seconds"]
@@ -85,7 +85,7 @@ def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
         ask(asked, "leaks", wait=False)
     assert "leaks" not in ask(asked, "about")["views"]
-    packed = Explorer(kl.pack(model("decoder"), "int8"), words())
+    packed = Explorer(kl.prepack(model("decoder"), "int8"), words())
     assert "leaks" not in ask(packed, "about")["views"]
     assert ask(packed, "attention", text=TEXT)["attentions"]
 
@@ -94,20 +94,20 @@ def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     (kl.causal, kl.full), (kl.causal & kl.window(3), kl.window(3)), (kl.causal | kl.prefix(2), kl.full),
     (kl.causal & kl.window(3) & kl.block(4), kl.window(3) & kl.block(4)), (kl.window(3) & kl.block(2), kl.full)])
 def test_what_is_left_of_a_mask(mask, left):
-    assert without(mask) == left
+    assert drop_causal(mask) == left
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_losses_with_the_mask_and_without(family):
     asked = explorer(family)
     found = ask(asked, "unmasked", **texts(family))
-    pair = asked.voice.pair
+    pair = asked.generator.is_encoder_decoder
     ids = [token["id"] for token in found["tokens"]]
     assert ids == [1, *words().encode(TEXT).ids, *([2] if pair else [])]
-    bare = kl.build(asked.model.design.but(decoder=kl.Stack(2, (kl.full,))))
+    bare = kl.build(asked.model.design.but(decoder=kl.StackDesign(2, (kl.full,))))
     bare.load_state_dict(asked.model.state_dict())
     if pair:
-        bare.decoder.nearness.both_ways = False  # the weights of its biases were made for looking left
+        bare.decoder.nearness.bidirectional = False  # the weights of its biases were made for looking left
     source = [torch.tensor([words().encode(SOURCE).ids])] if pair else []
     for net, name, picture in ((asked.model, "with_f32", "before_u8"), (bare.eval(), "without_f32", "after_u8")):
         with torch.no_grad(), kl.watch(net, "decoder.*.self") as maps:
@@ -128,7 +128,7 @@ def test_losses_with_the_mask_and_without(family):
 @pytest.mark.parametrize(("masked", "bare", "said"), [
     (3.0, 1.0, "gives the answer away"), (3.0, 6.0, "only misleads it"), (3.0, 2.9, "much the same")])
 def test_the_difference_is_told_in_a_sentence(masked, bare, said):
-    told = _sentence(masked, bare)
+    told = _verdict(masked, bare)
     assert told.startswith(f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: ")
     assert said in told
 

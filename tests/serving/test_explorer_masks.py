@@ -44,7 +44,7 @@ def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, pac
     table = seen(str(mask), length, left, right, packing)
     want, at = np.zeros((length, length), dtype=bool), left
     for size in [*packing, *([over] if over else [])]:
-        want[at:at + size, at:at + size] = kl.table(mask, size).numpy()
+        want[at:at + size, at:at + size] = kl.mask_table(mask, size).numpy()
         at += size
     assert (table == want).all()
 

@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.serving.explorer.explorer import QUESTIONS, Explorer
-from keepleft.serving.explorer.given import ForgottenError, told
+from keepleft.serving.explorer.given import ExpiredError, error_payload
 from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,9 +117,9 @@ def test_a_wrong_question_is_answered_by_a_sentence(question, given, said):
 
 
 def test_an_error_travels_as_the_page_reads_it():
-    assert told(ValueError("no")) == {"error": {"message": "no"}}
-    assert told(ForgottenError("gone")) == {"error": {"message": "gone", "code": "forgotten"}}
-    assert told(OSError(2, "no such file")) == {"error": {"message": "[Errno 2] no such file"}}
+    assert error_payload(ValueError("no")) == {"error": {"message": "no"}}
+    assert error_payload(ExpiredError("gone")) == {"error": {"message": "gone", "code": "forgotten"}}
+    assert error_payload(OSError(2, "no such file")) == {"error": {"message": "[Errno 2] no such file"}}
 
 
 def test_a_source_of_a_pair_cannot_be_left_out():

@@ -73,14 +73,14 @@ def test_any_order_of_asking_reads_the_same_lines(tmp_path_factory, asked_for):
     run_at(folder, "mine", 9)
     asked = explorer_of(folder)
     for after in asked_for:
-        found = asked.lines("mine", after)
+        found = asked.read_lines("mine", after)
         begin = after if after <= 9 else 0
         assert (found["from"], found["next"]) == (begin, 9)
         assert [line["step"] for line in found["lines"]] == list(range(begin + 1, 10))
 
 
-def explorer_of(folder) -> training.Runs:
-    return training.Runs(folder)
+def explorer_of(folder) -> training.RunFolder:
+    return training.RunFolder(folder)
 
 
 def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):

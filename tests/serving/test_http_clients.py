@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from keepleft.serving.alone import Alone
-from keepleft.serving.asks import Token
+from keepleft.serving.alone import SequentialEngine
+from keepleft.serving.asks import TokenEvent
 from keepleft.serving.http.limits import Limits
 from serving.small import Slow, decoder, encoder, running
 
@@ -66,10 +66,10 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_at_once():
         with wire(port) as made:
             made.sendall(request({**LONG, "stream": True}))
             until(lambda: b"data:" in made.recv(4096))
-            assert service.running.counts()["open"] == 1
-            ticket, = service.running.open
-        until(lambda: service.running.counts()["open"] == 0)
-        assert ticket.dropped
+            assert service.engine_thread.stats()["open"] == 1
+            ticket, = service.engine_thread.in_flight
+        until(lambda: service.engine_thread.stats()["open"] == 0)
+        assert ticket.cancelled
         until(lambda: lines)
         assert lines[0]["ended"] == "left"
         assert lines[0]["written"] < 4000
@@ -95,13 +95,13 @@ def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
 def test_a_client_that_leaves_takes_its_question_along():
     with running(encoder()) as (port, service, _):
         done = []
-        service.running.errand(lambda: time.sleep(0.3))
-        service.vectors.work = lambda rows: done.append(len(rows)) or rows
+        service.engine_thread.run_between_steps(lambda: time.sleep(0.3))
+        service.embedding_batcher.batch_function = lambda rows: done.append(len(rows)) or rows
         with wire(port) as made:
             made.sendall(request({"input": "the sea"}, "/v1/embeddings"))
-            until(lambda: len(service.vectors.waiting) == 1)
-        until(lambda: not service.vectors.waiting)
-        until(lambda: service.running.counts()["errands"] == 0)
+            until(lambda: len(service.embedding_batcher.waiting) == 1)
+        until(lambda: not service.embedding_batcher.waiting)
+        until(lambda: service.engine_thread.stats()["errands"] == 0)
         assert done == []
 
 
@@ -179,13 +179,13 @@ def test_headers_that_are_too_large_and_what_is_no_http(hasty):
         assert answer == b"" or b'"code": "invalid_http"' in answer
 
 
-class Flood(Alone):
+class Flood(SequentialEngine):
     """Tells many tokens at a time, for ever."""
 
     def step(self):
         time.sleep(0.01)
         ticket = self.waiting[0]
-        return super().step() if ticket.dropped else [(ticket, Token(0, 20)) for _ in range(100)]
+        return super().step() if ticket.cancelled else [(ticket, TokenEvent(0, 20)) for _ in range(100)]
 
 
 def test_one_who_does_not_read_is_let_go():
@@ -193,8 +193,8 @@ def test_one_who_does_not_read_is_let_go():
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         made.connect(("127.0.0.1", port))
         made.sendall(request({**LONG, "stream": True}))
-        until(lambda: service.running.counts()["open"] == 1)
-        until(lambda: service.running.counts()["open"] == 0)
+        until(lambda: service.engine_thread.stats()["open"] == 1)
+        until(lambda: service.engine_thread.stats()["open"] == 0)
 
 
 def test_a_crowd_is_told_to_come_again(hasty):

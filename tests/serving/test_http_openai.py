@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import keepleft as kl
-from keepleft.serving.http.keys import Keys
+from keepleft.serving.http.keys import APIKeys
 from serving.small import TOKENS, decoder, encoder, running, talker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +26,7 @@ def ask(port, key="a-key", kind=openai.OpenAI):
 
 @pytest.fixture(scope="module")
 def there():
-    with running(talker(), keys=Keys(["a-key"])) as (port, service, _), ask(port) as made:
+    with running(talker(), keys=APIKeys(["a-key"])) as (port, service, _), ask(port) as made:
         yield made, port, service
 
 
@@ -108,7 +108,7 @@ def test_many_at_once(there):
 
 
 def test_embeddings():
-    with running(encoder(kl.Pooled("mean", unit=True))) as (port, _, _), ask(port) as made:
+    with running(encoder(kl.PoolingHead("mean", unit=True))) as (port, _, _), ask(port) as made:
         found = made.embeddings.create(model="tiny", input=["the sea", "a ship"])  # in base64, as the client likes it
         plain = made.embeddings.create(model="tiny", input=["the sea", "a ship"], encoding_format="float")
         for one, other in zip(found.data, plain.data, strict=True):

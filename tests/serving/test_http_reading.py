@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.runs.judging import Judge
+from keepleft.runs.judging import Predictor
 from keepleft.serving.http.limits import Limits
 from serving.small import TOKENS, client, decoder, encoder, service, translator
 
@@ -27,10 +27,10 @@ def post(made, where, body):
 
 def alone(opened, text):
     """One text, without padding."""
-    return Judge(*opened).vectors([TOKENS.encode(text).ids])[0].tolist()
+    return Predictor(*opened).embed([TOKENS.encode(text).ids])[0].tolist()
 
 
-@pytest.mark.parametrize("opened", [lambda: encoder(kl.Pooled("mean", unit=True)), lambda: encoder(kl.Pooled("first")), encoder,
+@pytest.mark.parametrize("opened", [lambda: encoder(kl.PoolingHead("mean", unit=True)), lambda: encoder(kl.PoolingHead("first")), encoder,
                                     decoder, translator])
 def test_embeddings_are_the_models(opened):
     with client(opened()) as made:
@@ -53,10 +53,10 @@ def test_a_pooled_vector_is_the_mean_of_the_states():
 
 
 def test_labels_are_the_models():
-    opened = encoder(kl.Classes(3))
+    opened = encoder(kl.ClassificationHead(3))
     with client(opened) as made:
         found = post(made, "/v1/classify", {"input": TEXTS})
-        want = Judge(*opened).classify(TEXTS)
+        want = Predictor(*opened).classify(TEXTS)
         for one, row in zip(found["data"], want, strict=True):
             assert list(one["probabilities"]) == ["calm", "rough", "none"]
             assert list(one["probabilities"].values()) == pytest.approx(row.tolist(), abs=1e-4)
@@ -69,7 +69,7 @@ def test_scores_are_the_models(opened, source):
         said = {} if source is None else {"source": [source] * 2}
         found = post(made, "/v1/score", {"input": TEXTS[:2], **said})
         for one, text in zip(found["data"], TEXTS, strict=False):
-            want = [thought.logprob for thought in Judge(*opened()).score(text, source)]
+            want = [thought.logprob for thought in Predictor(*opened()).score(text, source)]
             assert [token["logprob"] for token in one["tokens"]] == pytest.approx(want, abs=1e-4)
             assert one["logprob"] == pytest.approx(sum(want), abs=1e-3)
             assert one["perplexity"] == pytest.approx(exp(-sum(want) / len(want)), rel=1e-3)
@@ -96,23 +96,23 @@ def test_attention_maps_are_the_models():
 
 
 def test_texts_of_many_callers_are_read_together():
-    opened = encoder(kl.Pooled("mean"))
+    opened = encoder(kl.PoolingHead("mean"))
     rows = [TOKENS.encode(text).ids for text in TEXTS * 5]
 
     async def ask_all(gathered):
         return await asyncio.gather(*(gathered.ask([row]) for row in rows))
 
     with service(opened, limits=Limits(batch_tokens=60)) as made:
-        held = made.running.errand(lambda: asyncio.run(asyncio.sleep(0.2)))  # so that all of them wait
-        found = asyncio.run(ask_all(made.vectors))
+        held = made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))  # so that all of them wait
+        found = asyncio.run(ask_all(made.embedding_batcher))
         held.result()
-        assert 1 < made.vectors.batches < len(rows)
+        assert 1 < made.embedding_batcher.num_batches < len(rows)
         for row, (vector,) in zip(rows, found, strict=True):
-            assert vector.tolist() == pytest.approx(Judge(*opened).vectors([row])[0].tolist(), abs=1e-4)
+            assert vector.tolist() == pytest.approx(Predictor(*opened).embed([row])[0].tolist(), abs=1e-4)
 
 
 def test_one_who_leaves_takes_nobody_along():
-    opened = encoder(kl.Pooled("mean"))
+    opened = encoder(kl.PoolingHead("mean"))
 
     async def two(made):
         made.running.errand(lambda: asyncio.run(asyncio.sleep(0.2)))
@@ -123,14 +123,14 @@ def test_one_who_leaves_takes_nobody_along():
 
     with service(opened) as made:
         vector, = asyncio.run(two(made))
-        assert vector.tolist() == pytest.approx(Judge(*opened).vectors([[7]])[0].tolist(), abs=1e-5)
-        assert not made.vectors.waiting
+        assert vector.tolist() == pytest.approx(Predictor(*opened).embed([[7]])[0].tolist(), abs=1e-5)
+        assert not made.embedding_batcher.waiting
 
 
 def test_a_batch_that_fails_is_told_to_all_and_the_next_is_read():
-    with service(encoder(kl.Pooled("mean"))) as made:
-        work, made.vectors.work = made.vectors.work, lambda rows: 1 / 0
+    with service(encoder(kl.PoolingHead("mean"))) as made:
+        work, made.embedding_batcher.batch_function = made.embedding_batcher.batch_function, lambda rows: 1 / 0
         with pytest.raises(ZeroDivisionError):
-            asyncio.run(made.vectors.ask([[5], [6]]))
-        made.vectors.work = work
-        assert len(asyncio.run(made.vectors.ask([[5], [6]]))) == 2
+            asyncio.run(made.embedding_batcher.submit([[5], [6]]))
+        made.embedding_batcher.batch_function = work
+        assert len(asyncio.run(made.embedding_batcher.submit([[5], [6]]))) == 2

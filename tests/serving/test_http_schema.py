@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.together import Together
+from keepleft.serving.together import ContinuousBatchingEngine
 from serving.small import client, encoder, talker, translator
 
 with warnings.catch_warnings():
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CHECKS = [checks.not_a_server_error, checks.content_type_conformance, checks.response_headers_conformance,
           checks.response_schema_conformance, checks.status_code_conformance, checks.unsupported_method,
           checks.negative_data_rejection]
-LIMITS = Limits(new_tokens=8, texts=8, n=4, beams=4, prompts=4, inputs=4, characters=2000)
+LIMITS = Limits(new_tokens=8, choices=8, n=4, beams=4, prompts=4, inputs=4, characters=2000)
 
 
-@pytest.mark.parametrize("opened", [talker, translator, lambda: encoder(kl.Classes(3))], ids=["decoder", "pair", "encoder"])
+@pytest.mark.parametrize("opened", [talker, translator, lambda: encoder(kl.ClassificationHead(3))], ids=["decoder", "pair", "encoder"])
 def test_every_answer_is_a_documented_one(opened):
     with client(opened(), limits=LIMITS) as made:
         schema = schemathesis.openapi.from_asgi("/openapi.json", made.app)
@@ -70,7 +70,7 @@ WISHES = {
 
 @pytest.mark.parametrize("opened", [talker, translator], ids=["decoder", "pair"])
 def test_no_wishes_together_break_the_server(opened):
-    with client(opened(), Together, limits=LIMITS) as made:
+    with client(opened(), ContinuousBatchingEngine, limits=LIMITS) as made:
         @settings(max_examples=150)
         @given(prompt=st.sampled_from(["the sea", "", [20, 21], ["a", "b c"]]), data=st.data())
         def tried(prompt, data):

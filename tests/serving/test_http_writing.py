@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from keepleft.data.tokenizer import learn
-from keepleft.serving.http.writing import Writing, held
+from keepleft.data.tokenizer import train_tokenizer
+from keepleft.serving.http.writing import IncrementalDetokenizer, held_back_length
 from serving.small import TOKENS
 
 KINDS = {"bytes": TOKENS,
-         "unigram": learn("unigram", ["the sea is calm and blue", "the ship sails on"] * 9, 80),
-         "words": learn("word", ["the sea is calm and blue"] * 3, 40),
-         "letters": learn("char", ["the sea is calm"] * 3, 40, running=True)}
+         "unigram": train_tokenizer("unigram", ["the sea is calm and blue", "the ship sails on"] * 9, 80),
+         "words": train_tokenizer("word", ["the sea is calm and blue"] * 3, 40),
+         "letters": train_tokenizer("char", ["the sea is calm"] * 3, 40, running_text=True)}
 
 
 def reference(tokenizer, tokens, stops):
@@ -36,7 +36,7 @@ def test_what_is_streamed_is_the_text_up_to_its_first_stop_string(kind, data):
     pieces = [text[a:a + b] for a, b in data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=3))]
     stops = [stop for stop in [*pieces, *data.draw(st.lists(st.text("ae s", min_size=1, max_size=4), max_size=2))]
              if stop and "\ufffd" not in stop]
-    writing = Writing(tokenizer, stops)
+    writing = IncrementalDetokenizer(tokenizer, stops)
     shown = ""
     for token in tokens:
         shown += writing.add(token)
@@ -50,7 +50,7 @@ def test_what_is_streamed_is_the_text_up_to_its_first_stop_string(kind, data):
 def test_what_is_held_back_is_the_longest_end_that_begins_a_stop_string(text, stops):
     if any(stop in text for stop in stops):
         return  # it would have ended there
-    size = held(text, stops)
+    size = held_back_length(text, stops)
     begins = [n for n in range(1, len(text) + 1) if any(len(stop) > n and stop.startswith(text[-n:]) for stop in stops)]
     assert size == max(begins, default=0)
 
@@ -59,7 +59,7 @@ def test_a_token_that_changes_how_those_before_it_read_does_not_end_the_stream()
     words = {"[UNK]": 0, "do": 1, "n": 2, "'": 3, "t": 4}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(cleanup=True)
-    writing = Writing(tokenizer)
+    writing = IncrementalDetokenizer(tokenizer)
     text = "".join([*map(writing.add, [1, 2, 3, 4, 1]), writing.end()])
     assert text.startswith("do")
     assert text.endswith("do")
@@ -67,7 +67,7 @@ def test_a_token_that_changes_how_those_before_it_read_does_not_end_the_stream()
 
 def test_a_text_that_was_told_to_begin_is_not_stopped_by_its_beginning():
     row = TOKENS.encode("the sea is calm").ids
-    writing = Writing(TOKENS, ["sea"])
+    writing = IncrementalDetokenizer(TOKENS, ["sea"])
     assert writing.begin(row) == "the sea is calm"
     assert "".join(map(writing.add, TOKENS.encode(" and the sea").ids)) == " and the "
     assert writing.stopped

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from keepleft.serving.explorer.given import told
+from keepleft.serving.explorer.given import error_payload
 from serving.browsing import settled, until
 from serving.explorers import explorer, texts
 from serving.standin import Refusal
@@ -26,7 +26,7 @@ class Behind:
             return self.explorer.ask(question, given)
         except ValueError as error:
             self.refused.append(f"{question} {given}: {error}")
-            raise Refusal(str(error), told(error)["error"].get("code")) from error
+            raise Refusal(str(error), error_payload(error)["error"].get("code")) from error
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])

@@ -10,7 +10,7 @@ from torch import nn
 
 import keepleft as kl
 import lessons
-from keepleft.training.average import Average, mean
+from keepleft.training.average import EMA, average_checkpoints
 from keepleft.training.loop import train
 
 
@@ -19,11 +19,11 @@ def test_an_average_is_its_definition(decay, values):
     """a ← d·a + (1 − d)·w, where d grows as (1 + n) / (10 + n) up to the decay."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     model.weight.data.fill_(0.5)
-    average, expected = Average(model, decay), 0.5
+    average, expected = EMA(model, decay), 0.5
     for step, value in enumerate(values):
         model.weight.data.fill_(value)
-        average.pace(step)
-        average.add()
+        average.set_decay(step)
+        average.update()
         d = min(decay, (1 + step) / (10 + step))
         expected = d * expected + (1 - d) * value
     assert float(average.weights["weight"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -32,10 +32,10 @@ def test_an_average_is_its_definition(decay, values):
 def test_inside_the_average_stands_in_and_the_weights_come_back_even_after_an_error():
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     average.weights["weight"].fill_(7.0)
     def fail() -> None:
-        with average.inside():
+        with average.average_parameters():
             assert (model.weight == 7.0).all()
             raise KeyError
 
@@ -48,7 +48,7 @@ def test_inside_the_average_stands_in_and_the_weights_come_back_even_after_an_er
 def test_only_what_learns_is_averaged():
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
-    assert list(Average(model, 0.9).weights) == ["weight"]
+    assert list(EMA(model, 0.9).weights) == ["weight"]
 
 
 def test_the_loop_averages_after_each_step(tmp_path):
@@ -65,11 +65,11 @@ def test_the_loop_averages_after_each_step(tmp_path):
 
 def test_the_mean_of_checkpoints():
     states = [{"w": torch.full((2,), float(n), dtype=torch.bfloat16), "n": torch.tensor(n)} for n in (1, 2, 6)]
-    assert torch.equal(mean(states)["w"], torch.full((2,), 3.0, dtype=torch.bfloat16))
-    assert mean(states)["n"].dtype == torch.int64
+    assert torch.equal(average_checkpoints(states)["w"], torch.full((2,), 3.0, dtype=torch.bfloat16))
+    assert average_checkpoints(states)["n"].dtype == torch.int64
     model = kl.build(lessons.design())
-    assert lessons.same(mean([model.state_dict()] * 3), model.state_dict())
+    assert lessons.same(average_checkpoints([model.state_dict()] * 3), model.state_dict())
     with pytest.raises(ValueError, match="a mean of no checkpoints"):
-        mean([])
+        average_checkpoints([])
     with pytest.raises(ValueError, match="only checkpoints of one model have a mean: 'n' is in some"):
-        mean([states[0], {"w": states[0]["w"]}])
+        average_checkpoints([states[0], {"w": states[0]["w"]}])

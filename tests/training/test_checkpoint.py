@@ -32,7 +32,7 @@ def folder(tmp_path_factory) -> Path:
 def refused(folder: Path, words: str) -> None:
     """The newer one is named with what is wrong, the older one is taken."""
     with pytest.raises(ValueError, match=f"the checkpoint .*step-00000004 is damaged: .*{words}"):
-        checkpoint.state(folder / "step-00000004")
+        checkpoint.read_state(folder / "step-00000004")
     found = checkpoint.latest(folder)
     assert found is not None
     place, _, damaged = found
@@ -97,13 +97,13 @@ def test_a_state_that_names_a_file_elsewhere_is_refused(folder, tmp_path):
     path = tmp_path / "x" / "step-00000004" / "state.json"
     state = json.loads(path.read_bytes())["state"]
     state["files"]["../tensors.safetensors"] = state["files"].pop("tensors.safetensors")
-    path.write_bytes(checkpoint._sealed(state))
+    path.write_bytes(checkpoint._encode_state(state))
     refused(tmp_path / "x", "")
 
 
 def test_if_all_are_damaged_that_is_an_error_and_not_a_new_beginning(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "x")
-    for place in checkpoint.steps(tmp_path / "x"):
+    for place in checkpoint.list_checkpoints(tmp_path / "x"):
         (place / "state.json").write_text("{}")
     with pytest.raises(ValueError, match=r"no checkpoint below .* is whole: .*step-00000004.*step-00000002"):
         checkpoint.latest(tmp_path / "x")
@@ -140,7 +140,7 @@ def test_tidy_keeps_the_newest_and_the_best_and_takes_away_what_a_crash_left(tmp
     for name in ("step-00000003.part", "step-00000002.gone"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-notes").mkdir()
-    checkpoint.tidy(tmp_path, step=5, keep=2, best=1)
+    checkpoint.prune(tmp_path, step=5, keep_last=2, best_step=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000004", "step-00000005", "step-notes"]
 
 
@@ -154,4 +154,4 @@ def test_saving_a_step_again_takes_the_place_of_the_old_one(tmp_path):
 def test_any_step_sorts_where_it_belongs(tmp_path):
     for step in (99_999_999, 100_000_000, 7):
         checkpoint.save(tmp_path, step, {"a": torch.ones(1)}, {})
-    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-100000000", "step-99999999", "step-00000007"]
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-100000000", "step-99999999", "step-00000007"]

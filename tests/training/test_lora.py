@@ -8,7 +8,7 @@ import torch
 import keepleft as kl
 import lessons
 from keepleft.training.loop import train
-from keepleft.training.lora import WHERE, LowRank, adapt, merge
+from keepleft.training.lora import TARGET_MODULES, LoRALinear, add_lora, merge
 
 
 def scores(model: torch.nn.Module) -> torch.Tensor:
@@ -20,7 +20,7 @@ def scores(model: torch.nn.Module) -> torch.Tensor:
 def taught(kind: str, folder=None, **recipe) -> torch.nn.Module:
     design = lessons.design(kind)
     model = lessons.model(design)
-    adapt(model, 3, dropout=0.1)
+    add_lora(model, 3, dropout=0.1)
     list(train(model, lessons.batches(design), lessons.recipe(**recipe), folder=folder))
     return model
 
@@ -29,10 +29,10 @@ def taught(kind: str, folder=None, **recipe) -> torch.nn.Module:
 def test_before_training_nothing_has_changed(kind):
     model = lessons.model(lessons.design(kind))
     before, names = scores(model), model.state_dict()
-    found = adapt(model, 3)
+    found = add_lora(model, 3)
     assert torch.equal(scores(model), before)
     assert names.keys() < model.state_dict().keys()
-    assert {name.split(".", 3)[-1] for name in found} == {end for end in WHERE if kind == "both" or "cross" not in end}
+    assert {name.split(".", 3)[-1] for name in found} == {end for end in TARGET_MODULES if kind == "both" or "cross" not in end}
 
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
@@ -56,7 +56,7 @@ def test_folded_in_is_the_same_model_under_its_own_names(kind, tmp_path):
     assert not torch.allclose(before, scores(fresh))
     layers = merge(model)
     assert len(layers) == (4 if kind == "decoder" else 11)
-    assert not any(isinstance(module, LowRank) for module in model.modules())
+    assert not any(isinstance(module, LoRALinear) for module in model.modules())
     assert list(model.state_dict()) == list(fresh.state_dict())
     assert [type(module) for module in model.modules()] == [type(module) for module in fresh.modules()]
     assert all(p.requires_grad for p in model.parameters())
@@ -70,7 +70,7 @@ def test_a_run_goes_on_with_them(tmp_path):
     whole = taught("both", tmp_path / "whole", average=0.9)
     design = lessons.design("both")
     model = lessons.model(design)
-    adapt(model, 3, dropout=0.1)
+    add_lora(model, 3, dropout=0.1)
     asked = iter([False] * 6 + [True])
     list(train(model, lessons.batches(design), lessons.recipe(average=0.9), folder=tmp_path / "broken",
                stop=lambda: next(asked)))
@@ -82,14 +82,14 @@ def test_a_checkpoint_without_them_is_refused(tmp_path):
     design = lessons.design()
     list(train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=2), folder=tmp_path))
     model = lessons.model(design)
-    adapt(model, 3)
+    add_lora(model, 3)
     with pytest.raises(ValueError, match=r"is of another model or optimizer: .*down.down' is not in it"):
         list(train(model, lessons.batches(design), lessons.recipe(steps=2), folder=tmp_path))
 
 
 def test_what_else_learns_can_be_said():
     model = lessons.model(lessons.design(norm=kl.LayerNorm()))
-    assert adapt(model, 2, where=("self.qkv",), also=("head", "norm_feed")) == ["decoder.layers.0.self.qkv"]
+    assert add_lora(model, 2, target_modules=("self.qkv",), modules_to_save=("head", "norm_feed")) == ["decoder.layers.0.self.qkv"]
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
     assert learning == {"head.weight", "decoder.layers.0.norm_feed.weight", "decoder.layers.0.norm_feed.bias",
                         "decoder.layers.0.self.qkv.down", "decoder.layers.0.self.qkv.up"}
@@ -98,7 +98,7 @@ def test_what_else_learns_can_be_said():
 def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
     a, b, c = (kl.build(lessons.design(), dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)) for _ in range(3))
     for model, seed in ((a, 0), (b, 0), (c, 1)):
-        adapt(model, 2, seed=seed)
+        add_lora(model, 2, seed=seed)
     assert lessons.same(a.state_dict(), b.state_dict())
     assert not lessons.same(a.state_dict(), c.state_dict())
     assert {p.dtype for p in a.parameters()} == {torch.bfloat16}
@@ -113,8 +113,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_touched(choices, words):
     model = lessons.model(lessons.design())
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     with pytest.raises(ValueError, match=words):
-        adapt(model, **choices)
+        add_lora(model, **choices)
     assert {name: p.requires_grad for name, p in model.named_parameters()} == before
-    adapt(model)
+    add_lora(model)
     with pytest.raises(ValueError, match="adapted already"):
-        adapt(model)
+        add_lora(model)

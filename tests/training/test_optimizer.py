@@ -11,7 +11,7 @@ from torch import nn
 import keepleft as kl
 import lessons
 from keepleft.training import optimizer
-from keepleft.training.optimizer import Muon, memory, optimizers, orthogonal, ready, stacked
+from keepleft.training.optimizer import Muon, named_state, make_optimizers, newton_schulz, init_state, fused_row_counts
 
 
 def model(kind: str = "decoder", **changes) -> nn.Module:
@@ -43,7 +43,7 @@ def test_orthogonal_is_pytorchs_to_half_precision_and_makes_all_singular_values_
     from torch.optim._muon import _zeropower_via_newtonschulz as theirs
 
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-    found = orthogonal(matrix[None])[0]
+    found = newton_schulz(matrix[None])[0]
     assert float((found - theirs(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7).float()).abs().max()) < 0.1
     values, before = torch.linalg.svdvals(found), torch.linalg.svdvals(matrix)
     assert float(values.max()) < 1.3
@@ -64,7 +64,7 @@ def test_stacked_matrices_are_made_orthogonal_one_by_one():
 @pytest.mark.parametrize(("kind", "changes"), [("decoder", {"kv_heads": 1}), ("decoder", {"head_dim": 6}), ("both", {})])
 def test_every_stack_is_known_and_falls_where_the_model_cuts_it(kind, changes):
     made = model(kind, heads=2, **changes)
-    state, stacks = made.state_dict(), stacked(made)
+    state, stacks = made.state_dict(), fused_row_counts(made)
     assert all(sum(rows) == state[name].shape[0] for name, rows in stacks.items())
     assert {name.rsplit(".", 2)[1] for name in stacks} == {"qkv", "up"} | ({"kv"} if kind == "both" else set())
     width = changes.get("head_dim", 10)
@@ -74,7 +74,7 @@ def test_every_stack_is_known_and_falls_where_the_model_cuts_it(kind, changes):
 def test_muon_takes_the_matrices_between_layers_and_adamw_the_rest():
     made = model("both", position=kl.RelativeBias(8, 19), norm=kl.LayerNorm())
     names = {p: name for name, p in made.named_parameters()}
-    adamw, muon = optimizers(made, lessons.recipe(optimizer="muon"))
+    adamw, muon = make_optimizers(made, lessons.recipe(optimizer="muon"))
     inside = {names[p] for group in muon.param_groups for p in group["params"]}
     assert inside == {name for name, p in made.named_parameters() if p.dim() == 2 and ".layers." in name}
     outside = [{names[p] for p in group["params"]} for group in adamw.param_groups]
@@ -87,10 +87,10 @@ def test_muon_takes_the_matrices_between_layers_and_adamw_the_rest():
 def test_frozen_weights_have_no_optimizer_and_all_frozen_is_refused():
     made = model()
     made.token.requires_grad_(False)
-    groups = [group for one in optimizers(made, lessons.recipe()) for group in one.param_groups]
+    groups = [group for one in make_optimizers(made, lessons.recipe()) for group in one.param_groups]
     assert not any(p is made.token.weight for group in groups for p in group["params"])
     with pytest.raises(ValueError, match="no weight of the model can change"):
-        optimizers(made.requires_grad_(False), lessons.recipe())
+        make_optimizers(made.requires_grad_(False), lessons.recipe())
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -99,14 +99,14 @@ def test_a_memory_made_ready_is_the_one_that_a_first_step_makes(name):
     ends = []
     for prepared in (False, True):
         made = model()
-        chosen = optimizers(made, lessons.recipe(optimizer=name))
+        chosen = make_optimizers(made, lessons.recipe(optimizer=name))
         for one in chosen if prepared else []:
-            ready(one)
+            init_state(one)
         for p in made.parameters():
             p.grad = torch.ones_like(p)
         for one in chosen:
             one.step()
-        remembered = memory(made, chosen)
+        remembered = named_state(made, chosen)
         assert {key.split("/")[1] for key in remembered} == {name for name, _ in made.named_parameters()}
         ends.append(made.state_dict() | remembered)
     assert lessons.same(*ends)
@@ -116,7 +116,7 @@ def test_a_memory_made_ready_is_the_one_that_a_first_step_makes(name):
 def test_adamw_is_pytorchs_with_the_recipes_numbers():
     recipe = lessons.recipe(betas=(0.8, 0.7), weight_decay=0.3, peak=0.01)
     a, b = model(), model()
-    ours = optimizers(a, recipe)[0]
+    ours = make_optimizers(a, recipe)[0]
     decays = [p for p in b.parameters() if p.dim() >= 2], [p for p in b.parameters() if p.dim() < 2]
     theirs = torch.optim.AdamW([{"params": decays[0], "weight_decay": 0.3}, {"params": decays[1], "weight_decay": 0.0}],
                                lr=0.01, betas=(0.8, 0.7))

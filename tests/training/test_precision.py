@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import keepleft as kl
-from keepleft.training.precision import Half
-from keepleft.training.pupil import Pupil
+from keepleft.training.precision import MixedPrecision
+from keepleft.training.pupil import LossModule
 
 
 def test_half_is_a_cast_of_every_weight():
@@ -14,10 +14,10 @@ def test_half_is_a_cast_of_every_weight():
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
     given = {"source": torch.randint(512, (3, 7)), "tokens": torch.randint(512, (3, 5))}
     targets = torch.randint(512, (3, 5))
-    Half(Pupil(model, 0.1))(given, targets).loss.backward()
+    MixedPrecision(LossModule(model, 0.1))(given, targets).loss.backward()
     mine = {name: p.grad for name, p in model.named_parameters()}
     plain = kl.build(design, generator=torch.Generator().manual_seed(0)).bfloat16()
-    Pupil(plain, 0.1)(given, targets).loss.backward()
+    LossModule(plain, 0.1)(given, targets).loss.backward()
     for name, p in plain.named_parameters():
         assert mine[name].dtype == torch.float32
         torch.testing.assert_close(mine[name], p.grad.float(), atol=0, rtol=0)
@@ -34,6 +34,6 @@ def test_weights_that_are_not_asked_have_no_gradient():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.parts[0](x)
 
-    Half(First())(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    MixedPrecision(First())(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
     assert model[0].weight.grad is not None
     assert model[1].weight.grad is None

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from keepleft.training.recipe import Recipe, higher_is_better, read
+from keepleft.training.recipe import Recipe, higher_is_better, from_dict
 
 FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False,
         "replay": False}
@@ -18,17 +18,17 @@ BOUND = {"steps": 7, "peak": 1.0, "warmup": 7, "schedule": "linear", "floor": 0.
 
 def test_a_recipe_survives_json():
     recipe = Recipe(**FREE, **BOUND)
-    assert read(json.loads(json.dumps(asdict(recipe)))) == recipe
+    assert from_dict(json.loads(json.dumps(asdict(recipe)))) == recipe
 
 
 @pytest.mark.parametrize("name", BOUND)
 def test_what_decides_where_the_weights_go_next_may_not_change(name):
-    assert replace(Recipe(), **{name: BOUND[name]}).differs(Recipe()) == [
+    assert replace(Recipe(), **{name: BOUND[name]}).differences(Recipe()) == [
         f"{name} was {getattr(Recipe(), name)!r} and is {BOUND[name]!r}"]
 
 
 def test_the_rest_may_and_every_field_is_one_or_the_other():
-    assert Recipe(**FREE).differs(Recipe()) == []
+    assert Recipe(**FREE).differences(Recipe()) == []
     assert FREE.keys() | BOUND.keys() == asdict(Recipe()).keys()
 
 
@@ -44,7 +44,7 @@ def test_senseless_numbers_are_refused_by_name(name, value):
 
 def test_an_unknown_field_is_named():
     with pytest.raises(ValueError, match=r"a recipe has no learning_rate: it has steps, peak"):
-        read({"learning_rate": 1.0})
+        from_dict({"learning_rate": 1.0})
 
 
 def test_losses_are_better_when_lower():

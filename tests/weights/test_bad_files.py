@@ -31,34 +31,34 @@ from keepleft.weights.families import families
 ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 FEW, MANY, ALL = 3_000, 14_000, 1 << 30  # bytes in a shard: a dozen of them, a few, or one file
 
-PAIR = {"encoder": kl.Stack(1, (full,)), "decoder": kl.Stack(2, (causal,))}
-LOOSE = {"encoder": kl.Stack(1, (full,), False), "decoder": kl.Stack(2, (causal,), False)}
+PAIR = {"encoder": kl.StackDesign(1, (full,)), "decoder": kl.StackDesign(2, (causal,))}
+LOOSE = {"encoder": kl.StackDesign(1, (full,), False), "decoder": kl.StackDesign(2, (causal,), False)}
 SMALL = {"vocab": 53, "heads": 3}
 DESIGNS = {
-    "gpt2": kl.presets.gpt2.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu_tanh"), position=kl.Learned(37),
-                                decoder=kl.Stack(2, (causal,))),
-    "openai-gpt": kl.presets.gpt.but(**SMALL, dim=21, feedforward=kl.FeedForward(84, "gelu_tanh"), position=kl.Learned(37),
-                                     decoder=kl.Stack(2, (causal,), False)),
+    "gpt2": kl.presets.gpt2.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu_tanh"), position=kl.LearnedPositions(37),
+                                decoder=kl.StackDesign(2, (causal,))),
+    "openai-gpt": kl.presets.gpt.but(**SMALL, dim=21, feedforward=kl.FeedForward(84, "gelu_tanh"), position=kl.LearnedPositions(37),
+                                     decoder=kl.StackDesign(2, (causal,), False)),
     "gpt_neo": kl.presets.gpt_neo.but(**SMALL, dim=21, head_dim=7, feedforward=kl.FeedForward(43, "gelu_tanh"),
-                                      position=kl.Learned(37), decoder=kl.Stack(3, (causal, causal & window(5)))),
+                                      position=kl.LearnedPositions(37), decoder=kl.StackDesign(3, (causal, causal & window(5)))),
     "llama": kl.presets.llama.but(**SMALL, dim=23, head_dim=10, kv_heads=1, feedforward=kl.FeedForward(43, "silu", gated=True),
-                                  decoder=kl.Stack(2, (causal,))),
-    "mistral": kl.presets.mistral.but(**SMALL, dim=23, head_dim=10, kv_heads=1, decoder=kl.Stack(2, (causal & window(5),)),
+                                  decoder=kl.StackDesign(2, (causal,))),
+    "mistral": kl.presets.mistral.but(**SMALL, dim=23, head_dim=10, kv_heads=1, decoder=kl.StackDesign(2, (causal & window(5),)),
                                       feedforward=kl.FeedForward(43, "silu", gated=True)),
     "qwen2": kl.presets.qwen2_0_5b.but(**SMALL, dim=30, kv_heads=1, feedforward=kl.FeedForward(43, "silu", gated=True),
-                                       decoder=kl.Stack(2, (causal,))),
+                                       decoder=kl.StackDesign(2, (causal,))),
     "t5": kl.presets.t5.but(**SMALL, dim=23, head_dim=7, feedforward=kl.FeedForward(43, "relu"),
                             position=kl.RelativeBias(10, 17), **PAIR),
     "mt5": kl.presets.mt5.but(**SMALL, dim=23, head_dim=7, feedforward=kl.FeedForward(43, "gelu_tanh", gated=True),
                               position=kl.RelativeBias(10, 17), **PAIR),
-    "bart": kl.presets.bart.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.Learned(37, first=2),
+    "bart": kl.presets.bart.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.LearnedPositions(37, first=2),
                                 **LOOSE),
     "marian": kl.presets.marian.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37),
                                     **LOOSE),
     "pegasus": kl.presets.pegasus.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37),
                                       **PAIR),
-    "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.Learned(37),
-                                encoder=kl.Stack(2, (full,), False)),
+    "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.LearnedPositions(37),
+                                encoder=kl.StackDesign(2, (full,), False)),
 }
 
 
@@ -484,7 +484,7 @@ def test_rotary_settings_that_make_no_sense_are_refused_by_name(taken, settings)
 
 def numbers(family: str, config: dict, kind: type) -> list[str]:
     """The fields that a family understands and that hold values of that kind."""
-    known = [row.theirs for row in families()[family].fields] + ["rope_theta", "sliding_window", "window_size"]
+    known = [row.config_key for row in families()[family].fields] + ["rope_theta", "sliding_window", "window_size"]
     return [field for field in known if type(config.get(field)) is kind]
 
 
@@ -952,7 +952,7 @@ def test_a_model_with_two_vocabularies_is_saved_and_loaded(tmp_path):
 
 def other() -> nn.Module:
     """A model that shares no shape with the one on the shelf."""
-    return kl.build(DESIGNS["gpt2"].but(vocab=59, dim=33, decoder=kl.Stack(3, (causal,))))
+    return kl.build(DESIGNS["gpt2"].but(vocab=59, dim=33, decoder=kl.StackDesign(3, (causal,))))
 
 
 def sister(model: nn.Module, **changes) -> nn.Module:
@@ -979,8 +979,8 @@ def test_saving_over_a_sentence_encoder_leaves_what_was_saved(taken):
     folder = taken("bert")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / CONFIG).write_text('{"pooling_mode_mean_tokens": true}')
-    assert kl.load(folder)[0].design.head == kl.Pooled("mean")
-    model = kl.build(DESIGNS["bert"].but(head=kl.Classes(5, "tanh")))
+    assert kl.load(folder)[0].design.head == kl.PoolingHead("mean")
+    model = kl.build(DESIGNS["bert"].but(head=kl.ClassificationHead(5, "tanh")))
     kl.save(model, None, folder)
     assert same(kl.load(folder)[0], model)
 
@@ -1065,7 +1065,7 @@ def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monk
 def test_a_model_that_cannot_be_written_leaves_the_old_one(shelf, tmp_path):
     old, _ = kl.load(shelf / "gpt2")
     kl.save(old, None, tmp_path, shard=MANY)
-    odd = kl.build(DESIGNS["gpt2"].but(decoder=kl.Stack(2, (kl.Where("mine", lambda b, h, q, k: k <= q),))))
+    odd = kl.build(DESIGNS["gpt2"].but(decoder=kl.StackDesign(2, (kl.Where("mine", lambda b, h, q, k: k <= q),))))
     with pytest.raises(ValueError, match="mine"):
         kl.save(odd, None, tmp_path)
     new = other()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 
 import keepleft as kl
 import peers
-from keepleft.runs.parity_ctranslate2 import compared, same
+from keepleft.runs.parity_ctranslate2 import compare, compare_generation
 from keepleft.weights import to_ctranslate2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,16 +33,16 @@ def fine(checks) -> None:
 def test_every_family_scores_and_writes_the_same(tmp_path, name):
     model = ours(name, tmp_path)
     to_ctranslate2.write(model, None, tmp_path / "out")
-    fine(compared(model, None, tmp_path / "out", None, [5, 7, 11]))
+    fine(compare(model, None, tmp_path / "out", None, [5, 7, 11]))
 
 
-@pytest.mark.parametrize("changes", [dict(), dict(source_vocab=31), dict(norm_first=True, encoder=kl.Stack(1, (kl.full,)),
-                                                                         decoder=kl.Stack(2, (kl.causal,)))])
+@pytest.mark.parametrize("changes", [dict(), dict(source_vocab=31), dict(norm_first=True, encoder=kl.StackDesign(1, (kl.full,)),
+                                                                         decoder=kl.StackDesign(2, (kl.causal,)))])
 def test_the_2017_plan_and_its_changes_do_too(tmp_path, changes):
     design = kl.presets.small(kl.presets.vaswani).but(vocab=53, dim=20, heads=2, **changes)
     model = kl.build(design).eval()
     to_ctranslate2.write(model, None, tmp_path / "out")
-    fine(compared(model, None, tmp_path / "out", None, None))
+    fine(compare(model, None, tmp_path / "out", None, None))
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -52,7 +52,7 @@ def test_quantised_weights_are_near_and_the_model_itself_is_left_alone(tmp_path,
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     to_ctranslate2.write(model, None, tmp_path / "out", quantization=quantization)
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-    fine(compared(model, None, tmp_path / "out", quantization, None))
+    fine(compare(model, None, tmp_path / "out", quantization, None))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -63,8 +63,8 @@ def test_what_it_has_no_words_for_is_refused_by_name(tmp_path, name):
 
 
 @pytest.mark.parametrize(("design", "why"), [
-    (kl.presets.bert, "no decoder"), (kl.presets.gpt2.but(head=kl.Classes(3)), "head"),
-    (kl.presets.vaswani.but(encoder=kl.Stack(1, (kl.full,))), "one more at the end")])
+    (kl.presets.bert, "no decoder"), (kl.presets.gpt2.but(head=kl.ClassificationHead(3)), "head"),
+    (kl.presets.vaswani.but(encoder=kl.StackDesign(1, (kl.full,))), "one more at the end")])
 def test_so_are_designs_of_ones_own(tmp_path, design, why):
     with pytest.raises(ValueError, match=why):
         to_ctranslate2.write(kl.build(kl.presets.small(design)), None, tmp_path / "out")
@@ -75,7 +75,7 @@ def test_another_model_is_found(tmp_path):
     to_ctranslate2.write(model, None, tmp_path / "out")
     with torch.no_grad():
         model.encoder.layers[0].self.out.weight.mul_(1.5)
-    assert not next(iter(compared(model, None, tmp_path / "out", None, None))).ok
+    assert not next(iter(compare(model, None, tmp_path / "out", None, None))).ok
 
 
 def test_a_token_that_is_clearly_another_is_found_and_a_tie_is_none(tmp_path):
@@ -84,8 +84,8 @@ def test_a_token_that_is_clearly_another_is_found_and_a_tie_is_none(tmp_path):
         scores = model(torch.tensor([[5, 7]]))[0, -1]
     second = int(scores.topk(2).indices[1])
     gap = float(scores.max() - scores[second])
-    assert not same(model, [[5, 7]], [[second]], 1, None, gap / 3).ok
-    assert same(model, [[5, 7]], [[second]], 1, None, gap).ok
+    assert not compare_generation(model, [[5, 7]], [[second]], 1, None, gap / 3).ok
+    assert compare_generation(model, [[5, 7]], [[second]], 1, None, gap).ok
 
 
 def test_the_words_and_special_tokens_are_the_tokenizers(tmp_path):
@@ -106,7 +106,7 @@ def test_the_words_and_special_tokens_are_the_tokenizers(tmp_path):
 def test_a_quantised_file_is_judged_in_float32_and_what_this_cpu_makes_of_it_is_told(tmp_path):
     model = ours("llama", tmp_path)
     to_ctranslate2.write(model, None, tmp_path / "out", quantization="int16")
-    first, _ = compared(model, None, tmp_path / "out", "int16", None)
+    first, _ = compare(model, None, tmp_path / "out", "int16", None)
     default = ctranslate2.Generator(str(tmp_path / "out"), device="cpu").compute_type
     assert first.ok
     assert f"in float32; in {default}" in first.found

@@ -13,18 +13,18 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 import keepleft as kl
 import peers
-from keepleft.data.tokenizer import learn
+from keepleft.data.tokenizer import train_tokenizer
 from keepleft.runs import parity
 from keepleft.weights import to_gguf
-from keepleft.weights.gguf import File
-from keepleft.weights.gguf_tokenizer import HUGGING_FACE, LLAMA3
-from keepleft.weights.gguf_tokenizer import tokenizer as rebuilt
+from keepleft.weights.gguf import GGUFFile
+from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, LLAMA3_SPLIT_REGEX
+from keepleft.weights.gguf_tokenizer import read_tokenizer as rebuilt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 V = 400
 TEXTS = [*parity.SAMPLES, "hello hello world 12345", "<|begin|>hello<think> world<|end|>"]
-POSITIONS = {"plain": kl.Rotary(), "linear": kl.Rotary(10_000.0, 128, kl.Stretched(3.0)),
-             "llama 3.1": kl.Rotary(500_000.0, 128, kl.Llama3()), "llama 3.2": kl.Rotary(500_000.0, 128, kl.Llama3(32.0))}
+POSITIONS = {"plain": kl.Rotary(), "linear": kl.Rotary(10_000.0, 128, kl.LinearRopeScaling(3.0)),
+             "llama 3.1": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling()), "llama 3.2": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling(32.0))}
 
 
 def design(**changes) -> kl.Design:
@@ -45,7 +45,7 @@ def trained(pre: str) -> Tokenizer:
     made.pre_tokenizer = {
         "gpt-2": level(add_prefix_space=False),
         "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level(add_prefix_space=False)]),
-        "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+        "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
                                               level(add_prefix_space=False, use_regex=False)]),
     }[pre]
     made.decoder = decoders.ByteLevel()
@@ -76,7 +76,7 @@ def sentence_pieces() -> Tokenizer:
 @pytest.mark.parametrize("dtype", to_gguf.DTYPES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_type_reads_back_as_near_as_it_can(tmp_path, dtype, tied):
-    ours = model(head=kl.Vocabulary(tied=tied))
+    ours = model(head=kl.LMHead(tied=tied))
     to_gguf.write(ours, None, tmp_path / "x.gguf", dtype=dtype)
     weights, scores, words = parity.gguf(ours, None, tmp_path / "x.gguf", dtype, [3, 5, 7], None)
     assert weights.ok, weights
@@ -99,8 +99,8 @@ def test_every_number_of_the_design_reads_back(tmp_path, changes):
 
 @pytest.mark.parametrize("other", [
     kl.presets.gpt2, kl.presets.qwen2_0_5b, kl.presets.mistral, kl.presets.t5, kl.presets.bert,
-    kl.presets.llama.but(bias=True), kl.presets.llama.but(head=kl.Classes(3, "last")),
-    kl.presets.llama.but(position=kl.Rotary(scaling=kl.Llama3(original=4096)))])
+    kl.presets.llama.but(bias=True), kl.presets.llama.but(head=kl.ClassificationHead(3, "last")),
+    kl.presets.llama.but(position=kl.Rotary(scaling=kl.Llama3RopeScaling(original=4096)))])
 def test_other_families_are_refused_by_name(tmp_path, other):
     with pytest.raises(ValueError, match=r"LLaMA family alone.*it(s| is)"):
         to_gguf.write(kl.build(kl.presets.small(other)), None, tmp_path / "x.gguf")
@@ -159,15 +159,15 @@ def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
     again, same = kl.load(tmp_path / "x.gguf")
     assert same.to_str() == tokenizer.to_str()
     assert again.notes == {**ours.notes, "model_type": "llama", **({"unk_token_id": 0} if kind == "pieces" else {})}
-    facts = File(tmp_path / "x.gguf").facts
-    plain = rebuilt({name: value for name, value in facts.items() if name != HUGGING_FACE})
+    facts = GGUFFile(tmp_path / "x.gguf").metadata
+    plain = rebuilt({name: value for name, value in facts.items() if name != HF_TOKENIZER_KEY})
     for text in TEXTS:
         assert plain.encode(text).ids == tokenizer.encode(text).ids, text
         assert plain.decode(plain.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
 
 
 def test_a_split_without_a_name_is_told_of(tmp_path):
-    ours, tokenizer = model(), learn("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running=True)
+    ours, tokenizer = model(), train_tokenizer("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running_text=True)
     to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f32")
     *_, words = parity.gguf(ours, tokenizer, tmp_path / "x.gguf", "f32", None, None)
     assert words.ok is False
@@ -175,8 +175,8 @@ def test_a_split_without_a_name_is_told_of(tmp_path):
     assert kl.load(tmp_path / "x.gguf")[1].to_str() == tokenizer.to_str()  # here it is whole
 
 
-@pytest.mark.parametrize(("words", "why"), [(learn("word", ["a b c"] * 3, 60), "WordLevel"),
-                                            (learn("bpe", ["a b c"] * 3, 300), None)])
+@pytest.mark.parametrize(("words", "why"), [(train_tokenizer("word", ["a b c"] * 3, 60), "WordLevel"),
+                                            (train_tokenizer("bpe", ["a b c"] * 3, 300), None)])
 def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
     ours = model() if why else model(vocab=50)
     with pytest.raises(ValueError, match=why or "do not belong together"):
@@ -186,7 +186,7 @@ def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
 
 def test_a_damaged_tokenizer_in_the_file_is_refused():
     with pytest.raises(ValueError, match="is not a tokenizer"):
-        rebuilt({HUGGING_FACE: json.dumps({"version": "1.0"})})
+        rebuilt({HF_TOKENIZER_KEY: json.dumps({"version": "1.0"})})
 
 
 def test_a_saved_directory_of_transformers_goes_through_unchanged(tmp_path):

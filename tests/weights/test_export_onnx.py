@@ -15,15 +15,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DESIGNS = {
     "gpt2": kl.presets.gpt2, "window": kl.presets.gpt3_small, "llama": kl.presets.llama3_1, "t5": kl.presets.t5_v1_1,
     "bart": kl.presets.bart, "two vocabularies": kl.presets.marian.but(source_vocab=31), "masked": kl.presets.bert_masked,
-    "classes": kl.presets.bert.but(head=kl.Classes(5)), "last": kl.presets.llama.but(head=kl.Classes(5, "last")),
-    "prefix": kl.presets.gpt2.but(decoder=kl.Stack(1, (kl.causal | kl.prefix(3),))),
+    "classes": kl.presets.bert.but(head=kl.ClassificationHead(5)), "last": kl.presets.llama.but(head=kl.ClassificationHead(5, "last")),
+    "prefix": kl.presets.gpt2.but(decoder=kl.StackDesign(1, (kl.causal | kl.prefix(3),))),
 }
 
 
 def ours(name: str):
     """A small one with weights that say something, of as many layers as it has masks."""
     design = kl.presets.small(DESIGNS[name])
-    stacks = {side: kl.Stack(len(stack.mask), stack.mask, stack.final_norm) for side in ("encoder", "decoder")
+    stacks = {side: kl.StackDesign(len(stack.mask), stack.mask, stack.final_norm) for side in ("encoder", "decoder")
               if (stack := getattr(design, side))}
     model = kl.build(design.but(vocab=53, dim=24, heads=2, **stacks)).eval()
     with torch.no_grad():

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 import keepleft as kl
 import peers
-from keepleft.weights.gguf import File
+from keepleft.weights.gguf import GGUFFile
 
 V, B, T = 53, 3, 13
 SIZES = dict(vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -165,7 +165,7 @@ def test_weights_of_every_kind_give_the_logits_of_transformers(tmp_path, kind, t
     peer = llama(tie_word_embeddings=tied)
     write(peer, tmp_path / "x.gguf", Kind[kind])
     ours = agree(tmp_path / "x.gguf", peer)
-    assert ours.design.head == kl.Vocabulary(tied=tied)
+    assert ours.design.head == kl.LMHead(tied=tied)
     assert {tensor.dtype for tensor in ours.state_dict().values()} == {torch.float32}
 
 
@@ -203,13 +203,13 @@ def test_the_divisors_of_llama_3_1_are_its_scaling(tmp_path, factor):
         "rope_type": "llama3", "rope_theta": 500_000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192})
     write(peer, tmp_path / "x.gguf")
-    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(500_000.0, 128, kl.Llama3(factor))
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling(factor))
 
 
 def test_linear_scaling_is_read(tmp_path):
     peer = llama(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0})
     write(peer, tmp_path / "x.gguf", facts={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0})
-    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(10_000.0, 128, kl.Stretched(3.0))
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(10_000.0, 128, kl.LinearRopeScaling(3.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -267,10 +267,10 @@ def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
             writer.add_tensor(f"{kind.name}.{len(shape)}", gguf.quantize(chance.normal(size=shape).astype(np.float32), kind),
                               raw_dtype=kind)
     end(writer)
-    ours, theirs = File(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
+    ours, theirs = GGUFFile(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
     facts = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
-    assert facts == ours.facts
-    assert [type(value) for value in facts.values()] == [type(value) for value in ours.facts.values()]
+    assert facts == ours.metadata
+    assert [type(value) for value in facts.values()] == [type(value) for value in ours.metadata.values()]
     assert ours.names() == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
         want = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
@@ -282,7 +282,7 @@ def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
 def test_pieces_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("keepleft.weights.gguf.PIECE", 256)
     write(llama(), tmp_path / "x.gguf", Kind.Q4_1)
-    file = File(tmp_path / "x.gguf")
+    file = GGUFFile(tmp_path / "x.gguf")
     for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:
         want = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
         assert torch.equal(file.rows(tensor.name, 0, len(want)), want)
@@ -295,7 +295,7 @@ def test_a_large_vocabulary_is_read_in_a_moment(tmp_path):
     writer.add_array("tokenizer.ggml.token_type", [1] * len(words))
     end(writer)
     began = time.monotonic()
-    facts = File(tmp_path / "x.gguf").facts
+    facts = GGUFFile(tmp_path / "x.gguf").metadata
     assert time.monotonic() - began < 3
     assert facts["tokenizer.ggml.tokens"] == words
 
@@ -304,7 +304,7 @@ def test_lists_of_lists_stay_lists(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_array("deep", [[1, 2], [3]])
     end(writer)
-    assert File(tmp_path / "x.gguf").facts["deep"] == [[1, 2], [3]]
+    assert GGUFFile(tmp_path / "x.gguf").metadata["deep"] == [[1, 2], [3]]
 
 
 def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
@@ -312,7 +312,7 @@ def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
     writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
     end(writer)
     with pytest.raises(ValueError, match=r"x\.gguf is not a whole GGUF file \(it was written for machines that"):
-        File(tmp_path / "x.gguf")
+        GGUFFile(tmp_path / "x.gguf")
 
 
 def raw(facts=(), tensors=(), version=3) -> bytes:

@@ -62,7 +62,7 @@ def test_decoder_unpadded_padded_and_cached(name, both):
         close(ours(tokens), want)
         for side in ("left", "right"):
             segments = padded(side)
-            positions = kl.positions_of(segments)
+            positions = kl.positions_from_segments(segments)
             there = run(peer, input_ids=tokens, attention_mask=segments, position_ids=positions).logits
             real = segments.bool()
             close(ours(tokens, segments=segments)[real], there[real])
@@ -83,7 +83,7 @@ def test_encoder_decoder_with_padded_sources_and_cached(name, both):
         close(ours(source, tokens), run(peer, input_ids=source, decoder_input_ids=tokens).logits)
         real = torch.arange(S)[None] < torch.tensor([11, 4, 7])[:, None]
         for segments in (real.long(), real.flip(1).long()):
-            places = kl.positions_of(segments) if segments[1, 0] else None
+            places = kl.positions_from_segments(segments) if segments[1, 0] else None
             if places is None and name in ("bart", "marian", "pegasus"):
                 continue  # the peer counts positions from the padding on, and cannot be told not to
             want = run(peer, input_ids=source, attention_mask=segments, decoder_input_ids=tokens).logits
@@ -113,7 +113,7 @@ def test_encoder_unpadded_and_padded(name, both):
         close(ours(tokens, kinds=kinds), theirs())
         for side in ("right", "left"):
             segments = padded(side)
-            want = theirs(attention_mask=segments, position_ids=kl.positions_of(segments))
+            want = theirs(attention_mask=segments, position_ids=kl.positions_from_segments(segments))
             got = ours(tokens, segments=segments, kinds=kinds)
             if name == "bert_masked":
                 want, got = want[segments.bool()], got[segments.bool()]

@@ -14,7 +14,7 @@ from keepleft.attention.backends import Backend
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
-LARGE = 512  # tokens from which, on a GPU, a table of booleans costs more than compiling a kernel without one
+MIN_QUERIES_WITHOUT_TABLE = 512  # tokens from which, on a GPU, a table of booleans costs more than compiling a kernel without one
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Sight:
     device: torch.device
     backend: str
     kernel: Backend
-    form: Any
-    uniform: bool = True        # the same for every row and head
+    lowered_mask: Any
+    is_uniform: bool = True        # the same for every row and head
     bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already in the form
 
-    def plus(self, bias: Tensor | None) -> Sight:
+    def add_bias(self, bias: Tensor | None) -> Sight:
         """The same sight with a bias added to the scores, folded in once for all layers."""
         if bias is None:
             return self
@@ -41,8 +41,8 @@ class Sight:
                              f"{self.grid.keys} keys: it must be (batch or 1, heads or 1, queries, keys)")
         if self.backend == "varlen":
             return see(self.mask, self.grid, batch=self.batch, heads=self.heads, device=self.device,
-                       backend="flex").plus(bias)
-        return replace(self, form=self.kernel.plus(self.form, bias),
+                       backend="flex").add_bias(bias)
+        return replace(self, form=self.kernel.add_bias(self.lowered_mask, bias),
                        bias=bias if self.bias is None else self.bias + bias)
 
 
@@ -61,15 +61,15 @@ def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str |
     for tensor in (grid.q_pos, grid.k_pos, grid.q_seg, grid.k_seg):
         if tensor is not None and tensor.shape[0] != batch:
             raise ValueError(f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}: give see(…, batch=…)")
-    name = backend or _choose(mask, grid, device, dtype)
-    kernel = backends.named(name)
+    name = backend or _choose_backend(mask, grid, device, dtype)
+    kernel = backends.get_backend(name)
     try:
-        form = kernel.lower(mask, grid, batch, heads, device)
+        lowered_mask = kernel.lower(mask, grid, batch, heads, device)
     except ValueError:
         if backend is not None or name != "varlen":
             raise
         return see(mask, grid, batch=batch, heads=heads, device=device, dtype=dtype, backend="flex")
-    return Sight(mask, grid, batch, heads, device, name, kernel, form, mask.uniform)
+    return Sight(mask, grid, batch, heads, device, name, kernel, lowered_mask, mask.is_uniform)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None = None, scale: float | None = None,
@@ -84,32 +84,32 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, bias: Tensor | None
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} must each be "
                          "(batch, heads, tokens, width)")
-    grid, (batch, heads, queries, width), (rows, kv_heads, keys, key_width) = sight.grid, q.shape, k.shape
-    if not sight.uniform and (batch != sight.batch or heads != sight.heads):
+    grid, (batch, heads, queries, head_dim), (key_batch, kv_heads, keys, key_head_dim) = sight.grid, q.shape, k.shape
+    if not sight.is_uniform and (batch != sight.batch or heads != sight.heads):
         raise ValueError(f"what is seen may differ by row and head, and was asked for {sight.batch} rows and {sight.heads} "
                          f"heads; the queries have {batch} and {heads}: give see(…, batch={batch}, heads={heads})")
-    if queries != grid.queries or keys != grid.keys or width != key_width or rows != batch or v.shape[:3] != k.shape[:3]:
+    if queries != grid.queries or keys != grid.keys or head_dim != key_head_dim or key_batch != batch or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit "
                          f"a sight of {grid.queries} queries over {grid.keys} keys")
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads: one must divide the other")
     if bias is not None:
-        sight = sight.plus(bias)
+        sight = sight.add_bias(bias)
     if scale is None:
-        scale = width ** -0.5
+        scale = head_dim ** -0.5
     if watcher is not None:
         watcher(q, k, sight, scale)
-    return sight.kernel.attend(q, k, v, sight.form, scale, dropout)
+    return sight.kernel.attend(q, k, v, sight.lowered_mask, scale, dropout)
 
 
-def _choose(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:
+def _choose_backend(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:
     """The cheapest kernel that can say the mask: the fused ones, unless they would need a large table on a GPU."""
-    if device.type != "cuda" or grid.queries < LARGE:
+    if device.type != "cuda" or grid.queries < MIN_QUERIES_WITHOUT_TABLE:
         return "sdpa"
     from keepleft.attention.backends import sdpa, varlen
 
-    if grid.plain and sdpa.known(mask, grid):
+    if grid.is_plain and sdpa.builtin_mask(mask, grid):
         return "sdpa"
-    if dtype in (torch.float16, torch.bfloat16) and varlen.fits(mask, grid):
+    if dtype in (torch.float16, torch.bfloat16) and varlen.supports(mask, grid):
         return "varlen"
     return "flex"

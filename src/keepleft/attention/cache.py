@@ -20,104 +20,104 @@ from torch import Tensor
 
 from keepleft.attention.grid import Grid
 
-Pair = tuple[Tensor, Tensor]  # k, v: (B, H, slots, D)
+KV = tuple[Tensor, Tensor]  # k, v: (B, H, slots, D)
 
 
 class Cache(Protocol):
     """The contract; the law is that any chunking equals one pass."""
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid: ...
-    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair: ...
-    def keep(self, rows: Tensor) -> None: ...
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV: ...
+    def reorder(self, rows: Tensor) -> None: ...
 
 
-class Growing:
+class DynamicCache:
     """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are never written to."""
 
-    ROOM = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
+    MIN_GROWTH = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
 
     def __init__(self) -> None:
-        self.length = self.new = 0
-        self.pairs: dict[int, Pair] = {}
-        self.spare: Tensor | None = None
+        self.length = self.num_new = 0
+        self.layers: dict[int, KV] = {}
+        self.scratch: Tensor | None = None
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
         self.segments: Tensor | None = None   # (B, length); None: one text
 
     @property
     def rows(self) -> int | None:
         """Of the batch; None as long as it is empty."""
-        return next((k.shape[0] for k, _ in self.pairs.values()), None)
+        return next((k.shape[0] for k, _ in self.layers.values()), None)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        start, self.length, self.new = self.length, self.length + queries, queries
-        self.positions = _extend(self.positions, positions, start, queries, _counted)
-        self.segments = _extend(self.segments, segments, start, queries, _ones)
+        start, self.length, self.num_new = self.length, self.length + queries, queries
+        self.positions = _extend(self.positions, positions, start, queries, _arange_like)
+        self.segments = _extend(self.segments, segments, start, queries, _ones_like)
         tail = lambda t: None if t is None else t[:, start:]
         return Grid(queries, self.length, start, tail(self.positions) if start else self.positions, self.positions,
                     tail(self.segments) if start else self.segments, self.segments)
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        start = self.length - self.new
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        start = self.length - self.num_new
         if not start:
-            self.pairs[layer] = (k, v)
+            self.layers[layer] = (k, v)
             return k, v
-        old_k, old_v = self.pairs[layer]
+        old_k, old_v = self.layers[layer]
         if k.requires_grad or v.requires_grad or old_k.requires_grad or old_v.requires_grad:
-            pair = self.pairs[layer] = torch.cat([old_k[:, :, :start], k], 2), torch.cat([old_v[:, :, :start], v], 2)
-            return pair
+            kv = self.layers[layer] = torch.cat([old_k[:, :, :start], k], 2), torch.cat([old_v[:, :, :start], v], 2)
+            return kv
         if old_k.shape[2] < self.length:
-            room = max(self.ROOM, start // 2) + self.new
-            old_k, old_v = self.pairs[layer] = _roomier(old_k[:, :, :start], room), _roomier(old_v[:, :, :start], room)
+            growth = max(self.MIN_GROWTH, start // 2) + self.num_new
+            old_k, old_v = self.layers[layer] = _grow(old_k[:, :, :start], growth), _grow(old_v[:, :, :start], growth)
         old_k[:, :, start:self.length] = k
         old_v[:, :, start:self.length] = v
         return old_k[:, :, :self.length], old_v[:, :, :self.length]
 
-    def keep(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         """Each buffer moves into the one that was emptied before it: fresh memory costs more than the copy."""
-        for layer, pair in self.pairs.items():
-            moved = []
-            for buffer in pair:
-                moved.append(_moved(buffer, rows, self.spare))
-                self.spare = None if buffer.requires_grad else buffer
-            self.pairs[layer] = (moved[0], moved[1])
-        self.positions, self.segments = _rows(self.positions, rows), _rows(self.segments, rows)
+        for layer, kv in self.layers.items():
+            reordered = []
+            for buffer in kv:
+                reordered.append(_gather_rows(buffer, rows, self.scratch))
+                self.scratch = None if buffer.requires_grad else buffer
+            self.layers[layer] = (reordered[0], reordered[1])
+        self.positions, self.segments = _select_rows(self.positions, rows), _select_rows(self.segments, rows)
 
-    def drop(self, n: int) -> None:
+    def crop(self, n: int) -> None:
         self.length -= n
         self.positions, self.segments = (None if t is None else t[:, :self.length] for t in (self.positions, self.segments))
 
 
-class Static:
+class StaticCache:
     """Keeps up to `capacity` tokens in buffers that never move.
 
     With `fixed`, shapes never change either: every slot is handed back, empty ones as padding, and the place to
     write is a tensor, so that a CUDA graph can replay the step.
     """
 
-    def __init__(self, capacity: int, *, batch: int, device: str | torch.device = "cpu", fixed: bool = False) -> None:
-        self.capacity, self.fixed, self.length, self.new = capacity, fixed, 0, 0
-        self.pairs: dict[int, Pair] = {}
+    def __init__(self, capacity: int, *, batch: int, device: str | torch.device = "cpu", static_shapes: bool = False) -> None:
+        self.capacity, self.static_shapes, self.length, self.num_new = capacity, static_shapes, 0, 0
+        self.layers: dict[int, KV] = {}
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.segments = torch.zeros_like(self.positions)
         self.cursor = torch.zeros((), dtype=torch.long, device=device)  # length, where a graph can read it
         self.slots = self.cursor
-        self.plain = not fixed
+        self.is_plain = not static_shapes
 
     @property
     def rows(self) -> int:
         return len(self.positions)
 
-    def fits(self, queries: int) -> None:
+    def check_room(self, queries: int) -> None:
         """An error where there is no room for them."""
         if self.length + queries > self.capacity:
             raise ValueError(f"the cache holds {self.length} of {self.capacity} tokens and cannot take {queries} more: "
                              "ask for a larger capacity")
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        self.fits(queries)
+        self.check_room(queries)
         start, stop = self.length, self.length + queries
-        self.plain = self.plain and positions is None and segments is None
-        self.length, self.new = stop, queries
+        self.is_plain = self.is_plain and positions is None and segments is None
+        self.length, self.num_new = stop, queries
         batch, device = len(self.positions), self.positions.device
         self.slots = self.cursor + torch.arange(queries, device=device)
         self.cursor += queries
@@ -127,55 +127,55 @@ class Static:
             segments = torch.ones_like(positions)
         self.positions.index_copy_(1, self.slots, positions)
         self.segments.index_copy_(1, self.slots, segments)
-        if self.plain:
+        if self.is_plain:
             return Grid(queries, stop, start)
-        shown = self.capacity if self.fixed else stop
-        return Grid(queries, shown, 0, positions, self.positions[:, :shown], segments, self.segments[:, :shown])
+        num_slots = self.capacity if self.static_shapes else stop
+        return Grid(queries, num_slots, 0, positions, self.positions[:, :num_slots], segments, self.segments[:, :num_slots])
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        if layer not in self.pairs:
-            self.pairs[layer] = tuple(t.new_zeros(*t.shape[:2], self.capacity, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
-        buffers = self.pairs[layer]
-        if self.fixed:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        if layer not in self.layers:
+            self.layers[layer] = tuple(t.new_zeros(*t.shape[:2], self.capacity, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+        buffers = self.layers[layer]
+        if self.static_shapes:
             for buffer, new in zip(buffers, (k, v), strict=True):
                 buffer.index_copy_(2, self.slots, new)
             return buffers
         for buffer, new in zip(buffers, (k, v), strict=True):
-            buffer[:, :, self.length - self.new:self.length] = new
+            buffer[:, :, self.length - self.num_new:self.length] = new
         return buffers[0][:, :, :self.length], buffers[1][:, :, :self.length]
 
-    def keep(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         """In place when the number of rows stays as it is."""
         if len(rows) == len(self.positions):
             for tensor in (self.positions, self.segments):
                 tensor.copy_(tensor[rows])
-            spare = None
-            for pair in self.pairs.values():
-                for buffer in pair:
+            scratch = None
+            for kv in self.layers.values():
+                for buffer in kv:
                     used = buffer[:, :, :self.length]
-                    spare = _moved(used, rows, spare)
-                    used.copy_(spare)
+                    scratch = _gather_rows(used, rows, scratch)
+                    used.copy_(scratch)
         else:
             self.positions, self.segments = self.positions[rows], self.segments[rows]
-            self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+            self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
 
-    def drop(self, n: int) -> None:
+    def crop(self, n: int) -> None:
         self.length -= n
         self.cursor -= n
         self.segments[:, self.length:] = 0
 
 
-class Ring:
+class RingCache:
     """Keeps the last `window` tokens of each row, each new one in the place of the oldest. For causal & window(n)."""
 
     def __init__(self, window: int, *, batch: int, device: str | torch.device = "cpu") -> None:
         self.window = window
-        self.pairs: dict[int, Pair] = {}
+        self.layers: dict[int, KV] = {}
         self.positions = torch.zeros(batch, window + 1, dtype=torch.long, device=device)  # the last slot is a bin
         self.segments = torch.zeros_like(self.positions)
         self.count = torch.zeros(batch, 1, dtype=torch.long, device=device)  # real tokens so far
         self.slots = self.count
-        self.single = False
+        self.single_query = False
 
     @property
     def rows(self) -> int:
@@ -188,15 +188,15 @@ class Ring:
         order = real.cumsum(1)
         if positions is None:
             positions = self.count + (order - 1).clamp(min=0)
-        lasting = real & (order[:, -1:] - order < self.window)
-        self.slots = torch.where(lasting, (self.count + order - 1) % self.window, self.window)
+        retained = real & (order[:, -1:] - order < self.window)
+        self.slots = torch.where(retained, (self.count + order - 1) % self.window, self.window)
         self.count = self.count + order[:, -1:]
         old_pos, old_seg = self.positions[:, :-1], self.segments[:, :-1]
-        self.single = queries == 1
-        if not self.single:  # the old ones are looked at as they were, beside the new ones
+        self.single_query = queries == 1
+        if not self.single_query:  # the old ones are looked at as they were, beside the new ones
             k_pos, k_seg = torch.cat([old_pos, positions], 1), torch.cat([old_seg, segments], 1)
         self._write(positions, segments)
-        if self.single:
+        if self.single_query:
             k_pos, k_seg = self.positions[:, :-1], self.segments[:, :-1]
         return Grid(queries, k_pos.shape[1], 0, positions, k_pos, segments, k_seg)
 
@@ -205,47 +205,47 @@ class Ring:
         self.segments.scatter_(1, self.slots, segments)
         self.segments[:, -1] = 0
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        if layer not in self.pairs:
-            self.pairs[layer] = tuple(t.new_zeros(*t.shape[:2], self.window + 1, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
-        shown = []
-        for buffer, new in zip(self.pairs[layer], (k, v), strict=True):
-            seen = buffer[:, :, :-1]
-            if not self.single:
-                seen = torch.cat([seen, new], 2)
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        if layer not in self.layers:
+            self.layers[layer] = tuple(t.new_zeros(*t.shape[:2], self.window + 1, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+        visible_kv = []
+        for buffer, new in zip(self.layers[layer], (k, v), strict=True):
+            visible = buffer[:, :, :-1]
+            if not self.single_query:
+                visible = torch.cat([visible, new], 2)
             buffer.scatter_(2, self.slots[:, None, :, None].expand_as(new), new)
-            shown.append(seen)
-        return shown[0], shown[1]
+            visible_kv.append(visible)
+        return visible_kv[0], visible_kv[1]
 
-    def keep(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         self.positions, self.segments, self.count = self.positions[rows], self.segments[rows], self.count[rows]
-        self.pairs = {layer: (k[rows], v[rows]) for layer, (k, v) in self.pairs.items()}
+        self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
 
 
-def _moved(tensor: Tensor, rows: Tensor, spare: Tensor | None) -> Tensor:
+def _gather_rows(tensor: Tensor, rows: Tensor, scratch: Tensor | None) -> Tensor:
     """Those rows, written over the spare tensor where it fits."""
-    if spare is None or tensor.requires_grad or spare.shape != (len(rows), *tensor.shape[1:]) or spare.dtype != tensor.dtype:
+    if scratch is None or tensor.requires_grad or scratch.shape != (len(rows), *tensor.shape[1:]) or scratch.dtype != tensor.dtype:
         return tensor.index_select(0, rows)
-    return torch.index_select(tensor, 0, rows, out=spare)
+    return torch.index_select(tensor, 0, rows, out=scratch)
 
 
-def _roomier(tensor: Tensor, room: int) -> Tensor:
+def _grow(tensor: Tensor, extra_slots: int) -> Tensor:
     """(B, H, slots, D) with so many more slots, empty."""
-    batch, heads, slots, width = tensor.shape
-    out = tensor.new_empty(batch, heads, slots + room, width)
+    batch, heads, slots, head_dim = tensor.shape
+    out = tensor.new_empty(batch, heads, slots + extra_slots, head_dim)
     out[:, :, :slots] = tensor
     return out
 
 
-def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
+def _select_rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[rows]
 
 
-def _counted(like: Tensor, begin: int, n: int) -> Tensor:
+def _arange_like(like: Tensor, begin: int, n: int) -> Tensor:
     return torch.arange(begin, begin + n, device=like.device).expand(len(like), n)
 
 
-def _ones(like: Tensor, begin: int, n: int) -> Tensor:
+def _ones_like(like: Tensor, begin: int, n: int) -> Tensor:
     return like.new_ones(len(like), n)
 
 

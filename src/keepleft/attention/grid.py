@@ -36,41 +36,41 @@ class Grid:
                                  "segments with .long())")
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Consecutive positions and one text: known without reading any tensor."""
         return self.q_pos is None and self.k_pos is None and self.q_seg is None and self.k_seg is None
 
     @property
-    def square(self) -> bool:
+    def is_square(self) -> bool:
         """Rows and columns are the same tokens: known without reading any tensor."""
         return (self.queries == self.keys and self.start == 0
                 and self.q_pos is self.k_pos and self.q_seg is self.k_seg)
 
     def predicate(self, mask: Mask, device: torch.device) -> Predicate:
         """The mask over (b, h, query slot, key slot): positions looked up, segments kept apart."""
-        sees, start, q_pos, k_pos = mask.on(device), self.start, self.q_pos, self.k_pos
+        mask_predicate, start, q_pos, k_pos = mask.predicate(device), self.start, self.q_pos, self.k_pos
         k_seg = self.k_seg
         # padding queries become segment -1, so that one comparison keeps texts apart and hides padding
         q_seg = None if self.q_seg is None else self.q_seg.masked_fill(self.q_seg == 0, -1)
 
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def slot_predicate(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             q = i + start if q_pos is None else q_pos[b, i]
             k = j if k_pos is None else k_pos[b, j]
-            out = sees(b, h, q, k)
+            visible = mask_predicate(b, h, q, k)
             if k_seg is not None:
-                out = out & (k_seg[b, j] != 0 if q_seg is None else k_seg[b, j] == q_seg[b, i])
+                visible = visible & (k_seg[b, j] != 0 if q_seg is None else k_seg[b, j] == q_seg[b, i])
             elif q_seg is not None:
-                out = out & (q_seg[b, i] != -1)
-            return out
+                visible = visible & (q_seg[b, i] != -1)
+            return visible
 
-        return seen
+        return slot_predicate
 
     def table(self, mask: Mask, *, batch: int, heads: int, device: torch.device, rows: Tensor | None = None,
-              some_heads: Tensor | None = None, queries: Tensor | None = None) -> Tensor:
+              head_indices: Tensor | None = None, queries: Tensor | None = None) -> Tensor:
         """What is seen, as booleans (B or 1, H or 1, Q, K): an axis that nothing depends on has size 1."""
         b = torch.arange(batch, device=device) if rows is None else rows
-        h = torch.arange(heads, device=device) if some_heads is None else some_heads
+        h = torch.arange(heads, device=device) if head_indices is None else head_indices
         i = torch.arange(self.queries, device=device) if queries is None else queries
         j = torch.arange(self.keys, device=device)
-        seen = self.predicate(mask, device)(b[:, None, None, None], h[:, None, None], i[:, None], j)
-        return seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, len(i), len(j))))
+        visible = self.predicate(mask, device)(b[:, None, None, None], h[:, None, None], i[:, None], j)
+        return visible.expand(torch.broadcast_shapes(visible.shape, (1, 1, len(i), len(j))))

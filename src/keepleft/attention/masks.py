@@ -21,40 +21,40 @@ class Mask:
     """The algebra; the kinds below say what is seen."""
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.on(k.device)(b, h, q, k)
+        return self.predicate(k.device)(b, h, q, k)
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         """What is seen, as a bare function: what compilers can read, with what it looks up lying on the device."""
         raise NotImplementedError(f"{type(self).__name__} must say what it sees")
 
-    def within(self, length: int) -> Mask:
+    def simplify(self, length: int) -> Mask:
         """A simpler mask that says the same of positions 0 … length - 1."""
         return self
 
     @property
-    def uniform(self) -> bool:
+    def is_uniform(self) -> bool:
         """Is it known to be the same for every batch row and head?"""
         return True
 
     @property
     def rows(self) -> int | None:
         """How many batch rows it speaks of one by one; None where it does not."""
-        parts = self.parts if isinstance(self, Both | Either) else (self.mask,) if isinstance(self, Not) else ()
+        parts = self.parts if isinstance(self, And | Or) else (self.mask,) if isinstance(self, Not) else ()
         return next((part.rows for part in parts if part.rows is not None), None)
 
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
-        parts = tuple(part for part in _flatten(Both, self, other) if part != full) or (full,)
-        return parts[0] if len(parts) == 1 else Both(parts)
+        parts = tuple(part for part in _flatten(And, self, other) if part != full) or (full,)
+        return parts[0] if len(parts) == 1 else And(parts)
 
     def __or__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
-        parts = _flatten(Either, self, other)
+        parts = _flatten(Or, self, other)
         if full in parts:
             return full
-        return parts[0] if len(parts) == 1 else Either(parts)
+        return parts[0] if len(parts) == 1 else Or(parts)
 
     def __invert__(self) -> Mask:
         return self.mask if isinstance(self, Not) else Not(self)
@@ -67,7 +67,7 @@ class Mask:
 class Full(Mask):
     """Everything."""
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         return lambda b, h, q, k: q.new_ones((), dtype=torch.bool)  # no axis of its own: a table of it costs nothing
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Full(Mask):
 class Causal(Mask):
     """Oneself and the past."""
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         return lambda b, h, q, k: k <= q
 
     def __repr__(self) -> str:
@@ -92,13 +92,13 @@ class Window(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        _whole("window", self.size, 1)
+        _check_int("window", self.size, 1)
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         size = self.size
         return lambda b, h, q, k: q - k < size
 
-    def within(self, length: int) -> Mask:
+    def simplify(self, length: int) -> Mask:
         return full if self.size >= length else self
 
     def __repr__(self) -> str:
@@ -119,20 +119,20 @@ class Prefix(Mask):
             if not self.length:
                 raise ValueError("prefix(()) names no row: give one length for each batch row")
         for length in self.length if isinstance(self.length, tuple) else (self.length,):
-            _whole("prefix", length, 0)
+            _check_int("prefix", length, 0)
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         if isinstance(self.length, int):
             length = self.length
             return lambda b, h, q, k: k < length
         lengths = torch.tensor(self.length, device=device)
         return lambda b, h, q, k: k < lengths[b]
 
-    def within(self, length: int) -> Mask:
+    def simplify(self, length: int) -> Mask:
         return full if isinstance(self.length, int) and self.length >= length else self
 
     @property
-    def uniform(self) -> bool:
+    def is_uniform(self) -> bool:
         return isinstance(self.length, int)
 
     @property
@@ -150,13 +150,13 @@ class Block(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        _whole("block", self.size, 1)
+        _check_int("block", self.size, 1)
 
-    def on(self, device: torch.device) -> Predicate:
+    def predicate(self, device: torch.device) -> Predicate:
         size = self.size
         return lambda b, h, q, k: q // size == k // size
 
-    def within(self, length: int) -> Mask:
+    def simplify(self, length: int) -> Mask:
         return full if self.size >= length else self
 
     def __repr__(self) -> str:
@@ -168,19 +168,19 @@ class Where(Mask):
     """Any predicate of your own, under the name it prints."""
 
     name: str
-    predicate: Predicate
+    function: Predicate
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not callable(self.predicate):
+        if not isinstance(self.name, str) or not callable(self.function):
             raise TypeError(f"Where({self.name!r}, …) needs a name, then a function of (b, h, q, k)")
         if not self.name.isidentifier():
             raise ValueError(f"{self.name!r} cannot name a mask: use a word such as 'even_columns'")
 
-    def on(self, device: torch.device) -> Predicate:
-        return self.predicate
+    def predicate(self, device: torch.device) -> Predicate:
+        return self.function
 
     @property
-    def uniform(self) -> bool:
+    def is_uniform(self) -> bool:
         return False
 
     def __repr__(self) -> str:
@@ -188,62 +188,62 @@ class Where(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class Both(Mask):
+class And(Mask):
     """What every part allows."""
 
     parts: tuple[Mask, ...]
 
-    def on(self, device: torch.device) -> Predicate:
-        first, *rest = (part.on(device) for part in self.parts)
+    def predicate(self, device: torch.device) -> Predicate:
+        first, *rest = (part.predicate(device) for part in self.parts)
 
         def all_of(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            seen = first(b, h, q, k)
+            visible = first(b, h, q, k)
             for part in rest:
-                seen = seen & part(b, h, q, k)
-            return seen
+                visible = visible & part(b, h, q, k)
+            return visible
 
         return all_of
 
-    def within(self, length: int) -> Mask:
+    def simplify(self, length: int) -> Mask:
         out: Mask = full
         for part in self.parts:
-            out = out & part.within(length)
+            out = out & part.simplify(length)
         return out
 
     @property
-    def uniform(self) -> bool:
-        return all(part.uniform for part in self.parts)
+    def is_uniform(self) -> bool:
+        return all(part.is_uniform for part in self.parts)
 
     def __repr__(self) -> str:
-        return " & ".join(f"({part})" if isinstance(part, Either) else repr(part) for part in self.parts)
+        return " & ".join(f"({part})" if isinstance(part, Or) else repr(part) for part in self.parts)
 
 
 @dataclass(frozen=True, repr=False)
-class Either(Mask):
+class Or(Mask):
     """What any part allows."""
 
     parts: tuple[Mask, ...]
 
-    def on(self, device: torch.device) -> Predicate:
-        first, *rest = (part.on(device) for part in self.parts)
+    def predicate(self, device: torch.device) -> Predicate:
+        first, *rest = (part.predicate(device) for part in self.parts)
 
         def any_of(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            seen = first(b, h, q, k)
+            visible = first(b, h, q, k)
             for part in rest:
-                seen = seen | part(b, h, q, k)
-            return seen
+                visible = visible | part(b, h, q, k)
+            return visible
 
         return any_of
 
-    def within(self, length: int) -> Mask:
-        first, *rest = (part.within(length) for part in self.parts)
+    def simplify(self, length: int) -> Mask:
+        combined, *rest = (part.simplify(length) for part in self.parts)
         for part in rest:
-            first = first | part
-        return first
+            combined = combined | part
+        return combined
 
     @property
-    def uniform(self) -> bool:
-        return all(part.uniform for part in self.parts)
+    def is_uniform(self) -> bool:
+        return all(part.is_uniform for part in self.parts)
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))  # & binds tighter, so no part needs brackets
@@ -255,19 +255,19 @@ class Not(Mask):
 
     mask: Mask
 
-    def on(self, device: torch.device) -> Predicate:
-        seen = self.mask.on(device)
-        return lambda b, h, q, k: ~seen(b, h, q, k)
+    def predicate(self, device: torch.device) -> Predicate:
+        inner = self.mask.predicate(device)
+        return lambda b, h, q, k: ~inner(b, h, q, k)
 
-    def within(self, length: int) -> Mask:
-        return ~self.mask.within(length)
+    def simplify(self, length: int) -> Mask:
+        return ~self.mask.simplify(length)
 
     @property
-    def uniform(self) -> bool:
-        return self.mask.uniform
+    def is_uniform(self) -> bool:
+        return self.mask.is_uniform
 
     def __repr__(self) -> str:
-        return f"~({self.mask})" if isinstance(self.mask, Both | Either) else f"~{self.mask}"
+        return f"~({self.mask})" if isinstance(self.mask, And | Or) else f"~{self.mask}"
 
 
 full, causal = Full(), Causal()
@@ -291,16 +291,16 @@ def window_size(mask: Mask) -> int | None:
 
 
 def _conjuncts(mask: Mask) -> tuple[Mask, ...]:
-    return mask.parts if isinstance(mask, Both) else (mask,)
+    return mask.parts if isinstance(mask, And) else (mask,)
 
 
-def _flatten(kind: type[Both] | type[Either], *masks: Mask) -> tuple[Mask, ...]:
+def _flatten(kind: type[And] | type[Or], *masks: Mask) -> tuple[Mask, ...]:
     parts = [part for mask in masks for part in (mask.parts if isinstance(mask, kind) else (mask,))]
     return tuple(dict.fromkeys(parts))  # drop repeats, keep order
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def _check_int(name: str, value: object, minimum: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name}({value!r}) needs a whole number")
-    if value < least:
-        raise ValueError(f"{name}({value}) needs a number of at least {least}")
+    if value < minimum:
+        raise ValueError(f"{name}({value}) needs a number of at least {minimum}")

@@ -12,151 +12,151 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keepleft.attention.cache import Pair
+from keepleft.attention.cache import KV
 from keepleft.attention.grid import Grid
 
-EMPTY = -1  # where a slot holds nothing
-Where = tuple[Tensor, Tensor]  # pages, and places in them
+EMPTY_SLOT = -1  # where a slot holds nothing
+SlotIndex = tuple[Tensor, Tensor]  # pages, and places in them
 
 
-class Pool:
+class PagePool:
     """`pages` of `size` slots each, for every layer: (pages, Hk, size, D) keys and values.
 
     Free pages are handed out from either end, the outermost first, so that pages of one kind lie close together.
     """
 
-    def __init__(self, layers: int, pages: int, size: int, heads: int, width: int, like: Tensor) -> None:
-        self.pages, self.size = pages, size
-        shape = (pages, heads, size, width)
-        self.pairs: list[Pair] = [(_zeros(shape, like), _zeros(shape, like)) for _ in range(layers)]
-        self.place = torch.full((pages, size), EMPTY, device=like.device)  # the position of the token in each slot
-        self.holders = [0] * pages
-        self._ends = [_End(range(pages)), _End(range(0, -pages, -1))]
-        self.free = pages
+    def __init__(self, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        shape = (num_pages, kv_heads, page_size, head_dim)
+        self.layers: list[KV] = [(_lazy_zeros(shape, like), _lazy_zeros(shape, like)) for _ in range(num_layers)]
+        self.positions = torch.full((num_pages, page_size), EMPTY_SLOT, device=like.device)  # the position of the token in each slot
+        self.ref_counts = [0] * num_pages
+        self._free_heaps = [_FreePageHeap(range(num_pages)), _FreePageHeap(range(0, -num_pages, -1))]
+        self.num_free = num_pages
 
-    def take(self, count: int, *, high: bool = False) -> list[int]:
+    def allocate(self, count: int, *, from_end: bool = False) -> list[int]:
         """So many pages, with whatever was in them; there must be as many."""
-        if count > self.free:
-            raise MemoryError(f"{count} pages were asked for, and {self.free} of {self.pages} are free")
+        if count > self.num_free:
+            raise MemoryError(f"{count} pages were asked for, and {self.num_free} of {self.num_pages} are free")
         out: list[int] = []
         while len(out) < count:
-            page = abs(self._ends[high].pop())
-            if not self.holders[page]:  # it may have left by the other end
-                self.holders[page] = 1
+            page = abs(self._free_heaps[from_end].pop())
+            if not self.ref_counts[page]:  # it may have left by the other end
+                self.ref_counts[page] = 1
                 out.append(page)
-        self.free -= count
+        self.num_free -= count
         return out
 
     def clear(self, pages: list[int]) -> None:
         """Nothing is in these any more."""
-        self.place[pages] = EMPTY
+        self.positions[pages] = EMPTY_SLOT
 
-    def set_aside(self) -> int:
+    def reserve_scratch_page(self) -> int:
         """The last page, which is nobody's from now on."""
-        self.pages -= 1
-        self.free -= 1
-        self.holders[self.pages] = 1
-        return self.pages
+        self.num_pages -= 1
+        self.num_free -= 1
+        self.ref_counts[self.num_pages] = 1
+        return self.num_pages
 
-    def hold(self, pages: list[int]) -> None:
+    def retain(self, pages: list[int]) -> None:
         """One more text looks at these."""
         for page in pages:
-            self.holders[page] += 1
+            self.ref_counts[page] += 1
 
-    def give(self, pages: list[int]) -> None:
+    def release(self, pages: list[int]) -> None:
         """One text fewer looks at these; where it was the last, they are free."""
         for page in pages:
-            if self.holders[page] < 1:
+            if self.ref_counts[page] < 1:
                 raise ValueError(f"page {page} is free already: it was given back twice")
-            self.holders[page] -= 1
-            if not self.holders[page]:
-                self.free += 1
-                self._ends[0].push(page)
-                self._ends[1].push(-page)
+            self.ref_counts[page] -= 1
+            if not self.ref_counts[page]:
+                self.num_free += 1
+                self._free_heaps[0].push(page)
+                self._free_heaps[1].push(-page)
 
-    def needed(self, slots: int) -> int:
+    def pages_for(self, slots: int) -> int:
         """Pages for so many slots."""
-        return -(-slots // self.size)
+        return -(-slots // self.page_size)
 
-    def where(self, slots: Tensor) -> Where:
+    def locate(self, slots: Tensor) -> SlotIndex:
         """Slots by page and place in it; those that are none, anywhere."""
         slots = slots.clamp(min=0)
-        return slots // self.size, slots % self.size
+        return slots // self.page_size, slots % self.page_size
 
-    def put(self, layer: int, where: Where, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, slot_index: SlotIndex, k: Tensor, v: Tensor) -> None:
         """(N,) slots, (N, Hk, D) keys and values"""
-        page, within = where
-        for buffer, new in zip(self.pairs[layer], (k, v), strict=True):
-            buffer[page, :, within] = new
+        page, offset = slot_index
+        for buffer, new in zip(self.layers[layer], (k, v), strict=True):
+            buffer[page, :, offset] = new
 
-    def at(self, layer: int, where: Where) -> Pair:
+    def gather(self, layer: int, slot_index: SlotIndex) -> KV:
         """(R, K) slots → keys and values (R, Hk, K, D)"""
-        page, within = where
-        k, v = (buffer[page, :, within].transpose(1, 2) for buffer in self.pairs[layer])
+        page, offset = slot_index
+        k, v = (buffer[page, :, offset].transpose(1, 2) for buffer in self.layers[layer])
         return k, v
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _lazy_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """On a CPU memory that is not there before it is written to: PyTorch's own zeros are written at once."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     return torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
 
 
-class _End:
+class _FreePageHeap:
     """The free pages as seen from one end: a heap that holds none twice."""
 
-    def __init__(self, numbers: range) -> None:
-        self.heap, self.known = sorted(numbers), set(numbers)
+    def __init__(self, keys: range) -> None:
+        self.heap, self.members = sorted(keys), set(keys)
 
     def pop(self) -> int:
-        number = heappop(self.heap)
-        self.known.discard(number)
-        return number
+        key = heappop(self.heap)
+        self.members.discard(key)
+        return key
 
-    def push(self, number: int) -> None:
-        if number not in self.known:
-            self.known.add(number)
-            heappush(self.heap, number)
+    def push(self, key: int) -> None:
+        if key not in self.members:
+            self.members.add(key)
+            heappush(self.heap, key)
 
 
-class Leaves:
+class PagedCacheView:
     """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes. -1: none.
 
     `filled` are the places of the new slots that are some, counted through all rows; None: they are looked for.
     """
 
-    def __init__(self, pool: Pool, before: Tensor, new: Tensor, filled: Tensor | None = None) -> None:
-        self.pool, self.before, self.new = pool, before, new
-        self.rows = len(new)
-        self.filled = (new != EMPTY).flatten().nonzero()[:, 0] if filled is None else filled
-        self.whole = len(self.filled) == new.numel()
-        slots = new.flatten() if self.whole else new.flatten()[self.filled]
-        self.slots, self.home, self.past = slots, pool.where(slots), pool.where(before)
+    def __init__(self, pool: PagePool, past_slots: Tensor, new_slots: Tensor, filled_indices: Tensor | None = None) -> None:
+        self.pool, self.past_slots, self.new_slots = pool, past_slots, new_slots
+        self.rows = len(new_slots)
+        self.filled_indices = (new_slots != EMPTY_SLOT).flatten().nonzero()[:, 0] if filled_indices is None else filled_indices
+        self.all_filled = len(self.filled_indices) == new_slots.numel()
+        write_slots = new_slots.flatten() if self.all_filled else new_slots.flatten()[self.filled_indices]
+        self.write_slots, self.write_index, self.past_index = write_slots, pool.locate(write_slots), pool.locate(past_slots)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if positions is None:
             raise ValueError("pages hold texts of any length: give the positions of the new tokens")
-        there, real = self.before != EMPTY, (self.new != EMPTY).long()
-        flat = self.pool.place.flatten()
-        flat[self.slots] = positions.flatten() if self.whole else positions.flatten()[self.filled]
-        if not self.before.shape[1]:
-            if self.whole:
+        past_filled, new_segments = self.past_slots != EMPTY_SLOT, (self.new_slots != EMPTY_SLOT).long()
+        flat_positions = self.pool.positions.flatten()
+        flat_positions[self.write_slots] = positions.flatten() if self.all_filled else positions.flatten()[self.filled_indices]
+        if not self.past_slots.shape[1]:
+            if self.all_filled:
                 return Grid(queries, queries, 0, positions, positions)
-            return Grid(queries, queries, 0, positions, positions, real, real)
-        old = torch.where(there, flat[self.before.clamp(min=0)], 0)
-        return Grid(queries, self.before.shape[1] + queries, 0, positions, torch.cat([old, positions], 1), real,
-                    torch.cat([there.long(), real], 1))
+            return Grid(queries, queries, 0, positions, positions, new_segments, new_segments)
+        past_positions = torch.where(past_filled, flat_positions[self.past_slots.clamp(min=0)], 0)
+        return Grid(queries, self.past_slots.shape[1] + queries, 0, positions, torch.cat([past_positions, positions], 1), new_segments,
+                    torch.cat([past_filled.long(), new_segments], 1))
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> Pair:
-        new = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
-        if not self.whole:
-            new = [tensor[self.filled] for tensor in new]
-        self.pool.put(layer, self.home, new[0], new[1])
-        if not self.before.shape[1]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        new_kv = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
+        if not self.all_filled:
+            new_kv = [tensor[self.filled_indices] for tensor in new_kv]
+        self.pool.write(layer, self.write_index, new_kv[0], new_kv[1])
+        if not self.past_slots.shape[1]:
             return k, v
-        old_k, old_v = self.pool.at(layer, self.past)
-        return torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)
+        past_k, past_v = self.pool.gather(layer, self.past_index)
+        return torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
 
-    def keep(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         raise ValueError("rows of pages are not moved about: whoever holds the pages says which row sees which")

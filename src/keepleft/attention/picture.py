@@ -12,10 +12,10 @@ from torch import Tensor
 from keepleft.attention.masks import Mask
 from keepleft.disk import atomic, svg
 
-SEEN, HIDDEN, LINE = svg.BLUE, "#eef2f6", svg.PAPER  # blue on pale grey: told apart without colour too
+VISIBLE_COLOUR, HIDDEN_COLOUR, GRID_COLOUR = svg.BLUE, "#eef2f6", svg.PAPER  # blue on pale grey: told apart without colour too
 
 
-def table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
+def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
     """The mask over the first n positions, as an (n, n) boolean matrix; True is "may look"."""
     if not isinstance(mask, Mask):
         raise TypeError(f"{mask!r} is no mask: give one such as causal & window(3)")
@@ -27,33 +27,33 @@ def table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
 
 def draw(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> str:
     """The table as text: a line for each query, ■ where it may look."""
-    return "\n".join(" ".join("■" if seen else "·" for seen in line) for line in table(mask, n, row=row, head=head).tolist())
+    return "\n".join(" ".join("■" if visible else "·" for visible in line) for line in mask_table(mask, n, row=row, head=head).tolist())
 
 
 def faults(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> list[str]:
     """What a reader should know before trusting this mask on n positions to keep to the left."""
-    seen = table(mask, n, row=row, head=head)
-    out = [f"position {q} sees position {k}, its future" for q, k in seen.triu(1).nonzero().tolist()]
-    return out + [f"position {q} sees nothing" for q in (~seen.any(1)).nonzero().flatten().tolist()]
+    visible = mask_table(mask, n, row=row, head=head)
+    out = [f"position {q} sees position {k}, its future" for q, k in visible.triu(1).nonzero().tolist()]
+    return out + [f"position {q} sees nothing" for q in (~visible.any(1)).nonzero().flatten().tolist()]
 
 
 def picture(mask: Mask, n: int, path: str | Path, *, labels: list[str] | None = None, row: int = 0, head: int = 0) -> Path:
     """Draw the table into an .svg or .png file; labels name the positions (in the .svg)."""
     path = Path(path)
-    seen = table(mask, n, row=row, head=head)
+    visible = mask_table(mask, n, row=row, head=head)
     if labels is not None and len(labels) != n:
         raise ValueError(f"{len(labels)} labels for {n} positions: give one for each")
     if path.suffix == ".svg":
-        return _svg(path, seen, repr(mask), labels or [str(i) for i in range(n)])
+        return _write_svg(path, visible, repr(mask), labels or [str(i) for i in range(n)])
     if path.suffix != ".png":
         raise ValueError(f"{path.name!r} is neither .svg nor .png")
-    with atomic.written(path) as part:
-        part.write_bytes(_png(seen))
+    with atomic.atomic_file(path) as temporary:
+        temporary.write_bytes(_encode_png(visible))
     return path
 
 
-def _svg(path: Path, seen: Tensor, title: str, labels: list[str]) -> Path:
-    n, cell = len(seen), 22
+def _write_svg(path: Path, visible: Tensor, title: str, labels: list[str]) -> Path:
+    n, cell = len(visible), 22
     if n > 64:
         labels, cell = [""] * n, max(2, 1400 // n)
     left = 14 + max((len(label) for label in labels), default=0) * 8
@@ -63,28 +63,28 @@ def _svg(path: Path, seen: Tensor, title: str, labels: list[str]) -> Path:
         if label:
             middle = i * cell + cell / 2
             out.append(svg.text(left - 6, top + middle + 4, label, anchor="end"))
-            out.append(svg.text(left + middle + 4, top - 6, label, up=True))
-    for q, line in enumerate(seen.tolist()):
-        for k, on in enumerate(line):
+            out.append(svg.text(left + middle + 4, top - 6, label, vertical=True))
+    for q, line in enumerate(visible.tolist()):
+        for k, is_visible in enumerate(line):
             out.append(f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
-                       f'fill="{SEEN if on else HIDDEN}"/>')
-    return svg.sheet(path, title, left + n * cell + 20, top + n * cell + 20, out)
+                       f'fill="{VISIBLE_COLOUR if is_visible else HIDDEN_COLOUR}"/>')
+    return svg.write_svg(path, title, left + n * cell + 20, top + n * cell + 20, out)
 
 
-def _png(seen: Tensor) -> bytes:
-    n = len(seen)
+def _encode_png(visible: Tensor) -> bytes:
+    n = len(visible)
     cell = max(1, min(24, 1440 // n))
-    on, off, line = (torch.tensor([int(colour[i:i + 2], 16) for i in (1, 3, 5)], dtype=torch.uint8)
-                     for colour in (SEEN, HIDDEN, LINE))
-    pixels = torch.where(seen[..., None], on, off).repeat_interleave(cell, 0).repeat_interleave(cell, 1).contiguous()
+    visible_colour, hidden_colour, grid_colour = (torch.tensor([int(colour[i:i + 2], 16) for i in (1, 3, 5)], dtype=torch.uint8)
+                     for colour in (VISIBLE_COLOUR, HIDDEN_COLOUR, GRID_COLOUR))
+    pixels = torch.where(visible[..., None], visible_colour, hidden_colour).repeat_interleave(cell, 0).repeat_interleave(cell, 1).contiguous()
     if cell > 3:
-        pixels[cell - 1::cell] = line
-        pixels[:, cell - 1::cell] = line
-    rows = torch.cat([torch.zeros(n * cell, 1, dtype=torch.uint8), pixels.flatten(1)], 1)
+        pixels[cell - 1::cell] = grid_colour
+        pixels[:, cell - 1::cell] = grid_colour
+    scanlines = torch.cat([torch.zeros(n * cell, 1, dtype=torch.uint8), pixels.flatten(1)], 1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", n * cell, n * cell, 8, 2, 0, 0, 0)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.numpy().tobytes(), 9))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(scanlines.numpy().tobytes(), 9))
             + chunk(b"IEND", b""))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.grid import Grid
-from keepleft.attention.masks import Both, Causal, Full, Mask, Window
+from keepleft.attention.masks import And, Causal, Full, Mask, Window
 
 
 class Run(NamedTuple):
@@ -18,43 +18,43 @@ class Run(NamedTuple):
     real: bool
 
 
-def relative(mask: Mask) -> bool:
+def is_relative(mask: Mask) -> bool:
     """Does the mask look only at how far apart two positions are?"""
-    return isinstance(mask, Full | Causal | Window) or (isinstance(mask, Both) and all(map(relative, mask.parts)))
+    return isinstance(mask, Full | Causal | Window) or (isinstance(mask, And) and all(map(is_relative, mask.parts)))
 
 
-def borders(mask: Mask, grid: Grid) -> Tensor | None:
+def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
     """(n, 3) row, begin, end of each text; None where texts are torn, out of order or the mask is not relative."""
-    if not (grid.square and relative(mask)) or grid.q_seg is None:
+    if not (grid.is_square and is_relative(mask)) or grid.q_seg is None:
         return None
     segments, positions = grid.q_seg, grid.q_pos
     real = segments != 0
-    opens, closes = real.clone(), real.clone()
+    is_start, is_end = real.clone(), real.clone()
     same = segments[:, 1:] == segments[:, :-1]
-    opens[:, 1:] &= ~same
-    closes[:, :-1] &= ~same
-    begin, end = opens.nonzero(), closes.nonzero()
-    out = torch.cat([begin, end[:, 1:] + 1], 1)
-    torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(begin)
-    if torn:
+    is_start[:, 1:] &= ~same
+    is_end[:, :-1] &= ~same
+    begin, end = is_start.nonzero(), is_end.nonzero()
+    spans = torch.cat([begin, end[:, 1:] + 1], 1)
+    is_torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(begin)
+    if is_torn:
         return None
     if positions is not None and not bool((positions.diff(dim=1) == 1)[same & real[:, 1:]].all()):
         return None
-    return out
+    return spans
 
 
-def runs_of(mask: Mask, grid: Grid) -> list[list[Run]] | None:
+def split_rows(mask: Mask, grid: Grid) -> list[list[Run]] | None:
     """The texts of each row and the padding between them, end to end; None where it is not made of runs."""
-    found = borders(mask, grid)
-    if found is None or grid.q_seg is None:
+    spans = segment_spans(mask, grid)
+    if spans is None or grid.q_seg is None:
         return None
     rows: list[list[Run]] = [[] for _ in grid.q_seg]
-    done = [0] * len(rows)
-    ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]  # an empty text closes every row
-    for row, begin, end in found.tolist() + ends:
-        if begin > done[row]:
-            rows[row].append(Run(begin - done[row], False))
+    covered = [0] * len(rows)
+    row_ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]  # an empty text closes every row
+    for row, begin, end in spans.tolist() + row_ends:
+        if begin > covered[row]:
+            rows[row].append(Run(begin - covered[row], False))
         if end > begin:
             rows[row].append(Run(end - begin, True))
-        done[row] = end
+        covered[row] = end
     return rows

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from keepleft.attention.masks import Mask, causal, window_size
 from keepleft.auditing import guard, rounding
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
-from keepleft.auditing.inquiry import PROBES, Inquiry
-from keepleft.auditing.report import KINDS, Report
-from keepleft.auditing.roles import ASKED, OTHERWISE
-from keepleft.auditing.seen import Seen
-from keepleft.auditing.subject import Call, CallError, Reader, Subject, UnfitError
-from keepleft.auditing.ways import BUDGETS, COARSE, Way
+from keepleft.auditing.inquiry import PROBES, AuditSession
+from keepleft.auditing.report import KINDS, AuditReport
+from keepleft.auditing.roles import EXTRA_ARGUMENTS, EXCLUDED_ARGUMENTS
+from keepleft.auditing.seen import OpCounter
+from keepleft.auditing.subject import Inputs, CallError, PaddingArgument, ModelAdapter, UnauditableError
+from keepleft.auditing.ways import BUDGETS, HALF_DTYPES, CodePath
 
 
 def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None = None, *, claim: Mask = causal,
           checks: Sequence[str] | None = None, budget: str = "standard", probes: Sequence[str] | None = None,
           prefill: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
           reorder: Callable[..., Any] | None = None, layers: int | None = None, vocab: int | None = None, time: int = 1,
-          limit: float | None = 60.0, tell: Callable[[str], None] | None = None) -> Report:
+          limit: float | None = 60.0, on_progress: Callable[[str], None] | None = None) -> AuditReport:
     """Audit a module or any callable against a claim; the report names every leak, and what could not be checked.
 
     example: ids (B, T), features (B, T, D), or a dict of forward arguments; ours and Hugging Face's models need none.
@@ -40,67 +40,67 @@ def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None
     """
     if not isinstance(claim, Mask):
         raise TypeError(f"the claim is {claim!r}: give a mask such as kl.causal, kl.causal & kl.window(3) or kl.full")
-    chosen = _among("check", checks, KINDS)
-    tried = _among("probe", probes, PROBES)
+    selected_checks = _select_names("check", checks, KINDS)
+    selected_probes = _select_names("probe", probes, PROBES)
     if budget not in BUDGETS:
         raise ValueError(f"there is no budget {budget!r}: there are {', '.join(BUDGETS)}")
-    _sensible(prefill, step, layers, vocab, time, limit)
-    began = clock.monotonic()
+    _validate_arguments(prefill, step, layers, vocab, time, limit)
+    started_at = clock.monotonic()
     with torch.inference_mode(False), torch.enable_grad():
-        subject = Subject(target, example, vocab=vocab, time=time, limit=limit, claim=claim)
-        inquiry = Inquiry(subject, claim, layers, BUDGETS[budget], chosen, tried, tell=tell or (lambda _: None))
-        claimed: Table = ()
-        measured: Table = ()
+        adapter = ModelAdapter(target, example, vocab_size=vocab, time_axis=time, timeout_seconds=limit, claim=claim)
+        session = AuditSession(adapter, claim, layers, BUDGETS[budget], selected_checks, selected_probes, on_progress=on_progress or (lambda _: None))
+        claimed: InfluenceTable = ()
+        measured: InfluenceTable = ()
         try:
-            with _chance(), _threads(inquiry), guard.kept(subject.module), guard.woken(subject.module) as asleep:
-                if asleep:
-                    many = "weight is" if asleep == 1 else "weights are"
-                    inquiry.note(f"{asleep} {many} all zero and would hide what stands behind: woken for the audit")
-                _audited(inquiry, prefill, step, reorder)
-                claimed, measured = _influence(inquiry)
-        except UnfitError as error:
-            inquiry.skip("the audit", error, fatal=True)
+            with _preserve_rng_state(), _limit_threads(session), guard.preserve_state(adapter.module), guard.randomize_zero_weights(adapter.module) as num_zero_weights:
+                if num_zero_weights:
+                    weights_phrase = "weight is" if num_zero_weights == 1 else "weights are"
+                    session.note(f"{num_zero_weights} {weights_phrase} all zero and would hide what stands behind: woken for the audit")
+                _run_checks(session, prefill, step, reorder)
+                claimed, measured = _measure_influence(session)
+        except UnauditableError as error:
+            session.skip("the audit", error, fatal=True)
         except CallError as error:
-            inquiry.skip("the audit", f"{subject.name} broke off: {error}", fatal=True)
-    if subject.mutated:
-        inquiry.skip("the verdict", f"{subject.name} changes what it is given in place: copy the input first", fatal=True)
-    if subject.moves:
-        inquiry.note("calls change its buffers (running statistics, say): they were put back before each call")
-    return Report(subject.name, repr(claim), budget, tuple(inquiry.findings.values()), tuple(inquiry.skipped),
-                  tuple(inquiry.notes), tuple(inquiry.checked), tuple(inquiry.paths), tuple(inquiry.blocked), claimed, measured,
-                  clock.monotonic() - began, subject.calls,
-                  {"torch": torch.__version__, "python": platform.python_version(), "device": str(subject.device)})
+            session.skip("the audit", f"{adapter.name} broke off: {error}", fatal=True)
+    if adapter.mutates_inputs:
+        session.skip("the verdict", f"{adapter.name} changes what it is given in place: copy the input first", fatal=True)
+    if adapter.mutates_buffers:
+        session.note("calls change its buffers (running statistics, say): they were put back before each call")
+    return AuditReport(adapter.name, repr(claim), budget, tuple(session.findings.values()), tuple(session.skipped),
+                  tuple(session.notes), tuple(session.checked), tuple(session.path_labels), tuple(session.blocked), claimed, measured,
+                  clock.monotonic() - started_at, adapter.num_calls,
+                  {"torch": torch.__version__, "python": platform.python_version(), "device": str(adapter.device)})
 
 
-FARTHEST = 600  # positions, for a window to show
-Table = tuple[tuple[Any, ...], ...]
+MAX_WINDOW_LENGTH = 600  # positions, for a window to show
+InfluenceTable = tuple[tuple[Any, ...], ...]
 
 
 @contextmanager
-def _chance() -> Iterator[None]:
+def _preserve_rng_state() -> Iterator[None]:
     """Everyone's random numbers go on afterwards as if nothing had been."""
-    own, many = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
             yield
         finally:
-            random.setstate(own)
-            np.random.set_state(many)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 @contextmanager
-def _threads(inquiry: Inquiry) -> Iterator[None]:
+def _limit_threads(session: AuditSession) -> Iterator[None]:
     """One thread for a small model on a CPU: more would only wait for each other."""
-    before = torch.get_num_threads()
-    if inquiry.subject.device.type == "cpu" and not inquiry.large:
+    num_threads = torch.get_num_threads()
+    if session.adapter.device.type == "cpu" and not session.is_large:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
-def _sensible(prefill: Any, step: Any, layers: Any, vocab: Any, time: Any, limit: Any) -> None:
+def _validate_arguments(prefill: Any, step: Any, layers: Any, vocab: Any, time: Any, limit: Any) -> None:
     if (prefill is None) != (step is None):
         raise ValueError("prefill= and step= belong together: give both, or neither")
     for name, value in (("layers", layers), ("vocab", vocab)):
@@ -112,332 +112,332 @@ def _sensible(prefill: Any, step: Any, layers: Any, vocab: Any, time: Any, limit
         raise ValueError(f"limit is {limit!r}: it must be seconds, more than 0, or None")
 
 
-def _among(what: str, given: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
-    if given is None:
-        return tuple(known)
-    given = [given] if isinstance(given, str) else given
-    for name in given:
-        if name not in known:
-            raise ValueError(f"there is no {what} {name!r}: there are {', '.join(known)}")
-    return tuple(name for name in known if name in given)
+def _select_names(kind: str, requested: Sequence[str] | None, available: Sequence[str]) -> tuple[str, ...]:
+    if requested is None:
+        return tuple(available)
+    requested = [requested] if isinstance(requested, str) else requested
+    for name in requested:
+        if name not in available:
+            raise ValueError(f"there is no {kind} {name!r}: there are {', '.join(available)}")
+    return tuple(name for name in available if name in requested)
 
 
-def _audited(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
+def _run_checks(session: AuditSession, prefill: Any, step: Any, reorder: Any) -> None:
     """Every check on the paths that matter most, and then, where there is time, on all of them."""
-    _first(inquiry)
-    _learned(inquiry)
-    whole = inquiry.budget
-    for budget in (replace(BUDGETS["quick"], name=whole.name, seconds=whole.seconds), *((whole,) if whole.broad else ())):
-        inquiry.budget = budget
-        inquiry.lengths = _lengths(inquiry)
-        _round(inquiry, prefill, step, reorder)
-    for name in inquiry.checks:
-        if name not in inquiry.checked and name in inquiry.undone:
-            inquiry.blocked.append(inquiry.undone[name])
+    _smoke_test(session)
+    _inspect(session)
+    full_budget = session.budget
+    for budget in (replace(BUDGETS["quick"], name=full_budget.name, seconds=full_budget.seconds), *((full_budget,) if full_budget.exhaustive else ())):
+        session.budget = budget
+        session.lengths = _lengths_to_try(session)
+        _run_checks_once(session, prefill, step, reorder)
+    for name in session.checks:
+        if name not in session.checked and name in session.unchecked:
+            session.blocked.append(session.unchecked[name])
 
 
-def _round(inquiry: Inquiry, prefill: Any, step: Any, reorder: Any) -> None:
-    ways = list(offered(inquiry))
-    few = [way for way in ways if way.mask == "absent" and way.dtype is None and way.batch == 2 and not way.wrapped]
-    few = few if inquiry.budget.broad else few[:1] if inquiry.brief else few[:2]
-    every = [] if inquiry.brief else ways
-    if inquiry.brief:
-        ways = [way for way in ways if way.batch == 2 and way.dtype is None][:5]
-    half = inquiry.subject.dtype in COARSE  # too coarse for a loss to be explained
-    steps: dict[str, Callable[[], None]] = {
-        "future": lambda: future.future(inquiry, ways),
-        "batch": lambda: batch.batch(inquiry, few, every),
-        "nan": lambda: nan.nan(inquiry, few, every),
-        "padding": lambda: padding.padding(inquiry, few, every),
-        "packing": lambda: packing.packing(inquiry, few),
-        "cache": lambda: cache.cache(inquiry, few, prefill, step, reorder),
-        "labels": lambda: labels.labels(inquiry, [way.but(dtype=torch.float32) for way in few] if half else few),
+def _run_checks_once(session: AuditSession, prefill: Any, step: Any, reorder: Any) -> None:
+    paths = list(code_paths(session))
+    main_paths = [path for path in paths if path.mask == "absent" and path.dtype is None and path.batch == 2 and not path.wrapped]
+    main_paths = main_paths if session.budget.exhaustive else main_paths[:1] if session.reduced_coverage else main_paths[:2]
+    all_paths = [] if session.reduced_coverage else paths
+    if session.reduced_coverage:
+        paths = [path for path in paths if path.batch == 2 and path.dtype is None][:5]
+    is_half = session.adapter.dtype in HALF_DTYPES  # too coarse for a loss to be explained
+    check_runs: dict[str, Callable[[], None]] = {
+        "future": lambda: future.future(session, paths),
+        "batch": lambda: batch.batch(session, main_paths, all_paths),
+        "nan": lambda: nan.nan(session, main_paths, all_paths),
+        "padding": lambda: padding.padding(session, main_paths, all_paths),
+        "packing": lambda: packing.packing(session, main_paths),
+        "cache": lambda: cache.cache(session, main_paths, prefill, step, reorder),
+        "labels": lambda: labels.labels(session, [path.but(dtype=torch.float32) for path in main_paths] if is_half else main_paths),
     }
-    for name, go in steps.items():
-        if name not in inquiry.checks:
+    for name, run_check in check_runs.items():
+        if name not in session.checks:
             continue
-        if name == "future" and inquiry.silent:
-            inquiry.skip("future", f"the claim {inquiry.claim} allows every position to read every other")
+        if name == "future" and session.claims_nothing:
+            session.skip("future", f"the claim {session.claim} allows every position to read every other")
             continue
-        if inquiry.late:
-            if name in inquiry.checked:
-                inquiry.skip(f"{name}, further paths", inquiry.up)
-            elif not any(line.startswith(f"{name}: ") for line in inquiry.skipped):
-                inquiry.fail(name, inquiry.up)
+        if session.out_of_time:
+            if name in session.checked:
+                session.skip(f"{name}, further paths", session.out_of_time_message)
+            elif not any(line.startswith(f"{name}: ") for line in session.skipped):
+                session.mark_unchecked(name, session.out_of_time_message)
             continue
-        calls = inquiry.done
-        inquiry.tell(name)
-        go()
-        if name in inquiry.checked or any(line.startswith(f"{name}: ") for line in inquiry.skipped):
+        comparisons_before = session.num_comparisons
+        session.on_progress(name)
+        run_check()
+        if name in session.checked or any(line.startswith(f"{name}: ") for line in session.skipped):
             continue
-        if inquiry.done > calls:
-            inquiry.checked.append(name)
+        if session.num_comparisons > comparisons_before:
+            session.checked.append(name)
         else:
-            inquiry.fail(name, "nothing of it could be checked; the lines above say why")
+            session.mark_unchecked(name, "nothing of it could be checked; the lines above say why")
 
 
-def _first(inquiry: Inquiry) -> None:
+def _smoke_test(session: AuditSession) -> None:
     """Does it run at all, the same each time, with an output for each position and numbers in it?"""
-    subject, way = inquiry.subject, Way()
-    with subject.on(way):
+    adapter, path = session.adapter, CodePath()
+    with adapter.on_path(path):
         try:
-            _begun(inquiry, way)
+            _first_call(session, path)
         except CallError as error:
-            raise UnfitError(f"{subject.name} does not run on {_shown(subject)}: {error}") from error
-        one, other = subject.call(2), subject.call(2, seed=1)
-        weights = [p._version for p in _weights(subject)]
-        first = subject.run(one, way)
-        if [p._version for p in _weights(subject)] != weights:
-            raise UnfitError(f"{subject.name} changes its own weights when it is called: nothing can be compared; keep forward "
+            raise UnauditableError(f"{adapter.name} does not run on {_describe_inputs(adapter)}: {error}") from error
+        inputs, other_inputs = adapter.make_inputs(2), adapter.make_inputs(2, seed=1)
+        versions = [p._version for p in _parameters(adapter)]
+        output = adapter.run(inputs, path)
+        if [p._version for p in _parameters(adapter)] != versions:
+            raise UnauditableError(f"{adapter.name} changes its own weights when it is called: nothing can be compared; keep forward "
                              "free of that")
-        sound = first.isfinite().flatten(2).any(2)
-        if not sound.any():
-            raise UnfitError(f"{subject.name} gives nothing but NaN or infinity: its weights or its input are broken")
-        if not sound.all() and "nan" not in inquiry.checks:
-            first_bad = int((~sound).nonzero()[0, 1])
-            raise UnfitError(f"{subject.name} gives NaN at position {first_bad}: let the nan check look at it")
-        subject.run(other, way)
-        again = subject.run(one, way)
-        change = float(rounding.moved(first, again).max()) / rounding.scale(first)
+        finite = output.isfinite().flatten(2).any(2)
+        if not finite.any():
+            raise UnauditableError(f"{adapter.name} gives nothing but NaN or infinity: its weights or its input are broken")
+        if not finite.all() and "nan" not in session.checks:
+            first_nan = int((~finite).nonzero()[0, 1])
+            raise UnauditableError(f"{adapter.name} gives NaN at position {first_nan}: let the nan check look at it")
+        adapter.run(other_inputs, path)
+        repeated = adapter.run(inputs, path)
+        change = float(rounding.max_change(output, repeated).max()) / rounding.scale(output)
         if change > 1e-3:
-            raise UnfitError(f"{subject.name} gives another output for the same input ({change:.2g} of the largest): it keeps "
+            raise UnauditableError(f"{adapter.name} gives another output for the same input ({change:.2g} of the largest): it keeps "
                              "state between calls or draws random numbers of its own; reset it in forward, or wrap it so that "
                              "each call begins anew")
-        if _draws(subject, one, train=False):
-            raise UnfitError(f"{subject.name} draws random numbers in eval mode: nothing can be compared; draw them in train "
+        if _is_random(adapter, inputs, train=False):
+            raise UnauditableError(f"{adapter.name} draws random numbers in eval mode: nothing can be compared; draw them in train "
                              "mode only")
         if change:
-            inquiry.note(f"the same input gives outputs {change:.2g} of the largest apart: kernels are not deterministic")
-        if not float(rounding.moved(first, subject.run(other, way)).max()):
-            raise UnfitError(f"{subject.name} gives the same output whatever it is given: nothing can be seen of what it reads")
-        if subject.reader is not None and subject.reader.name == "mask":
-            _polarity(subject, way)
+            session.note(f"the same input gives outputs {change:.2g} of the largest apart: kernels are not deterministic")
+        if not float(rounding.max_change(output, adapter.run(other_inputs, path)).max()):
+            raise UnauditableError(f"{adapter.name} gives the same output whatever it is given: nothing can be seen of what it reads")
+        if adapter.padding_argument is not None and adapter.padding_argument.name == "mask":
+            _detect_mask_polarity(adapter, path)
 
 
-def _begun(inquiry: Inquiry, way: Way) -> None:
+def _first_call(session: AuditSession, path: CodePath) -> None:
     """The first call. Some models take one length only; some give every position's scores only when targets are given."""
-    subject = inquiry.subject
-    first = subject.main
-    for rival in subject.rivals():  # which of two sequences does the output follow?
-        for main, looked in ((first, rival), (rival, first)):
+    adapter = session.adapter
+    first_argument = adapter.main_argument
+    for candidate in adapter.other_sequences():  # which of two sequences does the output follow?
+        for main_argument, source_argument in ((first_argument, candidate), (candidate, first_argument)):
             try:
-                subject.look(main, looked)
-                subject.run(subject.call(2), way)
+                adapter.set_inputs(main_argument, source_argument)
+                adapter.run(adapter.make_inputs(2), path)
                 return
-            except (CallError, UnfitError, ValueError):
-                subject.look(first, None)
+            except (CallError, UnauditableError, ValueError):
+                adapter.set_inputs(first_argument, None)
     try:
-        subject.run(subject.call(2), way)
+        adapter.run(adapter.make_inputs(2), path)
     except CallError:
-        given = subject.given.get(subject.main)
-        if given is None or given.shape[subject.time] == subject.length or given.shape[subject.time] < 2:
+        example = adapter.example_arguments.get(adapter.main_argument)
+        if example is None or example.shape[adapter.time_axis] == adapter.length or example.shape[adapter.time_axis] < 2:
             raise
-        subject.length = given.shape[subject.time]
-        subject.run(subject.call(2), way)
-        inquiry.note(f"it takes the example's length, {subject.length}, but not every other")
-    except UnfitError:
-        if subject.sig.role("targets") is None:
+        adapter.length = example.shape[adapter.time_axis]
+        adapter.run(adapter.make_inputs(2), path)
+        session.note(f"it takes the example's length, {adapter.length}, but not every other")
+    except UnauditableError:
+        if adapter.signature.argument_for("targets") is None:
             raise
-        subject.last_only = True
-        subject.run(subject.call(2), way)
+        adapter.needs_targets = True
+        adapter.run(adapter.make_inputs(2), path)
 
 
-def _polarity(subject: Subject, way: Way) -> None:
+def _detect_mask_polarity(adapter: ModelAdapter, path: CodePath) -> None:
     """A bare `mask`: is True a real token, or padding? What changes nothing says nothing of padding."""
-    call = subject.call(2)
-    assert subject.reader is not None
-    outs: list[Tensor | None] = []
-    for value in (None, torch.ones(2, subject.length, dtype=torch.bool), torch.zeros(2, subject.length, dtype=torch.bool)):
+    inputs = adapter.make_inputs(2)
+    assert adapter.padding_argument is not None
+    outputs: list[Tensor | None] = []
+    for value in (None, torch.ones(2, adapter.length, dtype=torch.bool), torch.zeros(2, adapter.length, dtype=torch.bool)):
         try:
-            outs.append(subject.run(call if value is None else call.but(extra={subject.reader.name: value}), way))
+            outputs.append(adapter.run(inputs if value is None else inputs.but(extra={adapter.padding_argument.name: value}), path))
         except CallError:
-            outs.append(None)
-    if outs[1] is None and outs[2] is None:
-        subject.reader = None  # it is no mask of tokens
-    elif outs[0] is not None and outs[2] is not None and torch.equal(outs[0], outs[2]) and not (
-            outs[1] is not None and torch.equal(outs[0], outs[1])):
-        subject.reader = Reader(subject.reader.name, "drop")
+            outputs.append(None)
+    if outputs[1] is None and outputs[2] is None:
+        adapter.padding_argument = None  # it is no mask of tokens
+    elif outputs[0] is not None and outputs[2] is not None and torch.equal(outputs[0], outputs[2]) and not (
+            outputs[1] is not None and torch.equal(outputs[0], outputs[1])):
+        adapter.padding_argument = PaddingArgument(adapter.padding_argument.name, "drop")
 
 
-def _shown(subject: Subject) -> str:
-    call = subject.call(2)
-    return f"{subject.main} of shape {tuple(call.tokens.shape)}"
+def _describe_inputs(adapter: ModelAdapter) -> str:
+    inputs = adapter.make_inputs(2)
+    return f"{adapter.main_argument} of shape {tuple(inputs.tokens.shape)}"
 
 
-def _learned(inquiry: Inquiry) -> None:
+def _inspect(session: AuditSession) -> None:
     """What the first calls show: how many layers, whether it runs in double precision, which lengths may matter."""
-    subject, way = inquiry.subject, Way()
-    call = subject.call(2)
-    with subject.on(way), Seen() as seen:
-        subject.run(call, way)
-    if inquiry.layers is None and seen.attentions:
-        inquiry.layers = max(seen.attentions, subject.facts.layers or 0)
-    elif inquiry.layers is None:
-        inquiry.layers = subject.facts.layers or 1
-    module = subject.module
-    inquiry.quantised = module is not None and any("quantized" in type(part).__module__ for part in module.modules())
-    if inquiry.quantised:
-        inquiry.note("the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest output are "
+    adapter, path = session.adapter, CodePath()
+    inputs = adapter.make_inputs(2)
+    with adapter.on_path(path), OpCounter() as op_counter:
+        adapter.run(inputs, path)
+    if session.layers is None and op_counter.num_attentions:
+        session.layers = max(op_counter.num_attentions, adapter.facts.layers or 0)
+    elif session.layers is None:
+        session.layers = adapter.facts.layers or 1
+    module = adapter.module
+    session.quantized = module is not None and any("quantized" in type(submodule).__module__ for submodule in module.modules())
+    if session.quantized:
+        session.note("the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest output are "
                      "taken for rounding")
-    inquiry.double = False
-    if inquiry.brief:
-        inquiry.note("it is large, so the quick budget tries less, and in the model's own precision only")
-    if module is not None and not inquiry.quantised and not inquiry.brief and subject.dtype != torch.float64 and _small(module):
-        fine = way.but(dtype=torch.float64)
+    session.supports_float64 = False
+    if session.reduced_coverage:
+        session.note("it is large, so the quick budget tries less, and in the model's own precision only")
+    if module is not None and not session.quantized and not session.reduced_coverage and adapter.dtype != torch.float64 and _fits_float64_copy(module):
+        float64_path = path.but(dtype=torch.float64)
         try:
-            with subject.on(fine):
-                subject.run(call, fine)
-            inquiry.double = True
+            with adapter.on_path(float64_path):
+                adapter.run(inputs, float64_path)
+            session.supports_float64 = True
         except CallError as error:
-            inquiry.note(f"it does not run in float64 ({error}), so rounding is told from leaks less finely")
+            session.note(f"it does not run in float64 ({error}), so rounding is told from leaks less finely")
     if module is not None:
-        subject.drops = _draws(subject, call)
-        subject.random = subject.drops and _draws(subject, call)
-        if subject.random:
-            inquiry.note("in training it draws random numbers besides dropout: only calls of the same shape are compared there")
+        adapter.has_functional_dropout = _is_random(adapter, inputs)
+        adapter.random_in_training = adapter.has_functional_dropout and _is_random(adapter, inputs)
+        if adapter.random_in_training:
+            session.note("in training it draws random numbers besides dropout: only calls of the same shape are compared there")
 
 
-def _weights(subject: Subject) -> list[Tensor]:
-    return [p for p in subject.module.parameters() if not p.is_inference()] if subject.module is not None else []
+def _parameters(adapter: ModelAdapter) -> list[Tensor]:
+    return [p for p in adapter.module.parameters() if not p.is_inference()] if adapter.module is not None else []
 
 
-def _draws(subject: Subject, call: Call, *, train: bool = True) -> bool:
+def _is_random(adapter: ModelAdapter, inputs: Inputs, *, train: bool = True) -> bool:
     """Does the output depend on chance?"""
-    way, outs = Way(train=train), []
+    path, outputs = CodePath(train=train), []
     try:
-        for subject.seed in (0, 1):
-            with subject.on(way):
-                outs.append(subject.run(call, way))
+        for adapter.seed in (0, 1):
+            with adapter.on_path(path):
+                outputs.append(adapter.run(inputs, path))
     except CallError:
         return False
     finally:
-        subject.seed = 0
-    return not torch.equal(torch.nan_to_num(outs[0]), torch.nan_to_num(outs[1]))
+        adapter.seed = 0
+    return not torch.equal(torch.nan_to_num(outputs[0]), torch.nan_to_num(outputs[1]))
 
 
-def _small(module: nn.Module) -> bool:
+def _fits_float64_copy(module: nn.Module) -> bool:
     """Is there room for a copy twice as large?"""
     return sum(p.numel() * p.element_size() for p in module.parameters()) < 4 << 30
 
 
-def _lengths(inquiry: Inquiry) -> list[int]:
+def _lengths_to_try(session: AuditSession) -> list[int]:
     """Below, at and above every whole number in the configuration, and twice as long; what matters most first."""
-    most, out = inquiry.budget.longest, dict.fromkeys([*_beyond(inquiry), 1, 2])
-    for n in inquiry.subject.facts.numbers:
-        some = (n + 1, min(2 * n + 1, max(most, n + 2)), n, n - 1, n + 2)
-        out |= dict.fromkeys(length for length in some if 1 <= length <= most)
-    beyond = sorted(n for n in inquiry.subject.facts.numbers if n >= most)
-    if beyond and inquiry.budget.broad:
-        told = ", ".join(map(str, beyond[:8])) + (" …" if len(beyond) > 8 else "")
-        inquiry.skip("lengths beyond the budget's", f"{told}: texts of up to {most} were tried")
-    known = [n for n in out if n != inquiry.subject.length]
-    kept: list[int] = []
+    max_length, candidates = session.budget.max_length, dict.fromkeys([*_lengths_beyond_window(session), 1, 2])
+    for n in session.adapter.facts.config_numbers:
+        nearby_lengths = (n + 1, min(2 * n + 1, max(max_length, n + 2)), n, n - 1, n + 2)
+        candidates |= dict.fromkeys(length for length in nearby_lengths if 1 <= length <= max_length)
+    too_long = sorted(n for n in session.adapter.facts.config_numbers if n >= max_length)
+    if too_long and session.budget.exhaustive:
+        lengths_text = ", ".join(map(str, too_long[:8])) + (" …" if len(too_long) > 8 else "")
+        session.skip("lengths beyond the budget's", f"{lengths_text}: texts of up to {max_length} were tried")
+    remaining = [n for n in candidates if n != session.adapter.length]
+    selected: list[int] = []
     cost = 0
-    for n in known:
-        if n in _beyond(inquiry):
-            kept.append(n)
-        elif len(kept) < inquiry.budget.lengths and (cost + n * n <= _worth(inquiry) or inquiry.budget.seconds is None):
-            kept.append(n)
+    for n in remaining:
+        if n in _lengths_beyond_window(session):
+            selected.append(n)
+        elif len(selected) < session.budget.max_lengths and (cost + n * n <= _length_cost_limit(session) or session.budget.seconds is None):
+            selected.append(n)
             cost += n * n
-    return kept
+    return selected
 
 
-def _beyond(inquiry: Inquiry) -> list[int]:
+def _lengths_beyond_window(session: AuditSession) -> list[int]:
     """A window is seen only in texts that are longer than it reaches through all layers."""
-    window = window_size(inquiry.claim)
+    window = window_size(session.claim)
     if window is None:
         return []
-    needed = (window - 1) * (inquiry.layers or 1) + 2
-    if needed > FARTHEST:
-        inquiry.fail("future", f"the window reaches {needed - 1:,} positions through {inquiry.layers} layers, and texts of up "
-                     f"to {FARTHEST} are tried: audit a smaller window")
+    min_length = (window - 1) * (session.layers or 1) + 2
+    if min_length > MAX_WINDOW_LENGTH:
+        session.mark_unchecked("future", f"the window reaches {min_length - 1:,} positions through {session.layers} layers, and texts of up "
+                     f"to {MAX_WINDOW_LENGTH} are tried: audit a smaller window")
         return []
-    return [needed, needed + 3] if needed > inquiry.subject.length - 2 else []
+    return [min_length, min_length + 3] if min_length > session.adapter.length - 2 else []
 
 
-def _worth(inquiry: Inquiry) -> int:
+def _length_cost_limit(session: AuditSession) -> int:
     """How many pairs of positions the lengths may come to: fewer for a large model."""
-    pairs = 30_000 if inquiry.budget.name == "quick" else 300_000
-    return int(pairs * min(1.0, 2e6 / max(inquiry.subject.weights, 1)))
+    position_pairs = 30_000 if session.budget.name == "quick" else 300_000
+    return int(position_pairs * min(1.0, 2e6 / max(session.adapter.num_parameters, 1)))
 
 
-def offered(inquiry: Inquiry) -> Iterator[Way]:
+def code_paths(session: AuditSession) -> Iterator[CodePath]:
     """The code paths of this model, the plainest first."""
-    subject, broad = inquiry.subject, inquiry.budget.broad
-    module: Any = subject.module
-    plain = Way()
-    yield plain
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    module: Any = adapter.module
+    default_path = CodePath()
+    yield default_path
     if module is not None:
-        yield plain.but(train=True)
-    offers: list[Way] = []
-    if subject.facts.hugging and getattr(module, "_can_set_attn_implementation", lambda: False)():
-        now = getattr(module.config, "_attn_implementation", None)
-        for name in ("eager", "sdpa", *(("flex_attention",) if inquiry.budget.name == "full" else ())):
-            if name != now:
-                offers.append(plain.but(implementation=name))
-        for name in ("flash_attention_2", *(() if inquiry.budget.name == "full" else ("flex_attention",))):
+        yield default_path.but(train=True)
+    alternatives: list[CodePath] = []
+    if adapter.facts.is_huggingface and getattr(module, "_can_set_attn_implementation", lambda: False)():
+        current = getattr(module.config, "_attn_implementation", None)
+        for name in ("eager", "sdpa", *(("flex_attention",) if session.budget.name == "full" else ())):
+            if name != current:
+                alternatives.append(default_path.but(implementation=name))
+        for name in ("flash_attention_2", *(() if session.budget.name == "full" else ("flex_attention",))):
             if getattr(module, f"_supports_{name.removesuffix('_2').removesuffix('ention')}", False):
-                inquiry.skip(f"{name} attention", "it needs a GPU and its package" if "flash" in name else
+                session.skip(f"{name} attention", "it needs a GPU and its package" if "flash" in name else
                              "it compiles for minutes on a CPU; budget='full' does")
     if module is not None:
-        offers += [plain.but(flag=flag) for flag in guard.flags(module)[:6]]
-    yield from offers
-    if broad:
-        yield from (way.but(train=True) for way in offers)
-    weights = subject.sig.role("weights") or ("output_attentions" if subject.facts.hugging else None)
-    if weights is not None:
-        now = bool(subject.sig.defaults.get(weights) or False)
-        eager = {"implementation": "eager"} if any(way.implementation == "eager" for way in offers) else {}
-        yield plain.but(asked=((weights, not now),), **eager)
-        if broad:
-            yield plain.but(asked=((weights, not now),), train=True, **eager)
-    more = [name for name, value in subject.sig.defaults.items() if isinstance(value, bool) and name != weights
-            and ASKED.search(name) and not OTHERWISE.search(name)]
-    yield from (plain.but(asked=((name, not subject.sig.defaults[name]),)) for name in more[:6])
-    use = subject.sig.role("use_cache")
-    if use is not None and broad:
-        yield from (plain.but(asked=((use, value),)) for value in (True, False))
-    if subject.reader is not None:
-        yield plain.but(mask="ones")
-        yield from (way.but(mask="ones") for way in (offers if broad else ()))
-        if broad:
-            yield plain.but(mask="ones", train=True)
-            if subject.reader.form == "keep":
-                yield plain.but(mask="boolean")
-            if subject.facts.hugging:
-                yield from (way.but(mask="square") for way in (plain, *offers))
-    yield from (plain.but(batch=n) for n in ((1, 3) if broad else (3,)))
-    if broad:
-        yield plain.but(train=True, batch=1)
-        if subject.reader is not None:
-            yield plain.but(mask="ones", batch=1)
-    if subject.wrapped:
-        yield plain.but(wrapped=True)
-    if module is not None and not inquiry.quantised and (broad or subject.weights < 1e7):
-        for kind in (torch.bfloat16, torch.float32, torch.float64)[:3 if broad else 2]:
-            if kind != subject.dtype and (kind != torch.float64 or inquiry.double):
-                yield plain.but(dtype=kind)
-        if broad and subject.dtype == torch.float32:
-            yield plain.but(autocast=True)
+        alternatives += [default_path.but(flag=flag) for flag in guard.implementation_flags(module)[:6]]
+    yield from alternatives
+    if exhaustive:
+        yield from (path.but(train=True) for path in alternatives)
+    weights_argument = adapter.signature.argument_for("weights") or ("output_attentions" if adapter.facts.is_huggingface else None)
+    if weights_argument is not None:
+        current = bool(adapter.signature.defaults.get(weights_argument) or False)
+        eager_option = {"implementation": "eager"} if any(path.implementation == "eager" for path in alternatives) else {}
+        yield default_path.but(asked=((weights_argument, not current),), **eager_option)
+        if exhaustive:
+            yield default_path.but(asked=((weights_argument, not current),), train=True, **eager_option)
+    extra_arguments = [name for name, value in adapter.signature.defaults.items() if isinstance(value, bool) and name != weights_argument
+            and EXTRA_ARGUMENTS.search(name) and not EXCLUDED_ARGUMENTS.search(name)]
+    yield from (default_path.but(asked=((name, not adapter.signature.defaults[name]),)) for name in extra_arguments[:6])
+    use_cache_argument = adapter.signature.argument_for("use_cache")
+    if use_cache_argument is not None and exhaustive:
+        yield from (default_path.but(asked=((use_cache_argument, value),)) for value in (True, False))
+    if adapter.padding_argument is not None:
+        yield default_path.but(mask="ones")
+        yield from (path.but(mask="ones") for path in (alternatives if exhaustive else ()))
+        if exhaustive:
+            yield default_path.but(mask="ones", train=True)
+            if adapter.padding_argument.form == "keep":
+                yield default_path.but(mask="boolean")
+            if adapter.facts.is_huggingface:
+                yield from (path.but(mask="square") for path in (default_path, *alternatives))
+    yield from (default_path.but(batch=n) for n in ((1, 3) if exhaustive else (3,)))
+    if exhaustive:
+        yield default_path.but(train=True, batch=1)
+        if adapter.padding_argument is not None:
+            yield default_path.but(mask="ones", batch=1)
+    if adapter.is_wrapped:
+        yield default_path.but(wrapped=True)
+    if module is not None and not session.quantized and (exhaustive or adapter.num_parameters < 1e7):
+        for dtype in (torch.bfloat16, torch.float32, torch.float64)[:3 if exhaustive else 2]:
+            if dtype != adapter.dtype and (dtype != torch.float64 or session.supports_float64):
+                yield default_path.but(dtype=dtype)
+        if exhaustive and adapter.dtype == torch.float32:
+            yield default_path.but(autocast=True)
 
 
-def _influence(inquiry: Inquiry) -> tuple[Table, Table]:
+def _measure_influence(session: AuditSession) -> tuple[InfluenceTable, InfluenceTable]:
     """Claimed and measured: one source at a time, on the plain path."""
-    subject = inquiry.subject
-    if subject.selector is None or (inquiry.late and not inquiry.findings):
+    adapter = session.adapter
+    if adapter.selector is None or (session.out_of_time and not session.findings):
         return (), ()
-    length, way = subject.length, Way()
+    length, path = adapter.length, CodePath()
     measured = torch.zeros(length, length)
     try:
-        with subject.on(way):
-            base: Call = subject.call(1, seed=7)
-            out = subject.run(base, way)
-            new = subject.words.others(base.tokens, 8)
+        with adapter.on_path(path):
+            inputs: Inputs = adapter.make_inputs(1, seed=7)
+            output = adapter.run(inputs, path)
+            new_tokens = adapter.sampler.resample(inputs.tokens, 8)
             for k in range(length):
-                tokens = base.tokens.clone()
-                tokens[:, k] = new[:, k]
-                measured[:, k] = rounding.moved(out, subject.run(base.but(tokens=tokens), way))[0].float().cpu()
-    except (CallError, UnfitError):
+                tokens = inputs.tokens.clone()
+                tokens[:, k] = new_tokens[:, k]
+                measured[:, k] = rounding.max_change(output, adapter.run(inputs.but(tokens=tokens), path))[0].float().cpu()
+    except (CallError, UnauditableError):
         return (), ()
-    claimed = tuple(tuple(bool(seen) for seen in row) for row in inquiry.allowed(length).tolist())
-    return claimed, tuple(tuple(float(x) for x in row) for row in (measured / rounding.scale(out)).tolist())
+    claimed = tuple(tuple(bool(allowed) for allowed in row) for row in session.allowed_mask(length).tolist())
+    return claimed, tuple(tuple(float(x) for x in row) for row in (measured / rounding.scale(output)).tolist())

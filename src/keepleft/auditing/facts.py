@@ -10,118 +10,118 @@ from typing import Any, cast
 
 from torch import nn
 
-from keepleft.models.design import Classes, Pooled
+from keepleft.models.design import ClassificationHead, PoolingHead
 from keepleft.models.wholes import EncoderDecoder, Model
 
-_MATTERS = re.compile(r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag",
+_RELEVANT_NAME = re.compile(r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag",
                       re.I)
-_IDS = re.compile(r"(token_id|token_index|_token|token_ids|_idx)$")
-_NAMED = re.compile(r"(^|_)(pad|eos|bos|sep|eot|eod|cls|mask|end|start|doc)\w*(_id|_idx|_token|_token_id|_index)$|_token_id$")
-_WIDTHS = frozenset("in_features out_features num_embeddings embedding_dim embed_dim num_heads head_dim hidden_size input_size "
+_TOKEN_ID_NAME = re.compile(r"(token_id|token_index|_token|token_ids|_idx)$")
+_SPECIAL_TOKEN_NAME = re.compile(r"(^|_)(pad|eos|bos|sep|eot|eod|cls|mask|end|start|doc)\w*(_id|_idx|_token|_token_id|_index)$|_token_id$")
+_WIDTH_NAMES = frozenset("in_features out_features num_embeddings embedding_dim embed_dim num_heads head_dim hidden_size input_size "
                     "num_layers num_features in_channels out_channels vocab_size kdim vdim padding_idx n_head n_heads".split())
-FARTHEST = 4096
+MAX_CONFIG_NUMBER = 4096
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What a configuration says."""
 
-    vocab: int | None = None
-    source_vocab: int | None = None
-    special: frozenset[int] = frozenset()
+    vocab_size: int | None = None
+    source_vocab_size: int | None = None
+    excluded_tokens: frozenset[int] = frozenset()
     layers: int | None = None
-    numbers: Mapping[int, str] = field(default_factory=dict)  # a whole number, and the name it has; what matters most first
-    pair: bool = False                                        # an encoder-decoder
-    hugging: bool = False
-    ours: bool = False
-    marks: tuple[int, ...] = ()                               # ids that its modules know by name
-    entry: Any = None                                         # what to call instead, where the model gives one vector a text
+    config_numbers: Mapping[int, str] = field(default_factory=dict)  # a whole number, and the name it has; what matters most first
+    is_encoder_decoder: bool = False                                        # an encoder-decoder
+    is_huggingface: bool = False
+    is_keepleft: bool = False
+    special_tokens: tuple[int, ...] = ()                               # ids that its modules know by name
+    entry_point: Any = None                                         # what to call instead, where the model gives one vector a text
 
 
-def facts(target: Any, module: nn.Module | None) -> Facts:
+def introspect(target: Any, module: nn.Module | None) -> ModelFacts:
     if isinstance(module, Model):
-        return _ours(module)
+        return _keepleft_facts(module)
     config = getattr(module, "config", None)
     if module is not None and hasattr(config, "to_dict") and hasattr(config, "model_type"):
-        return _hugging(module, config)
-    return Facts(numbers=_ordered(_numbers(target, module)), layers=_layers(module), marks=_marks(module))
+        return _huggingface_facts(module, config)
+    return ModelFacts(config_numbers=_rank_numbers(_module_numbers(target, module)), layers=_count_layers(module), special_tokens=_special_tokens(module))
 
 
-def _marks(module: nn.Module | None) -> tuple[int, ...]:
+def _special_tokens(module: nn.Module | None) -> tuple[int, ...]:
     """Tokens that attributes speak of: pad_id, eos_token_id …"""
-    own = [part for part in (module.modules() if module is not None else ()) if not type(part).__module__.startswith("torch.")]
-    found = [(name, value) for part in own for name, value in vars(part).items() if type(value) is int]
-    return tuple(sorted({value for name, value in found if _NAMED.search(name)}))
+    custom_modules = [submodule for submodule in (module.modules() if module is not None else ()) if not type(submodule).__module__.startswith("torch.")]
+    int_attributes = [(name, value) for submodule in custom_modules for name, value in vars(submodule).items() if type(value) is int]
+    return tuple(sorted({value for name, value in int_attributes if _SPECIAL_TOKEN_NAME.search(name)}))
 
 
-def _ours(model: Model) -> Facts:
+def _keepleft_facts(model: Model) -> ModelFacts:
     design = model.design
     stack = design.decoder or design.encoder
     assert stack is not None
-    found = [(n, name) for name, n in _leaves("design", asdict(design))]
-    return Facts(design.vocab, design.source_vocab, layers=stack.layers, numbers=_ordered(iter(found)),
-                 pair=isinstance(model, EncoderDecoder), ours=True,
-                 entry=model.states if isinstance(design.head, Classes | Pooled) else None)
+    numbers = [(n, name) for name, n in _named_ints("design", asdict(design))]
+    return ModelFacts(design.vocab, design.source_vocab, layers=stack.layers, config_numbers=_rank_numbers(iter(numbers)),
+                 is_encoder_decoder=isinstance(model, EncoderDecoder), is_keepleft=True,
+                 entry_point=model.states if isinstance(design.head, ClassificationHead | PoolingHead) else None)
 
 
-def _hugging(module: nn.Module, config: Any) -> Facts:
-    pair = bool(getattr(config, "is_encoder_decoder", False))
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    said = config.to_dict()
-    special = {value for name, value in _leaves("", said) if _IDS.search(name)}
-    numbers = [(value, name) for name, value in _leaves("", text.to_dict() if hasattr(text, "to_dict") else said)
-               if not _IDS.search(name)]
-    vocab = getattr(text, "vocab_size", None)
+def _huggingface_facts(module: nn.Module, config: Any) -> ModelFacts:
+    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    config_dict = config.to_dict()
+    excluded_tokens = {value for name, value in _named_ints("", config_dict) if _TOKEN_ID_NAME.search(name)}
+    numbers = [(value, name) for name, value in _named_ints("", text_config.to_dict() if hasattr(text_config, "to_dict") else config_dict)
+               if not _TOKEN_ID_NAME.search(name)]
+    vocab_size = getattr(text_config, "vocab_size", None)
     layers = next((value for name in ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "n_layers")
-                   if isinstance(value := getattr(text, name, None), int)), None)
-    table = None
+                   if isinstance(value := getattr(text_config, name, None), int)), None)
+    num_embeddings = None
     if hasattr(module, "get_input_embeddings"):
         try:
-            table = getattr(cast(Any, module).get_input_embeddings(), "num_embeddings", None)
+            num_embeddings = getattr(cast(Any, module).get_input_embeddings(), "num_embeddings", None)
         except (NotImplementedError, AttributeError, TypeError):
-            table = None
-    known = [n for n in (vocab, table) if isinstance(n, int)]
-    return Facts(min(known) if known else None, None, frozenset(special), layers, _ordered(iter(numbers)), pair, hugging=True)
+            num_embeddings = None
+    sizes = [n for n in (vocab_size, num_embeddings) if isinstance(n, int)]
+    return ModelFacts(min(sizes) if sizes else None, None, frozenset(excluded_tokens), layers, _rank_numbers(iter(numbers)), is_encoder_decoder, is_huggingface=True)
 
 
-def _layers(module: nn.Module | None) -> int | None:
+def _count_layers(module: nn.Module | None) -> int | None:
     """The longest list of modules is the stack."""
-    lists = [len(part) for part in module.modules() if isinstance(part, nn.ModuleList)] if module is not None else []
-    return max(lists, default=None)
+    list_lengths = [len(submodule) for submodule in module.modules() if isinstance(submodule, nn.ModuleList)] if module is not None else []
+    return max(list_lengths, default=None)
 
 
-def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+def _named_ints(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
     """Every whole number in nested mappings and lists, with the last name on the way."""
     if isinstance(value, bool) or depth > 4:
         return
     if isinstance(value, int):
         yield name, value
     elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(str(key), part, depth + 1)
+        for key, item in value.items():
+            yield from _named_ints(str(key), item, depth + 1)
     elif isinstance(value, list | tuple) and len(value) <= 64:
-        for part in value:
-            yield from _leaves(name, part, depth + 1)
+        for item in value:
+            yield from _named_ints(name, item, depth + 1)
 
 
-def _numbers(target: Any, module: nn.Module | None) -> Iterator[tuple[int, str]]:
+def _module_numbers(target: Any, module: nn.Module | None) -> Iterator[tuple[int, str]]:
     """In attributes of modules, in what configuration they carry, and in the code of those that are not PyTorch's."""
-    for part in module.modules() if module is not None else ():
-        if isinstance(part, nn.modules.conv._ConvNd):
-            for kernel, dilation in zip(part.kernel_size, part.dilation, strict=True):
+    for submodule in module.modules() if module is not None else ():
+        if isinstance(submodule, nn.modules.conv._ConvNd):
+            for kernel, dilation in zip(submodule.kernel_size, submodule.dilation, strict=True):
                 yield (kernel - 1) * dilation + 1, "kernel_size"
-        if type(part).__module__.startswith("torch."):
+        if type(submodule).__module__.startswith("torch."):
             continue
-        for name, value in vars(part).items():
+        for name, value in vars(submodule).items():
             if not name.startswith("_"):
-                yield from ((n, label) for label, n in _leaves(name, _opened(value)))
-        for member in vars(type(part)).values():
-            yield from _constants(member)
+                yield from ((n, label) for label, n in _named_ints(name, _as_mapping(value)))
+        for member in vars(type(submodule)).values():
+            yield from _code_constants(member)
     if module is None or not isinstance(target, nn.Module):
-        yield from _constants(target)
+        yield from _code_constants(target)
 
 
-def _opened(value: Any) -> Any:
+def _as_mapping(value: Any) -> Any:
     """A configuration object as a mapping; weights and modules hold no choices."""
     if isinstance(value, int | Mapping | list | tuple):
         return value
@@ -133,35 +133,35 @@ def _opened(value: Any) -> Any:
         return None
 
 
-def _constants(function: Any) -> Iterator[tuple[int, str]]:
+def _code_constants(function: Any) -> Iterator[tuple[int, str]]:
     """Whole numbers written into a function, or kept in its closure and defaults."""
     function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
     code = getattr(function, "__code__", None)
     if code is None:
         return
     for value in code.co_consts:
-        yield from ((n, "constant") for _, n in _leaves("", value))
-    held = [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
-    for value in [*held, *(getattr(function, "__defaults__", None) or ()),
+        yield from ((n, "constant") for _, n in _named_ints("", value))
+    closure_values = [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    for value in [*closure_values, *(getattr(function, "__defaults__", None) or ()),
                   *(getattr(function, "__kwdefaults__", None) or {}).values()]:
-        yield from ((n, "constant") for _, n in _leaves("", value))
+        yield from ((n, "constant") for _, n in _named_ints("", value))
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:
         return False
 
 
-def _ordered(found: Iterator[tuple[int, str]]) -> dict[int, str]:
+def _rank_numbers(named_numbers: Iterator[tuple[int, str]]) -> dict[int, str]:
     """What speaks of windows and chunks first; then small before large."""
     names: dict[int, str] = {}
-    for n, name in found:
-        if 2 <= n <= FARTHEST and (n not in names or (_MATTERS.search(name) and not _MATTERS.search(names[n]))):
+    for n, name in named_numbers:
+        if 2 <= n <= MAX_CONFIG_NUMBER and (n not in names or (_RELEVANT_NAME.search(name) and not _RELEVANT_NAME.search(names[n]))):
             names[n] = name
 
     def rank(n: int) -> tuple[int, int]:
-        return 0 if _MATTERS.search(names[n]) else 3 if names[n] in _WIDTHS else 2 if names[n] == "constant" else 1, n
+        return 0 if _RELEVANT_NAME.search(names[n]) else 3 if names[n] in _WIDTH_NAMES else 2 if names[n] == "constant" else 1, n
 
     return {n: names[n] for n in sorted(names, key=rank)}

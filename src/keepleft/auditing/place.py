@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keepleft.auditing.outputs import named
-from keepleft.auditing.seen import op
+from keepleft.auditing.outputs import named_parts
+from keepleft.auditing.seen import op_name
 
 
 @dataclass(frozen=True)
-class Spot:
+class Probe:
     """A run of a model and the place in it that is looked at."""
 
     run: Callable[..., Any]
@@ -25,292 +25,292 @@ class Spot:
     length: int
     row: int
     reader: int | None                       # None: the whole row
-    widths: frozenset[int] = frozenset()     # sizes that weights have: an axis of such a size may not be time
-    before: Callable[[], Any] | None = None  # what leads up to it, and is not looked at; `run` takes what it gives
+    parameter_dims: frozenset[int] = frozenset()     # sizes that weights have: an axis of such a size may not be time
+    setup: Callable[[], Any] | None = None  # what leads up to it, and is not looked at; `run` takes what it gives
 
-    def go(self, watch: Callable[[], AbstractContextManager[Any]], graph: bool = False) -> None:
-        with torch.set_grad_enabled(graph):
-            given = () if self.before is None else (self.before(),)
-            with watch():
-                self.run(*given)
+    def execute(self, make_tracer: Callable[[], AbstractContextManager[Any]], with_grad: bool = False) -> None:
+        with torch.set_grad_enabled(with_grad):
+            setup_args = () if self.setup is None else (self.setup(),)
+            with make_tracer():
+                self.run(*setup_args)
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where it enters, and what kind of part that is."""
 
     module: str = ""
-    sort: str = ""  # attention, norm, convolution, routing, recurrence, pooling, or ''
+    module_kind: str = ""  # attention, norm, convolution, routing, recurrence, pooling, or ''
 
 
-Held = dict[tuple[Any, ...], Tensor]  # by the argument or the part of an output that it is
+TensorsByKey = dict[tuple[Any, ...], Tensor]  # by the argument or the part of an output that it is
 
 
 @dataclass
-class Event:
+class ModuleCall:
     """One call of one module: what stood at the reader's position before and behind it."""
 
     name: str
-    before: Held = field(default_factory=dict)
-    behind: Held = field(default_factory=dict)
-    timeless: Held = field(default_factory=dict)   # outputs without a time axis, whole
-    known: bool = True                             # is it known what came in at the reader's position?
+    inputs: TensorsByKey = field(default_factory=dict)
+    outputs: TensorsByKey = field(default_factory=dict)
+    timeless_outputs: TensorsByKey = field(default_factory=dict)   # outputs without a time axis, whole
+    inputs_known: bool = True                             # is it known what came in at the reader's position?
 
 
-def located(module: nn.Module | None, one: Spot, other: Spot, tolerance: float = 0.0) -> Place:
+def locate(module: nn.Module | None, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> Location:
     """Compare two runs, part by part, in the order in which parts finish."""
     if module is None:
-        return Place()
+        return Location()
     try:
-        found = _located(module, one, other, tolerance, False)
-        return found or _located(module, one, other, tolerance, True) or Place()
+        location = _first_difference(module, probe, other_probe, tolerance, False)
+        return location or _first_difference(module, probe, other_probe, tolerance, True) or Location()
     except Exception:  # it is a name in a message; a leak is told without it too
-        return Place()
+        return Location()
 
 
-def _located(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph: bool) -> Place | None:
+def _first_difference(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool) -> Location | None:
     """None where nothing differs, or only what differed before."""
-    first, second = _events(module, one, graph), _events(module, other, graph)
-    if [event.name for event in first] != [event.name for event in second]:  # experts may be called or not
-        names = {event.name for event in first} & {event.name for event in second}
-        first, second = ([event for event in events if event.name in names] for events in (first, second))
-    for event, mate in _mates(first, second):
-        if (event.known and event.behind and _differ(event.behind, mate.behind, tolerance)
-                and not _differ(event.before, mate.before, tolerance)):
-            name = event.name or _pooled(first, second, tolerance)
-            return Place(name, sort(part(module, name), one))
+    first_calls, second_calls = _record_calls(module, probe, with_grad), _record_calls(module, other_probe, with_grad)
+    if [call.name for call in first_calls] != [call.name for call in second_calls]:  # experts may be called or not
+        common_names = {call.name for call in first_calls} & {call.name for call in second_calls}
+        first_calls, second_calls = ([call for call in calls if call.name in common_names] for calls in (first_calls, second_calls))
+    for call, counterpart in _matched_calls(first_calls, second_calls):
+        if (call.inputs_known and call.outputs and _differ(call.outputs, counterpart.outputs, tolerance)
+                and not _differ(call.inputs, counterpart.inputs, tolerance)):
+            name = call.name or _pooling_module(first_calls, second_calls, tolerance)
+            return Location(name, module_kind(submodule(module, name), probe))
     return None
 
 
-def part(module: nn.Module, name: str) -> nn.Module:
+def submodule(module: nn.Module, name: str) -> nn.Module:
     """By its name, in scripted modules too."""
     return dict(module.named_modules())[name]
 
 
-def _mates(first: list[Event], second: list[Event]) -> Iterator[tuple[Event, Event]]:
+def _matched_calls(first_calls: list[ModuleCall], second_calls: list[ModuleCall]) -> Iterator[tuple[ModuleCall, ModuleCall]]:
     """The calls of the same part in two runs, in turn."""
-    seen: dict[str, list[Event]] = {}
-    for event in second:
-        seen.setdefault(event.name, []).append(event)
-    for event in first:
-        if seen.get(event.name):
-            yield event, seen[event.name].pop(0)
+    calls_by_name: dict[str, list[ModuleCall]] = {}
+    for call in second_calls:
+        calls_by_name.setdefault(call.name, []).append(call)
+    for call in first_calls:
+        if calls_by_name.get(call.name):
+            yield call, calls_by_name[call.name].pop(0)
 
 
-def _pooled(first: list[Event], second: list[Event], tolerance: float) -> str:
+def _pooling_module(first_calls: list[ModuleCall], second_calls: list[ModuleCall], tolerance: float) -> str:
     """Nothing below the whole mixes positions in its own output: a part that gathers over time may be what does it."""
-    for event, mate in _mates(first, second):
-        if (event.name and event.timeless and event.before and _differ(event.timeless, mate.timeless, tolerance)
-                and not _differ(event.before, mate.before, tolerance)):
-            return event.name
+    for call, counterpart in _matched_calls(first_calls, second_calls):
+        if (call.name and call.timeless_outputs and call.inputs and _differ(call.timeless_outputs, counterpart.timeless_outputs, tolerance)
+                and not _differ(call.inputs, counterpart.inputs, tolerance)):
+            return call.name
     return ""
 
 
-def _differ(one: Held, other: Held, tolerance: float) -> bool:
+def _differ(tensors: TensorsByKey, other_tensors: TensorsByKey, tolerance: float) -> bool:
     """A state that only one of two runs is given says nothing."""
-    for key, a in one.items():
-        b = other.get(key)
+    for key, a in tensors.items():
+        b = other_tensors.get(key)
         if b is None or a.shape != b.shape:
             continue
-        same = (a == b) | (a.isnan() & b.isnan())
-        if not same.all() and (tolerance == 0 or not _near(a, b, tolerance)):
+        equal = (a == b) | (a.isnan() & b.isnan())
+        if not equal.all() and (tolerance == 0 or not _is_close(a, b, tolerance)):
             return True
     return False
 
 
-def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
+def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     if a.isnan().any() or b.isnan().any():
         return False
-    size = max(float(a.abs().max()), float(b.abs().max()), 1e-30)
-    return float((a - b).abs().max()) <= tolerance * size
+    scale = max(float(a.abs().max()), float(b.abs().max()), 1e-30)
+    return float((a - b).abs().max()) <= tolerance * scale
 
 
-def _events(module: nn.Module, spot: Spot, graph: bool = False) -> list[Event]:
+def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> list[ModuleCall]:
     """What every part saw and gave at one place, in the order in which they finish."""
-    done: list[Event] = []
-    open_: list[tuple[Event, Held, set[int]]] = []
+    finished: list[ModuleCall] = []
+    open_calls: list[tuple[ModuleCall, TensorsByKey, set[int]]] = []
 
-    def enter(name: str) -> Callable[..., None]:
-        def note(part: nn.Module, given: tuple[Any, ...], named_: dict[str, Any]) -> None:
-            event = Event(name)
-            all_: dict[Any, Any] = dict(enumerate(given)) | named_
-            event.before = _slices(all_, spot, ids=True)
-            event.known = bool(event.before) or not any(True for _ in _tensors(all_, ids=True))
-            open_.append((event, *_late({} if event.before else all_, spot)))
+    def make_pre_hook(name: str) -> Callable[..., None]:
+        def pre_hook(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            call = ModuleCall(name)
+            arguments: dict[Any, Any] = dict(enumerate(args)) | kwargs
+            call.inputs = _reader_slices(arguments, probe, include_ids=True)
+            call.inputs_known = bool(call.inputs) or not any(True for _ in _named_tensors(arguments, include_ids=True))
+            open_calls.append((call, *_end_aligned_slices({} if call.inputs else arguments, probe)))
 
-        return note
+        return pre_hook
 
-    def leave(part: nn.Module, given: Any, named_: Any, out: Any) -> None:
-        event, late, lengths = open_.pop()
-        event.behind = _slices(out, spot)
-        if late and not event.behind:
-            behind, also = _late(out, spot)
-            if behind and len(lengths | also) == 1:
-                event.before, event.behind, event.known = late, behind, True
-        event.timeless = {way: tensor.detach().float().clone() for way, tensor in _tensors(out) if _at(tensor, spot) is None
-                          and tensor.numel() < 1 << 20 and not _map(tensor, spot) and not _long(tensor, spot)}
-        done.append(event)
+    def forward_hook(submodule: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        call, end_aligned, lengths = open_calls.pop()
+        call.outputs = _reader_slices(out, probe)
+        if end_aligned and not call.outputs:
+            end_aligned_outputs, output_lengths = _end_aligned_slices(out, probe)
+            if end_aligned_outputs and len(lengths | output_lengths) == 1:
+                call.inputs, call.outputs, call.inputs_known = end_aligned, end_aligned_outputs, True
+        call.timeless_outputs = {key_path: tensor.detach().float().clone() for key_path, tensor in _named_tensors(out) if _at_reader(tensor, probe) is None
+                          and tensor.numel() < 1 << 20 and not _is_attention_map(tensor, probe) and not _has_long_axis(tensor, probe)}
+        finished.append(call)
 
     @contextmanager
-    def watched() -> Iterator[None]:
+    def register_hooks() -> Iterator[None]:
         hooks = []
         try:
-            for name, inner in module.named_modules():
+            for name, submodule in module.named_modules():
                 with suppress(RuntimeError, NotImplementedError, AttributeError):  # scripted parts refuse
-                    hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
-                    hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
+                    hooks.append(submodule.register_forward_pre_hook(make_pre_hook(name), with_kwargs=True))
+                    hooks.append(submodule.register_forward_hook(forward_hook, with_kwargs=True))
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    spot.go(watched, graph)
-    return done
+    probe.execute(register_hooks, with_grad)
+    return finished
 
 
-def _tensors(value: Any, depth: int = 0, ids: bool = False) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+def _named_tensors(value: Any, depth: int = 0, include_ids: bool = False) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Each with the way to it."""
     if isinstance(value, Tensor):
-        if value.is_floating_point() or (ids and value.dtype in (torch.int64, torch.int32)):
+        if value.is_floating_point() or (include_ids and value.dtype in (torch.int64, torch.int32)):
             yield (), value
     elif depth < 4:
-        for key, part in named(value):
-            for way, tensor in _tensors(part, depth + 1, ids):
-                yield (key, *way), tensor
+        for key, child in named_parts(value):
+            for key_path, tensor in _named_tensors(child, depth + 1, include_ids):
+                yield (key, *key_path), tensor
 
 
-def _slices(value: Any, spot: Spot, *, ids: bool = False) -> Held:
-    found = ((way, _at(tensor, spot)) for way, tensor in _tensors(value, ids=ids))
-    return {way: tensor.detach().double().flatten().clone() for way, tensor in found if tensor is not None}
+def _reader_slices(value: Any, probe: Probe, *, include_ids: bool = False) -> TensorsByKey:
+    slices = ((key_path, _at_reader(tensor, probe)) for key_path, tensor in _named_tensors(value, include_ids=include_ids))
+    return {key_path: tensor.detach().double().flatten().clone() for key_path, tensor in slices if tensor is not None}
 
 
-def _late(value: Any, spot: Spot) -> tuple[Held, set[int]]:
+def _end_aligned_slices(value: Any, probe: Probe) -> tuple[TensorsByKey, set[int]]:
     """Where something stands before the text (a learned prompt), its positions are counted from the end: what stands at the
     reader's, and the lengths that there are."""
-    held: Held = {}
+    tensors: TensorsByKey = {}
     lengths: set[int] = set()
-    for way, tensor in _tensors(value):
-        n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == spot.batch else 0
-        if spot.reader is not None and n > spot.length > 1:
+    for key_path, tensor in _named_tensors(value):
+        n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == probe.batch else 0
+        if probe.reader is not None and n > probe.length > 1:
             lengths.add(n)
-            held[way] = tensor[spot.row, spot.reader + n - spot.length].detach().double().flatten().clone()
-    return held, lengths
+            tensors[key_path] = tensor[probe.row, probe.reader + n - probe.length].detach().double().flatten().clone()
+    return tensors, lengths
 
 
-def _long(tensor: Tensor, spot: Spot) -> bool:
+def _has_long_axis(tensor: Tensor, probe: Probe) -> bool:
     """Has it an axis at least as long as the text that is no width: time with something at its ends?"""
-    return any(n >= spot.length and n not in spot.widths for n in tensor.shape[1:])
+    return any(n >= probe.length and n not in probe.parameter_dims for n in tensor.shape[1:])
 
 
-def _map(tensor: Tensor, spot: Spot) -> bool:
+def _is_attention_map(tensor: Tensor, probe: Probe) -> bool:
     """A table of every position against every other: its row may move in what will be hidden."""
-    times = sum(n == spot.length for n in tensor.shape)
-    if spot.length in spot.widths and tensor.shape[:2] == (spot.batch, spot.length) and tensor.dim() == 3:
+    num_time_axes = sum(n == probe.length for n in tensor.shape)
+    if probe.length in probe.parameter_dims and tensor.shape[:2] == (probe.batch, probe.length) and tensor.dim() == 3:
         return False  # (B, T, D) with as many features as positions
-    return times > 1 and spot.length > 1
+    return num_time_axes > 1 and probe.length > 1
 
 
-def _at(tensor: Tensor, spot: Spot) -> Tensor | None:
+def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
     """What stands at the reader's position, if the tensor has a time axis."""
-    shape, b, t = tuple(tensor.shape), spot.batch, spot.length
-    if spot.reader is None:
-        return _row(tensor, spot)
-    if _map(tensor, spot) or not shape or (len(shape) == 2 and shape[1] == t and t in spot.widths and t > 1):
+    shape, b, t = tuple(tensor.shape), probe.batch, probe.length
+    if probe.reader is None:
+        return _batch_row(tensor, probe)
+    if _is_attention_map(tensor, probe) or not shape or (len(shape) == 2 and shape[1] == t and t in probe.parameter_dims and t > 1):
         return None
     if shape[0] == b and t in shape[1:]:
-        return tensor[spot.row].select(shape[1:].index(t), spot.reader)
+        return tensor[probe.row].select(shape[1:].index(t), probe.reader)
     if shape[:2] == (t, b):
-        return tensor[spot.reader, spot.row]
+        return tensor[probe.reader, probe.row]
     if shape[0] == b * t:
-        return tensor[spot.row * t + spot.reader]
+        return tensor[probe.row * t + probe.reader]
     if shape[0] % b == 0 and t in shape[1:]:
-        part = tensor.reshape(b, shape[0] // b, *shape[1:])[spot.row]
-        return part.select(1 + shape[1:].index(t), spot.reader)
+        row_tensor = tensor.reshape(b, shape[0] // b, *shape[1:])[probe.row]
+        return row_tensor.select(1 + shape[1:].index(t), probe.reader)
     return None
 
 
-def _row(tensor: Tensor, spot: Spot) -> Tensor | None:
+def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
     """All that belongs to one row of a batch."""
-    shape, b, t = tuple(tensor.shape), spot.batch, spot.length
+    shape, b, t = tuple(tensor.shape), probe.batch, probe.length
     if not shape or b < 2:
         return None
     if shape[0] % b == 0 and (shape[:2] != (t, b) or b == t):
-        return tensor.reshape(b, -1)[spot.row]
-    return tensor[:, spot.row] if shape[:2] == (t, b) else None
+        return tensor.reshape(b, -1)[probe.row]
+    return tensor[:, probe.row] if shape[:2] == (t, b) else None
 
 
-class _Ops(TorchDispatchMode):
+class _OpRecorder(TorchDispatchMode):
     """Which operations are called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
+        self.op_names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.add(op(func))
+        self.op_names.add(op_name(func))
         return func(*args, **(kwargs or {}))
 
 
-def sort(part: nn.Module, spot: Spot) -> str:
+def module_kind(module: nn.Module, probe: Probe) -> str:
     """What kind of part it is, from its type, or else from the operations that it calls."""
-    kinds: tuple[tuple[Any, str], ...] = (
+    kinds_by_type: tuple[tuple[Any, str], ...] = (
         (nn.MultiheadAttention, "attention"), (nn.modules.conv._ConvNd, "convolution"), (nn.RNNBase, "recurrence"),
         ((nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm), "norm"))
-    for kind, name in kinds:
-        if isinstance(part, kind):
-            return name
-    seen: set[str] = set()
-    ops = _Ops()
+    for module_type, kind in kinds_by_type:
+        if isinstance(module, module_type):
+            return kind
+    op_names: set[str] = set()
+    recorder = _OpRecorder()
 
-    def enter(*_: Any) -> None:
-        ops.__enter__()
+    def pre_hook(*_: Any) -> None:
+        recorder.__enter__()
 
-    def leave(*_: Any) -> None:
-        ops.__exit__(None, None, None)
-        seen.update(ops.seen)
+    def forward_hook(*_: Any) -> None:
+        recorder.__exit__(None, None, None)
+        op_names.update(recorder.op_names)
 
-    hooks = [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+    hooks = [module.register_forward_pre_hook(pre_hook), module.register_forward_hook(forward_hook)]
     try:
-        spot.go(nullcontext)
+        probe.execute(nullcontext)
     except Exception:  # it is a word in a message; without it the message is shorter
         return ""
     finally:
         for hook in hooks:
             hook.remove()
-    if any("scaled_dot_product" in op for op in seen) or ("_softmax" in seen and seen & {"bmm", "baddbmm", "mm"}):
-        return "routing" if "topk" in seen and "bmm" not in seen and not any("scaled" in op for op in seen) else "attention"
-    if seen & {"topk", "sort", "argmax"}:
+    if any("scaled_dot_product" in op for op in op_names) or ("_softmax" in op_names and op_names & {"bmm", "baddbmm", "mm"}):
+        return "routing" if "topk" in op_names and "bmm" not in op_names and not any("scaled" in op for op in op_names) else "attention"
+    if op_names & {"topk", "sort", "argmax"}:
         return "routing"
-    if any("convolution" in op for op in seen):
+    if any("convolution" in op for op in op_names):
         return "convolution"
-    if seen & {"native_layer_norm", "native_group_norm", "native_batch_norm", "var", "var_mean", "std"}:
+    if op_names & {"native_layer_norm", "native_group_norm", "native_batch_norm", "var", "var_mean", "std"}:
         return "norm"
-    if seen & {"mean", "sum", "amax", "max", "cumsum", "_fft_r2c", "_fft_c2c"}:
+    if op_names & {"mean", "sum", "amax", "max", "cumsum", "_fft_r2c", "_fft_c2c"}:
         return "pooling"
     return ""
 
 
-class Watcher:
+class OpTracer:
     """The line of code in which an operation first gives something else at the reader's position."""
 
-    def __init__(self, spot: Spot, module: nn.Module) -> None:
-        self.spot, self.module = spot, module
-        self.seen: list[tuple[str, str, Tensor | None]] = []
+    def __init__(self, probe: Probe, module: nn.Module) -> None:
+        self.probe, self.module = probe, module
+        self.records: list[tuple[str, str, Tensor | None]] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        watcher = self
+    def trace(self) -> Iterator[None]:
+        tracer = self
 
-        class Lines(torch.overrides.TorchFunctionMode):
+        class RecordingMode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 out = func(*args, **(kwargs or {}))
                 if isinstance(out, Tensor) and out.is_floating_point():
-                    found = _at(out, watcher.spot)
-                    watcher.seen.append((_line(), getattr(func, "__name__", str(func)),
-                                         None if found is None else found.detach().double().flatten().clone()))
+                    reader_slice = _at_reader(out, tracer.probe)
+                    tracer.records.append((_caller_line(), getattr(func, "__name__", str(func)),
+                                         None if reader_slice is None else reader_slice.detach().double().flatten().clone()))
                 return out
 
-        mode = Lines()
+        mode = RecordingMode()
         hooks = [self.module.register_forward_pre_hook(lambda *_: mode.__enter__() and None),
                  self.module.register_forward_hook(lambda *_: mode.__exit__(None, None, None))]
         try:
@@ -320,100 +320,100 @@ class Watcher:
                 hook.remove()
 
 
-def _line() -> str:
+def _caller_line() -> str:
     """The nearest line of code that is not PyTorch's or ours."""
     frame = sys._getframe(2)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if "/torch/" not in path and "keepleft/auditing" not in path:
-            return f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        filename = frame.f_code.co_filename
+        if "/torch/" not in filename and "keepleft/auditing" not in filename:
+            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
 
-def line(module: nn.Module, one: Spot, other: Spot, tolerance: float = 0.0) -> str:
+def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
     """The first operation inside a module whose result moves at the reader's position: its line, and its name."""
-    return _line_of(module, one, other, tolerance, False) or _line_of(module, one, other, tolerance, True)
+    return _first_differing_line(module, probe, other_probe, tolerance, False) or _first_differing_line(module, probe, other_probe, tolerance, True)
 
 
-def _line_of(module: nn.Module, one: Spot, other: Spot, tolerance: float, graph: bool) -> str:
-    watchers = [Watcher(one, module), Watcher(other, module)]
-    for watcher in watchers:
+def _first_differing_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool) -> str:
+    tracers = [OpTracer(probe, module), OpTracer(other_probe, module)]
+    for tracer in tracers:
         try:
-            watcher.spot.go(watcher.watching, graph)
+            tracer.probe.execute(tracer.trace, with_grad)
         except Exception:  # it is a word in a message; without it the message is shorter
             return ""
-    for (place, name, a), (also, same, b) in zip(watchers[0].seen, watchers[1].seen, strict=False):
-        if (place, name) != (also, same):
+    for (line, op, a), (other_line, other_op, b) in zip(tracers[0].records, tracers[1].records, strict=False):
+        if (line, op) != (other_line, other_op):
             return ""
         if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
-            return f"{place} ({name})" if place else ""
+            return f"{line} ({op})" if line else ""
     return ""
 
 
-def broken(module: nn.Module | None, spot: Spot) -> str:
+def first_nan_module(module: nn.Module | None, probe: Probe) -> str:
     """The innermost module that is given numbers at a place and gives none back."""
     if module is None:
         return ""
     try:
-        events = _events(module, spot)
+        calls = _record_calls(module, probe)
     except Exception:  # it is a name in a message; a leak is told without it too
         return ""
-    for event in events:
-        gone = any(out.isnan().any() for out in (*event.behind.values(), *event.timeless.values()))
-        if gone and event.known and not any(x.isnan().any() for x in event.before.values()):
-            return event.name
+    for call in calls:
+        has_nan = any(out.isnan().any() for out in (*call.outputs.values(), *call.timeless_outputs.values()))
+        if has_nan and call.inputs_known and not any(x.isnan().any() for x in call.inputs.values()):
+            return call.name
     return ""
 
 
-def broken_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
+def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
     """The innermost module through which gradients turn to NaN; `run` gives the loss."""
     if module is None:
         return ""
     names: list[str] = []
     hooks: list[Any] = []
-    open_: list[dict[str, Any]] = []
+    open_calls: list[dict[str, Any]] = []
 
-    def follow(value: Any, note: Callable[[Tensor], None], depth: int = 0) -> Any:
+    def clone_with_hook(value: Any, hook: Callable[[Tensor], None], depth: int = 0) -> Any:
         """The same with every tensor that has a gradient behind a copy of its own: what flows into it comes through this
         part alone."""
         if isinstance(value, Tensor):
             if not (value.requires_grad and value.is_floating_point()):
                 return value
             value = value.clone()
-            value.register_hook(note)
+            value.register_hook(hook)
             return value
         if type(value) in (tuple, list) and depth < 2:
-            return type(value)(follow(part, note, depth + 1) for part in value)
+            return type(value)(clone_with_hook(item, hook, depth + 1) for item in value)
         return value
 
-    def enter(name: str) -> Callable[..., Any]:
-        def begun(part: nn.Module, given: tuple[Any, ...], named_: dict[str, Any]) -> Any:
-            call = {"whole": True}
-            open_.append(call)
+    def make_pre_hook(name: str) -> Callable[..., Any]:
+        def pre_hook(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            call_state = {"whole": True}
+            open_calls.append(call_state)
 
-            def into(gradient: Tensor) -> None:
-                if call["whole"] and gradient.isnan().any():
+            def input_grad_hook(gradient: Tensor) -> None:
+                if call_state["whole"] and gradient.isnan().any():
                     names.append(name)
 
-            return follow(given, into), {key: follow(value, into) for key, value in named_.items()}
+            return clone_with_hook(args, input_grad_hook), {key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()}
 
-        return begun
+        return pre_hook
 
-    def leave(part: nn.Module, given: Any, named_: Any, out: Any) -> None:
-        call = open_.pop()
+    def forward_hook(submodule: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        call_state = open_calls.pop()
 
-        def behind(gradient: Tensor) -> None:
-            call["whole"] = call["whole"] and bool(gradient.isfinite().all())
+        def output_grad_hook(gradient: Tensor) -> None:
+            call_state["whole"] = call_state["whole"] and bool(gradient.isfinite().all())
 
-        for _, tensor in _tensors(out):
+        for _, tensor in _named_tensors(out):
             if tensor.requires_grad:
-                tensor.register_hook(behind)
+                tensor.register_hook(output_grad_hook)
 
     try:
-        for name, inner in module.named_modules():
-            hooks.append(inner.register_forward_pre_hook(enter(name), with_kwargs=True))
-            hooks.append(inner.register_forward_hook(leave, with_kwargs=True))
+        for name, submodule in module.named_modules():
+            hooks.append(submodule.register_forward_pre_hook(make_pre_hook(name), with_kwargs=True))
+            hooks.append(submodule.register_forward_hook(forward_hook, with_kwargs=True))
         torch.autograd.backward(run())
     except Exception:  # it changes things in place, which hooks do not bear, or bears no hooks
         return ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from keepleft.auditing.report import Report
+    from keepleft.auditing.report import AuditReport
 
 MARKER = "audit"
-LONGEST = 120  # letters of a test's name in the name of a page
+MAX_NAME_LENGTH = 120  # letters of a test's name in the name of a page
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,9 +33,9 @@ class Auditor:
 
     def __init__(self, defaults: dict[str, Any], name: str, folder: Path | None) -> None:
         self.defaults, self.name, self.folder = defaults, name, folder
-        self.reports: list[Report] = []
+        self.reports: list[AuditReport] = []
 
-    def __call__(self, target: Any, *example: Any, **options: Any) -> Report:
+    def __call__(self, target: Any, *example: Any, **options: Any) -> AuditReport:
         """The report, if it is clean."""
         __tracebackhide__ = True  # of interest is the line that called this
         from keepleft.auditing.audit import audit
@@ -51,29 +51,29 @@ class Auditor:
         except (LeakError, UncheckedError) as error:
             raise error.with_traceback(None) from None
 
-    def _write(self, report: Report, folder: Path) -> None:
+    def _write(self, report: AuditReport, folder: Path) -> None:
         from keepleft.disk import atomic
 
         folder.mkdir(parents=True, exist_ok=True)
-        number = f"-{len(self.reports)}" if len(self.reports) > 1 else ""
-        atomic.text(folder / f"{filed(self.name)}{number}.html", report.html())
+        suffix = f"-{len(self.reports)}" if len(self.reports) > 1 else ""
+        atomic.write_text(folder / f"{report_filename(self.name)}{suffix}.html", report.html())
 
 
-def filed(name: str) -> str:
+def report_filename(name: str) -> str:
     """The name of a test as that of a file; what was changed or cut is told apart by a checksum."""
-    known = name.replace("::", "-").replace("/", ".")
-    plain = re.sub(r"[^\w.-]+", "_", known, flags=re.ASCII)
-    return plain if plain == known and len(plain) <= LONGEST else f"{plain[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
+    stem = name.replace("::", "-").replace("/", ".")
+    sanitized = re.sub(r"[^\w.-]+", "_", stem, flags=re.ASCII)
+    return sanitized if sanitized == stem and len(sanitized) <= MAX_NAME_LENGTH else f"{sanitized[:MAX_NAME_LENGTH]}-{zlib.crc32(name.encode()):08x}"
 
 
 @pytest.fixture
 def audit(request: pytest.FixtureRequest) -> Auditor:
     """Audit a model as keepleft.audit does, and fail where it leaks or cannot be audited; the report comes back."""
     defaults: dict[str, Any] = {"budget": request.config.getoption("--audit-budget")}
-    for mark in reversed(list(request.node.iter_markers(MARKER))):  # the closest comes last
-        if mark.args:
-            pytest.fail(f"pytest.mark.audit was given {mark.args[0]!r} without a name: write "
+    for marker in reversed(list(request.node.iter_markers(MARKER))):  # the closest comes last
+        if marker.args:
+            pytest.fail(f"pytest.mark.audit was given {marker.args[0]!r} without a name: write "
                         "pytest.mark.audit(budget='standard')", pytrace=False)
-        defaults |= mark.kwargs
+        defaults |= marker.kwargs
     folder = request.config.getoption("--audit-html")
     return Auditor(defaults, request.node.nodeid, None if folder is None else request.config.invocation_params.dir / folder)

@@ -35,12 +35,12 @@ class Finding:
     also: tuple[str, ...] = ()   # further code paths that show the same
 
     def __str__(self) -> str:
-        where = f" in {self.module}" if self.module else ""
-        return f"{self.kind}{where}: {self.message}"
+        location = f" in {self.module}" if self.module else ""
+        return f"{self.kind}{location}: {self.message}"
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """Findings, and everything that was not checked."""
 
     subject: str                                  # what was audited
@@ -70,7 +70,7 @@ class Report:
         """Was it checked, and nothing found?"""
         return self.verdict == CLEAN
 
-    def raise_for_leaks(self) -> Report:
+    def raise_for_leaks(self) -> AuditReport:
         """The report again if it is clean; an error otherwise."""
         if self.verdict == LEAK:
             raise LeakError(self.text())
@@ -80,25 +80,25 @@ class Report:
 
     def text(self) -> str:
         """To read in a terminal."""
-        head = {CLEAN: f"clean: {self.subject} keeps to its claim, {self.claim}",
+        headline = {CLEAN: f"clean: {self.subject} keeps to its claim, {self.claim}",
                 LEAK: f"leak: {self.subject} does not keep to its claim, {self.claim}",
                 UNCHECKED: f"unchecked: there is no verdict on {self.subject}"}[self.verdict]
-        out = [head]
+        lines = [headline]
         for n, finding in enumerate(self.findings, 1):
-            out.append(f"\n{n}. {finding}")
-            out.append(f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else ""))
+            lines.append(f"\n{n}. {finding}")
+            lines.append(f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else ""))
             if finding.line:
-                out.append(f"   line: {finding.line}")
+                lines.append(f"   line: {finding.line}")
             if finding.reproduce:
-                out += ["   to see it:", *(f"       {line}" for line in finding.reproduce.splitlines())]
+                lines += ["   to see it:", *(f"       {line}" for line in finding.reproduce.splitlines())]
         if self.findings:
-            out.append("")
+            lines.append("")
         if self.checked:
-            out.append(f"checked: {', '.join(self.checked)}; {len(self.paths)} code paths, {self.calls} calls, "
+            lines.append(f"checked: {', '.join(self.checked)}; {len(self.paths)} code paths, {self.calls} calls, "
                        f"{self.seconds:.1f} s")
-        out += [f"note: {note}" for note in self.notes]
-        out += [f"not checked: {line}" for line in self.skipped]
-        return "\n".join(out)
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"not checked: {line}" for line in self.skipped]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
@@ -109,13 +109,13 @@ class Report:
 
     def json(self) -> str:
         """All of it as JSON."""
-        return json.dumps(plain(self.dict()), indent=2, ensure_ascii=False)
+        return json.dumps(json_safe(self.dict()), indent=2, ensure_ascii=False)
 
     def html(self) -> str:
         """A page with a picture: claimed against measured influence, side by side."""
-        from keepleft.auditing.page import page
+        from keepleft.auditing.page import html_page
 
-        return page(self)
+        return html_page(self)
 
     def junit(self) -> str:
         """For build servers: a test case for each check."""
@@ -124,12 +124,12 @@ class Report:
         return junit([self])
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """JSON knows no infinity."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [json_safe(item) for item in value]
     return value

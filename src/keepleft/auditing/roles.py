@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-NAMES = {
+ARGUMENT_NAMES = {
     # the audited sequence and the one it looks back at
     "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids trg trg_ids "
               "decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
@@ -40,14 +40,14 @@ NAMES = {
     "count": "num_items_in_batch",
     "weights": "output_attentions return_attention return_attentions need_weights return_weights return_attn output_attn",
 }
-_ROLE = {name: role for role, names in NAMES.items() for name in names.split()}
-FLAGS = ("flash", "sdpa", "fused", "xformers", "mem_eff", "efficient", "fast", "checkpoint", "triton", "kernel", "optimi",
+_ROLE_BY_NAME = {name: role for role, names in ARGUMENT_NAMES.items() for name in names.split()}
+FLAG_NAME_PARTS = ("flash", "sdpa", "fused", "xformers", "mem_eff", "efficient", "fast", "checkpoint", "triton", "kernel", "optimi",
          "chunked", "low_mem")  # parts of the name of an attribute that chooses between implementations
-CHOICES = frozenset("eager sdpa flash flash_attn flash_attention math manual naive torch fused xformers reference "
+IMPLEMENTATION_NAMES = frozenset("eager sdpa flash flash_attn flash_attention math manual naive torch fused xformers reference "
                     "vanilla".split())
-CHOOSES = re.compile(r"attn|attention|impl|backend|kernel|mode", re.I)  # the name of one that does so by a word
-ASKED = re.compile(r"^(return|output|need|with|use|get)_|checkpoint")   # a keyword that asks for more, not for something else
-OTHERWISE = re.compile(r"causal|mask|bidirectional|train|shift|loss|cache")
+IMPLEMENTATION_ATTRIBUTE = re.compile(r"attn|attention|impl|backend|kernel|mode", re.I)  # the name of one that does so by a word
+EXTRA_ARGUMENTS = re.compile(r"^(return|output|need|with|use|get)_|checkpoint")   # a keyword that asks for more, not for something else
+EXCLUDED_ARGUMENTS = re.compile(r"causal|mask|bidirectional|train|shift|loss|cache")
 
 
 @dataclass(frozen=True)
@@ -56,36 +56,36 @@ class Signature:
 
     names: tuple[str, ...]                       # of all that can be given by name, in order
     required: tuple[str, ...]
-    only_positional: tuple[str, ...] = ()
-    open: bool = False                           # takes any name
+    positional_only: tuple[str, ...] = ()
+    accepts_kwargs: bool = False                           # takes any name
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def role(self, role: str) -> str | None:
+    def argument_for(self, role: str) -> str | None:
         """The argument with this role, if there is one."""
-        return next((name for name in NAMES[role].split() if name in self.names), None)
+        return next((name for name in ARGUMENT_NAMES[role].split() if name in self.names), None)
 
-    def roles(self, role: str) -> list[str]:
-        return [name for name in self.names if _ROLE.get(name) == role]
+    def arguments_for(self, role: str) -> list[str]:
+        return [name for name in self.names if _ROLE_BY_NAME.get(name) == role]
 
 
 def signature(target: Callable[..., Any]) -> Signature:
     """Read from forward, for a module, since wrappers take anything."""
-    called = target.forward if isinstance(target, nn.Module) else target
+    function = target.forward if isinstance(target, nn.Module) else target
     try:
-        parameters = inspect.signature(called).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C
         return Signature(("input",), ("input",), ("input",))
-    kinds = inspect.Parameter
-    names = [name for name, one in parameters.items() if one.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-    first = [name for name, one in parameters.items() if one.kind == kinds.POSITIONAL_ONLY]
-    several = any(one.kind == kinds.VAR_POSITIONAL for one in parameters.values())
-    if several and not names and not first:
-        first = ["input"]
-    required = [name for name in [*first, *names] if name not in parameters or parameters[name].default is kinds.empty]
-    return Signature((*first, *names), tuple(required), tuple(first),
-                     any(one.kind == kinds.VAR_KEYWORD for one in parameters.values()),
-                     {name: one.default for name, one in parameters.items() if one.default is not kinds.empty})
+    parameter_type = inspect.Parameter
+    names = [name for name, parameter in parameters.items() if parameter.kind in (parameter_type.POSITIONAL_OR_KEYWORD, parameter_type.KEYWORD_ONLY)]
+    positional_only = [name for name, parameter in parameters.items() if parameter.kind == parameter_type.POSITIONAL_ONLY]
+    has_var_positional = any(parameter.kind == parameter_type.VAR_POSITIONAL for parameter in parameters.values())
+    if has_var_positional and not names and not positional_only:
+        positional_only = ["input"]
+    required = [name for name in [*positional_only, *names] if name not in parameters or parameters[name].default is parameter_type.empty]
+    return Signature((*positional_only, *names), tuple(required), tuple(positional_only),
+                     any(parameter.kind == parameter_type.VAR_KEYWORD for parameter in parameters.values()),
+                     {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter_type.empty})
 
 
 def role_of(name: str) -> str | None:
-    return _ROLE.get(name)
+    return _ROLE_BY_NAME.get(name)

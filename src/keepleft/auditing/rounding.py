@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import Way
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import Inputs, CallError
+from keepleft.auditing.ways import CodePath
 
-SURE = 1024      # so many units in the last place are no rounding
-SHAKEN = 0.7     # changes that point the same way, whatever shakes the rounding, are no rounding
+MAX_ROUNDING_ULPS = 1024      # so many units in the last place are no rounding
+MIN_DIRECTION_AGREEMENT = 0.7     # changes that point the same way, whatever shakes the rounding, are no rounding
 
 
-def moved(a: Tensor, b: Tensor) -> Tensor:
+def max_change(a: Tensor, b: Tensor) -> Tensor:
     """(B, T): the largest change at each position; infinite where a number came or went."""
     if torch.equal(a, b):  # the rule, for honest models
         return torch.zeros(a.shape[:2], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32, device=a.device)
@@ -30,71 +30,71 @@ def scale(out: Tensor) -> float:
     return max(float(torch.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0).abs().max()), 1e-30)
 
 
-def tolerance(inquiry: Inquiry, way: Way) -> float:
+def tolerance(session: AuditSession, path: CodePath) -> float:
     """How far honest results may lie apart where the computation is not the same (other shapes, another order)."""
-    if inquiry.quantised:
+    if session.quantized:
         return 0.2
-    kind = way.dtype or inquiry.subject.dtype
-    if kind == torch.float64:
-        return 1e-9 if inquiry.pure(way) else 3e-4
-    return 3e-4 if kind == torch.float32 else 0.12
+    dtype = path.dtype or session.adapter.dtype
+    if dtype == torch.float64:
+        return 1e-9 if session.is_pure_float64(path) else 3e-4
+    return 3e-4 if dtype == torch.float32 else 0.12
 
 
-def real(inquiry: Inquiry, way: Way, a: Call, b: Call, row: int, reader: int, size: float,
-         shakes: Sequence[tuple[Call, Call]] = ()) -> bool:
+def is_real_change(session: AuditSession, path: CodePath, a: Inputs, b: Inputs, row: int, reader: int, size: float,
+         jittered_pairs: Sequence[tuple[Inputs, Inputs]] = ()) -> bool:
     """Is a change at (row, reader) between two calls of the same shape more than rounding? `shakes` are pairs of calls in
     which the same thing changes while something beside it differs, so that rounding falls another way."""
     if size == float("inf"):
         return True
-    kind = torch.bfloat16 if way.autocast else way.dtype or inquiry.subject.dtype
-    if inquiry.quantised:
+    dtype = torch.bfloat16 if path.autocast else path.dtype or session.adapter.dtype
+    if session.quantized:
         return size > 0.2
-    eps = torch.finfo(kind).eps
-    if kind in (torch.float32, torch.float64) and size > SURE * eps:
+    eps = torch.finfo(dtype).eps
+    if dtype in (torch.float32, torch.float64) and size > MAX_ROUNDING_ULPS * eps:
         return True
-    if kind == torch.float32 and inquiry.double and not way.wrapped:
-        precise = again(inquiry, way.but(dtype=torch.float64), a, b, row, reader)
-        if precise is not None and precise < size / 100:
+    if dtype == torch.float32 and session.supports_float64 and not path.wrapped:
+        float64_change = change_on_path(session, path.but(dtype=torch.float64), a, b, row, reader)
+        if float64_change is not None and float64_change < size / 100:
             return False
-        if precise is not None and precise > 1e-5:
+        if float64_change is not None and float64_change > 1e-5:
             return True
-    finer = kind == torch.float32 and inquiry.double and not way.wrapped and inquiry.pure(way)
-    if size <= 8 * eps and not finer:
+    has_pure_float64 = dtype == torch.float32 and session.supports_float64 and not path.wrapped and session.is_pure_float64(path)
+    if size <= 8 * eps and not has_pure_float64:
         return False  # nothing finer is at hand
-    agreement = coherent(inquiry, way, a, b, row, reader, shakes)
-    return size > 8 * eps if agreement is None else agreement > SHAKEN
+    agreement = direction_agreement(session, path, a, b, row, reader, jittered_pairs)
+    return size > 8 * eps if agreement is None else agreement > MIN_DIRECTION_AGREEMENT
 
 
-def again(inquiry: Inquiry, way: Way, a: Call, b: Call, row: int, reader: int) -> float | None:
+def change_on_path(session: AuditSession, path: CodePath, a: Inputs, b: Inputs, row: int, reader: int) -> float | None:
     """The size of the change on another path; None where that cannot be taken."""
-    subject = inquiry.subject
+    adapter = session.adapter
     try:
-        with subject.on(way):
-            one, other = subject.run(a, way), subject.run(b, way)
+        with adapter.on_path(path):
+            output, other_output = adapter.run(a, path), adapter.run(b, path)
     except CallError:
         return None
-    return float(moved(one, other)[row, reader]) / scale(one)
+    return float(max_change(output, other_output)[row, reader]) / scale(output)
 
 
-def coherent(inquiry: Inquiry, way: Way, a: Call, b: Call, row: int, reader: int,
-             shakes: Sequence[tuple[Call, Call]]) -> float | None:
+def direction_agreement(session: AuditSession, path: CodePath, a: Inputs, b: Inputs, row: int, reader: int,
+             jittered_pairs: Sequence[tuple[Inputs, Inputs]]) -> float | None:
     """How much the change keeps its direction when something beside it is shaken; None where that says nothing."""
-    subject, seen = inquiry.subject, []
+    adapter, similarities = session.adapter, []
 
-    def change(one: Call, other: Call) -> Tensor:
-        return (subject.run(other, way)[row, reader].double() - subject.run(one, way)[row, reader].double()).flatten()
+    def change_vector(before: Inputs, after: Inputs) -> Tensor:
+        return (adapter.run(after, path)[row, reader].double() - adapter.run(before, path)[row, reader].double()).flatten()
 
     try:
-        first = change(a, b)
+        reference = change_vector(a, b)
     except CallError:
         return None
-    if first.numel() < 8 or not first.isfinite().all():
+    if reference.numel() < 8 or not reference.isfinite().all():
         return None
-    for one, other in shakes:
+    for jittered_a, jittered_b in jittered_pairs:
         try:
-            now = change(one, other)
+            jittered_change = change_vector(jittered_a, jittered_b)
         except CallError:
             continue
-        if now.isfinite().all():
-            seen.append(float(torch.nn.functional.cosine_similarity(first, now, dim=0)) if now.any() else 0.0)
-    return max(seen) if seen else None
+        if jittered_change.isfinite().all():
+            similarities.append(float(torch.nn.functional.cosine_similarity(reference, jittered_change, dim=0)) if jittered_change.any() else 0.0)
+    return max(similarities) if similarities else None

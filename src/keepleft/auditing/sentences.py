@@ -27,12 +27,12 @@ REMEDIES = {
 }
 
 
-NARROWER = "narrow the window of the mask, or claim as much as it reaches through all layers"
+NARROW_WINDOW_REMEDY = "narrow the window of the mask, or claim as much as it reaches through all layers"
 
 
-def remedy(kind: str, sort: str) -> str:
-    return REMEDIES.get((kind, sort)) or REMEDIES[(kind, "")]
+def remedy(kind: str, module_kind: str) -> str:
+    return REMEDIES.get((kind, module_kind)) or REMEDIES[(kind, "")]
 
 
-def size(value: float) -> str:
+def format_size(value: float) -> str:
     return "from a number to NaN or back" if value == float("inf") else f"by {value:.2g} of the largest output"

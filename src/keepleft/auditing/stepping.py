@@ -12,286 +12,286 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import outputs
-from keepleft.auditing.roles import NAMES, role_of
-from keepleft.auditing.subject import Call, CallError, Subject
-from keepleft.auditing.ways import Way
+from keepleft.auditing.roles import ARGUMENT_NAMES, role_of
+from keepleft.auditing.subject import Inputs, CallError, ModelAdapter
+from keepleft.auditing.ways import CodePath
 
-CACHES = tuple(NAMES["cache"].split())
-STATES = frozenset((*CACHES, "states", "carry", "memory"))
-GROWING = "a growing cache"
-PLACES = ("input_pos", "cache_position", "cache_positions", "input_positions")  # where new tokens stand; the cache lies inside
-PREFIXED = ("incremental_state",)  # by custom the whole text so far is given, and its last token is read
-_KEPT = frozenset("cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental inference".split())
-_NOT_KEPT = frozenset("encoder decoder cross mask output return use position positions ids implementation size".split())
-_BEGIN = re.compile(r"^(init|initial|allocate|empty|zero|new|make|create|begin|get_initial)_\w*(states?|caches?|hidden)$")
-_TURN = re.compile(r"^(new|next|last|final|prev|previous|past|present|initial|init)_(?=\w)|_(n|0|t|x|in|out|new|next)$")
+CACHE_ARGUMENTS = tuple(ARGUMENT_NAMES["cache"].split())
+STATE_ARGUMENTS = frozenset((*CACHE_ARGUMENTS, "states", "carry", "memory"))
+GROWING_CACHE = "a growing cache"
+POSITION_ARGUMENTS = ("input_pos", "cache_position", "cache_positions", "input_positions")  # where new tokens stand; the cache lies inside
+FULL_PREFIX_ARGUMENTS = ("incremental_state",)  # by custom the whole text so far is given, and its last token is read
+_STATE_WORDS = frozenset("cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental inference".split())
+_NON_STATE_WORDS = frozenset("encoder decoder cross mask output return use position positions ids implementation size".split())
+_INIT_STATE_METHOD = re.compile(r"^(init|initial|allocate|empty|zero|new|make|create|begin|get_initial)_\w*(states?|caches?|hidden)$")
+_STATE_AFFIX = re.compile(r"^(new|next|last|final|prev|previous|past|present|initial|init)_(?=\w)|_(n|0|t|x|in|out|new|next)$")
 
 
 @dataclass
-class Stepper:
+class CacheStepper:
     """`go` gives a piece and the state so far; None as state begins anew."""
 
-    subject: Subject
-    step: Callable[[Call, int, int, Any, str, Way], tuple[Tensor, Any]]
-    kinds: tuple[str, ...] = ("its cache",)
-    reorder: Callable[..., Any] | None = None
-    told: bool = False    # can it be told which tokens are real, and where they stand?
-    single: bool = False  # one token at a time only
+    adapter: ModelAdapter
+    step_fn: Callable[[Inputs, int, int, Any, str, CodePath], tuple[Tensor, Any]]
+    cache_kinds: tuple[str, ...] = ("its cache",)
+    reorder_fn: Callable[..., Any] | None = None
+    accepts_mask_and_positions: bool = False    # can it be told which tokens are real, and where they stand?
+    single_token: bool = False  # one token at a time only
 
-    def go(self, call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        held, self.subject.buffers = self.subject.buffers, []  # a cache may be kept in buffers: they stay as a step leaves them
+    def step(self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        snapshot, self.adapter.buffer_snapshot = self.adapter.buffer_snapshot, []  # a cache may be kept in buffers: they stay as a step leaves them
         try:
             with torch.no_grad():
-                return self.step(call, at, size, state, kind, way)
+                return self.step_fn(inputs, start, size, state, cache_kind, path)
         finally:
-            self.subject.buffers = held
+            self.adapter.buffer_snapshot = snapshot
 
-    def turned(self, state: Any, rows: Tensor) -> Any:
+    def reorder(self, state: Any, rows: Tensor) -> Any:
         """The state with its rows in another order; None where it has no way of its own."""
-        rows = rows.to(self.subject.device)
-        if self.reorder is not None:
-            out = self.reorder(state, rows)
+        rows = rows.to(self.adapter.device)
+        if self.reorder_fn is not None:
+            out = self.reorder_fn(state, rows)
             return state if out is None else out
         for name in ("reorder_cache", "reorder", "keep", "batch_select_indices", "select_rows"):
             if callable(getattr(state, name, None)):
-                return self._done(name, getattr(state, name), state, rows)
+                return self._call_method(name, getattr(state, name), state, rows)
         for name in ("reorder_cache", "_reorder_cache", "reorder_incremental_state", "reorder_state"):
-            method = getattr(self.subject.module, name, None)
+            method = getattr(self.adapter.module, name, None)
             if callable(method) and state is not True:
-                return self._done(name, method, state, _held(state), rows)
+                return self._call_method(name, method, state, _unwrap_state(state), rows)
         return None
 
-    def cropped(self, state: Any, half: int) -> Any:
+    def crop(self, state: Any, half: int) -> Any:
         """The state with the first half of what it has read; None where it has no way of its own. Some are told how much to
         keep, some how much to drop: for a half that is the same."""
-        if getattr(self.subject.module, "_is_stateful", False):  # a running sum cannot be taken back, and it says so
+        if getattr(self.adapter.module, "_is_stateful", False):  # a running sum cannot be taken back, and it says so
             return None
         for name in ("crop", "truncate", "trim", "rollback", "rewind"):
-            if not isinstance(_held(state), dict | list) and callable(getattr(state, name, None)):
+            if not isinstance(_unwrap_state(state), dict | list) and callable(getattr(state, name, None)):
                 method = getattr(state, name)
 
-                def cut(count: int, method: Callable[..., Any] = method) -> Any:
+                def crop_to(count: int, method: Callable[..., Any] = method) -> Any:
                     try:
                         return method(count)
                     except ValueError:  # transformers takes how much to drop, below zero
                         return method(-count)
 
                 try:
-                    return self._done(name, cut, state, half)
+                    return self._call_method(name, crop_to, state, half)
                 except CallError as error:
                     if isinstance(error.__cause__, AttributeError):  # some of its layers cannot
                         return None
                     raise
         return None
 
-    def _done(self, name: str, method: Callable[..., Any], state: Any, *given: Any) -> Any:
+    def _call_method(self, name: str, method: Callable[..., Any], state: Any, *args: Any) -> Any:
         try:
-            out = method(*given)
+            out = method(*args)
         except NotImplementedError:
             return None
         except Exception as error:
             raise CallError(f"{name} does not work: {type(error).__name__}: {error}") from error
-        return state if out is None else _Held(out) if isinstance(state, _Held) else out
+        return state if out is None else _StateHolder(out) if isinstance(state, _StateHolder) else out
 
 
-def stepper(subject: Subject, prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
-            reorder: Callable[..., Any] | None) -> Stepper | None:
+def find_stepper(adapter: ModelAdapter, prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
+            reorder: Callable[..., Any] | None) -> CacheStepper | None:
     """The way this model offers, if it offers one."""
-    module: Any = subject.module
+    module: Any = adapter.module
     if prefill is not None and step is not None:
-        return _by_calls(subject, prefill, step, reorder)
-    if subject.facts.ours:
-        return _ours(subject) if hasattr(module, "start") else None
-    for first, more in (("start", "step"), ("prefill", "step"), ("prefill", "decode"), ("prefill", "decode_step"),
+        return _from_callables(adapter, prefill, step, reorder)
+    if adapter.facts.is_keepleft:
+        return _from_keepleft_model(adapter) if hasattr(module, "start") else None
+    for prefill_name, step_name in (("start", "step"), ("prefill", "step"), ("prefill", "decode"), ("prefill", "decode_step"),
                         ("prefill", "decode_one")):
-        if module is not None and callable(getattr(module, first, None)) and callable(getattr(module, more, None)):
-            return _by_calls(subject, getattr(module, first), getattr(module, more), reorder)
-    begun = _by_beginning(subject, reorder)
-    if begun is not None:
-        return begun
-    if subject.sig.role("start") is not None:
-        return _by_start(subject, reorder)
-    known = next((name for name in CACHES if name in subject.sig.names), None)
-    like = tuple(name for name in subject.sig.names if _kept(subject, name))
-    refused: CallError | None = None
-    for names in dict.fromkeys((like if len(like) > 1 else (), (known,) if known else (), *((name,) for name in like))):
+        if module is not None and callable(getattr(module, prefill_name, None)) and callable(getattr(module, step_name, None)):
+            return _from_callables(adapter, getattr(module, prefill_name), getattr(module, step_name), reorder)
+    init_stepper = _from_init_method(adapter, reorder)
+    if init_stepper is not None:
+        return init_stepper
+    if adapter.signature.argument_for("start") is not None:
+        return _from_start_argument(adapter, reorder)
+    cache_argument = next((name for name in CACHE_ARGUMENTS if name in adapter.signature.names), None)
+    state_arguments = tuple(name for name in adapter.signature.names if _may_be_state(adapter, name))
+    cache_error: CallError | None = None
+    for names in dict.fromkeys((state_arguments if len(state_arguments) > 1 else (), (cache_argument,) if cache_argument else (), *((name,) for name in state_arguments))):
         if names:
             try:
-                return _by_argument(subject, names, reorder, sure=names == (known,))
+                return _from_cache_argument(adapter, names, reorder, is_known_cache=names == (cache_argument,))
             except CallError as error:
-                refused = error if names == (known,) else refused
-    for name in PLACES:
-        if name in subject.sig.names and not known:
-            return _by_place(subject, name, reorder)
-    if refused is not None:
-        raise refused
+                cache_error = error if names == (cache_argument,) else cache_error
+    for name in POSITION_ARGUMENTS:
+        if name in adapter.signature.names and not cache_argument:
+            return _from_position_argument(adapter, name, reorder)
+    if cache_error is not None:
+        raise cache_error
     return None
 
 
-def _kept(subject: Subject, name: str) -> bool:
+def _may_be_state(adapter: ModelAdapter, name: str) -> bool:
     """May this argument be what a model keeps between calls?"""
-    parts = set(name.lower().split("_"))
-    return (role_of(name) in (None, "cache") and subject.sig.defaults.get(name, False) is None and name not in subject.given
-            and (bool(parts & _KEPT) or name in CACHES) and not parts & _NOT_KEPT)
+    name_parts = set(name.lower().split("_"))
+    return (role_of(name) in (None, "cache") and adapter.signature.defaults.get(name, False) is None and name not in adapter.example_arguments
+            and (bool(name_parts & _STATE_WORDS) or name in CACHE_ARGUMENTS) and not name_parts & _NON_STATE_WORDS)
 
 
-def _cut(subject: Subject, call: Call, at: int, size: int) -> Call:
+def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) -> Inputs:
     """A piece: where its tokens stand, and which of all tokens so far are real."""
-    keep, positions, (rows, length) = call.keep, call.positions, call.tokens.shape[:2]
-    required = subject.sig.required
-    if keep is None and subject.reader is not None and subject.reader.name in required and subject.reader.form != "lengths":
-        keep = torch.ones(rows, length, dtype=torch.bool)
-    if positions is None and subject.positions in required:
+    keep_mask, positions, (rows, length) = inputs.keep_mask, inputs.positions, inputs.tokens.shape[:2]
+    required = adapter.signature.required
+    if keep_mask is None and adapter.padding_argument is not None and adapter.padding_argument.name in required and adapter.padding_argument.form != "lengths":
+        keep_mask = torch.ones(rows, length, dtype=torch.bool)
+    if positions is None and adapter.positions_argument in required:
         positions = torch.arange(length).expand(rows, length)
-    return call.but(tokens=call.tokens[:, at:at + size], keep=None if keep is None else keep[:, :at + size],
-                    positions=None if positions is None else positions[:, at:at + size])
+    return inputs.but(tokens=inputs.tokens[:, start:start + size], keep=None if keep_mask is None else keep_mask[:, :start + size],
+                    positions=None if positions is None else positions[:, start:start + size])
 
 
-def _held(state: Any) -> Any:
-    return state.value if isinstance(state, _Held) else state
+def _unwrap_state(state: Any) -> Any:
+    return state.value if isinstance(state, _StateHolder) else state
 
 
-def _remembers(stepper: Stepper) -> bool:
+def _depends_on_state(stepper: CacheStepper) -> bool:
     """Does a step depend on what came before it?"""
-    subject, outs = stepper.subject, []
-    call = subject.call(2, 4, seed=6)
-    other = torch.cat([subject.words.others(call.tokens, 7)[:, :3].to(call.tokens.dtype), call.tokens[:, 3:]], 1)
-    for one in (call, call.but(tokens=other)):
-        _, state = stepper.go(one, 0, 3, None, stepper.kinds[0], Way())
-        outs.append(stepper.go(one, 3, 1, state, stepper.kinds[0], Way())[0])
-    return not torch.equal(*outs)
+    adapter, last_logits = stepper.adapter, []
+    inputs = adapter.make_inputs(2, 4, seed=6)
+    other_tokens = torch.cat([adapter.sampler.resample(inputs.tokens, 7)[:, :3].to(inputs.tokens.dtype), inputs.tokens[:, 3:]], 1)
+    for variant in (inputs, inputs.but(tokens=other_tokens)):
+        _, state = stepper.step(variant, 0, 3, None, stepper.cache_kinds[0], CodePath())
+        last_logits.append(stepper.step(variant, 3, 1, state, stepper.cache_kinds[0], CodePath())[0])
+    return not torch.equal(*last_logits)
 
 
-def _by_beginning(subject: Subject, reorder: Callable[..., Any] | None) -> Stepper | None:
+def _from_init_method(adapter: ModelAdapter, reorder: Callable[..., Any] | None) -> CacheStepper | None:
     """A method that makes an empty state, and one that takes a token a step further."""
-    module: Any = subject.module
-    if module is None or subject.facts.hugging:
+    module: Any = adapter.module
+    if module is None or adapter.facts.is_huggingface:
         return None
     step = next((method for name in ("step", "decode_step", "decode_one", "forward_step")
                  if callable(method := getattr(module, name, None))), None)
-    makers = [method for name in dir(type(module)) if _BEGIN.match(name) and callable(method := getattr(module, name, None))]
-    if step is None or not makers or _asks(step) < 2:
+    init_methods = [method for name in dir(type(module)) if _INIT_STATE_METHOD.match(name) and callable(method := getattr(module, name, None))]
+    if step is None or not init_methods or _num_required_arguments(step) < 2:
         return None
-    refused: CallError | None = None
-    for make in makers:
-        fitting = []
+    last_error: CallError | None = None
+    for init_state in init_methods:
+        candidates = []
         for flat in (False, True):
-            found = _stepping(subject, make, step, flat, reorder)
-            probe = subject.call(3, 2, seed=5)
+            stepper = _token_stepper(adapter, init_state, step, flat, reorder)
+            inputs = adapter.make_inputs(3, 2, seed=5)
             try:
-                first, _ = found.go(probe, 0, 1, None, found.kinds[0], Way())
+                first_logits, _ = stepper.step(inputs, 0, 1, None, stepper.cache_kinds[0], CodePath())
             except CallError as error:
-                refused = error
+                last_error = error
                 continue
-            whole = subject.run(probe, Way())[:, :1]
-            if first.shape == whole.shape:
-                fitting.append((not torch.allclose(first, whole, rtol=1e-3, atol=1e-5), flat, found))
-        if fitting:
-            return min(fitting, key=lambda one: one[:2])[2]
-    raise refused or CallError("its step gives no scores for each row: give prefill= and step= to check its cache")
+            full_logits = adapter.run(inputs, CodePath())[:, :1]
+            if first_logits.shape == full_logits.shape:
+                candidates.append((not torch.allclose(first_logits, full_logits, rtol=1e-3, atol=1e-5), flat, stepper))
+        if candidates:
+            return min(candidates, key=lambda candidate: candidate[:2])[2]
+    raise last_error or CallError("its step gives no scores for each row: give prefill= and step= to check its cache")
 
 
-def _asks(step: Callable[..., Any]) -> int:
+def _num_required_arguments(step: Callable[..., Any]) -> int:
     """How many arguments must be given."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
         return 2
-    return sum(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+    return sum(parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
 
 
-def _stepping(subject: Subject, make: Callable[..., Any], step: Callable[..., Any], flat: bool,
-              reorder: Callable[..., Any] | None) -> Stepper:
+def _token_stepper(adapter: ModelAdapter, init_state: Callable[..., Any], step: Callable[..., Any], flat: bool,
+              reorder: Callable[..., Any] | None) -> CacheStepper:
     """One token after another; flat: without an axis of time."""
-    spread = _asks(step) - 1
-    turned = _state_first(step)
+    num_state_arguments = _num_required_arguments(step) - 1
+    state_first = _state_first(step)
 
-    def go(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        rows, length = call.tokens.shape[:2]
+    def advance(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        rows, length = inputs.tokens.shape[:2]
         if state is None:
-            with_ = _wanted(make, rows, length, way.dtype or subject.dtype, subject.device)
-            state = _Held(_cast(subject.invoke(make, {}, *with_), way.dtype))
-        scores = []
-        for n in range(at, at + size):
-            tokens = subject.placed(call.tokens[:, n] if flat else call.tokens[:, n:n + 1])
-            parts = tuple(state.value) if spread > 1 and isinstance(state.value, tuple | list) else (state.value,)
-            out = subject.invoke(step, {}, *((*parts, tokens) if turned else (tokens, *parts)))
-            if len(parts) > 1 and isinstance(out, tuple) and len(out) == 1 + len(parts):
+            init_arguments = _init_arguments(init_state, rows, length, path.dtype or adapter.dtype, adapter.device)
+            state = _StateHolder(_cast_state(adapter.invoke(init_state, {}, *init_arguments), path.dtype))
+        logits = []
+        for n in range(start, start + size):
+            tokens = adapter.to_device(inputs.tokens[:, n] if flat else inputs.tokens[:, n:n + 1])
+            state_parts = tuple(state.value) if num_state_arguments > 1 and isinstance(state.value, tuple | list) else (state.value,)
+            out = adapter.invoke(step, {}, *((*state_parts, tokens) if state_first else (tokens, *state_parts)))
+            if len(state_parts) > 1 and isinstance(out, tuple) and len(out) == 1 + len(state_parts):
                 out = out[0], out[1:]
-            found, held = _divided(out)
-            if found is None:
+            step_logits, new_state = _split_output(out)
+            if step_logits is None:
                 raise CallError("step gives no scores: let it return scores, or (scores, state)")
-            scores.append(found if found.dim() > 2 and found.shape[1] == 1 else found[:, None])
-            state = _Held(state.value if held is None else held)
-        return torch.cat(scores, 1), state
+            logits.append(step_logits if step_logits.dim() > 2 and step_logits.shape[1] == 1 else step_logits[:, None])
+            state = _StateHolder(state.value if new_state is None else new_state)
+        return torch.cat(logits, 1), state
 
-    return Stepper(subject, go, reorder=reorder, single=True)
+    return CacheStepper(adapter, advance, reorder_fn=reorder, single_token=True)
 
 
-def _wanted(make: Callable[..., Any], rows: int, length: int, dtype: torch.dtype, device: torch.device) -> list[Any]:
+def _init_arguments(init_state: Callable[..., Any], rows: int, length: int, dtype: torch.dtype, device: torch.device) -> list[Any]:
     """What an empty state is made from, by the names of its arguments."""
-    out: list[Any] = []
-    for name, one in inspect.signature(make).parameters.items():
-        if one.kind not in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+    arguments: list[Any] = []
+    for name, parameter in inspect.signature(init_state).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         if "dtype" in name:
-            out.append(dtype)
+            arguments.append(dtype)
         elif "device" in name:
-            out.append(device)
+            arguments.append(device)
         elif "len" in name or "seq" in name or "capacity" in name:
-            out.append(length)
-        elif "batch" in name or one.default is one.empty:
-            out.append(rows)
+            arguments.append(length)
+        elif "batch" in name or parameter.default is parameter.empty:
+            arguments.append(rows)
         else:
-            out.append(one.default)
-    return out
+            arguments.append(parameter.default)
+    return arguments
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+def _cast_state(value: Any, dtype: torch.dtype | None) -> Any:
     """A state in the precision that is computed in."""
     if dtype is None:
         return value
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {key: _cast(part, dtype) for key, part in value.items()}
+        return {key: _cast_state(item, dtype) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_cast(part, dtype) for part in value)
+        return type(value)(_cast_state(item, dtype) for item in value)
     return value
 
 
-def _by_calls(subject: Subject, prefill: Callable[..., Any], step: Callable[..., Any],
-              reorder: Callable[..., Any] | None) -> Stepper:
+def _from_callables(adapter: ModelAdapter, prefill: Callable[..., Any], step: Callable[..., Any],
+              reorder: Callable[..., Any] | None) -> CacheStepper:
     """prefill(tokens) → (scores, state) or state; step(tokens, state) → scores, or (scores, state)."""
-    turned = _state_first(step)
+    state_first = _state_first(step)
 
-    def go(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        tokens = subject.placed(call.tokens[:, at:at + size])
-        source = () if call.source is None or state is not None else (subject.placed(call.source),)
+    def advance(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        tokens = adapter.to_device(inputs.tokens[:, start:start + size])
+        source = () if inputs.source is None or state is not None else (adapter.to_device(inputs.source),)
         if state is None:
-            out = subject.invoke(prefill, {}, *source, tokens)
-            scores, held = _divided(out)
-            if scores is None:
+            out = adapter.invoke(prefill, {}, *source, tokens)
+            logits, new_state = _split_output(out)
+            if logits is None:
                 raise CallError("prefill gives no scores: let it return (scores, state)")
-            return scores, _Held(held)
-        given = (state.value, tokens) if turned else (tokens, state.value)
-        out = subject.invoke(step, {}, *given) if state.given else subject.invoke(step, {}, tokens)
-        scores, held = _divided(out)
-        if scores is None:
+            return logits, _StateHolder(new_state)
+        arguments = (state.value, tokens) if state_first else (tokens, state.value)
+        out = adapter.invoke(step, {}, *arguments) if state.given else adapter.invoke(step, {}, tokens)
+        logits, new_state = _split_output(out)
+        if logits is None:
             raise CallError("step gives no scores: let it return scores, or (scores, state)")
-        return scores, _Held(state.value if held is None else held)
+        return logits, _StateHolder(state.value if new_state is None else new_state)
 
-    return Stepper(subject, go, reorder=reorder)
+    return CacheStepper(adapter, advance, reorder_fn=reorder)
 
 
 @dataclass
-class _Held:
+class _StateHolder:
     """A state that may be kept by the callables themselves."""
 
     value: Any
 
     @property
-    def given(self) -> bool:
+    def is_explicit(self) -> bool:
         return self.value is not None
 
     def __getattr__(self, name: str) -> Any:
@@ -305,10 +305,10 @@ def _state_first(step: Callable[..., Any]) -> bool:
         names = list(inspect.signature(step).parameters)
     except (TypeError, ValueError):
         return False
-    return bool(names) and names[0] in STATES
+    return bool(names) and names[0] in STATE_ARGUMENTS
 
 
-def _divided(out: Any) -> tuple[Tensor | None, Any]:
+def _split_output(out: Any) -> tuple[Tensor | None, Any]:
     """Scores and state: the first floating tensor, and what else there is."""
     if isinstance(out, Tensor):
         return out, None
@@ -317,54 +317,54 @@ def _divided(out: Any) -> tuple[Tensor | None, Any]:
             return out[0], out[1]
         if isinstance(out[1], Tensor) and not isinstance(out[0], Tensor):
             return out[1], out[0]
-    scores = outputs.find(out, outputs.PREFERRED)
-    held = outputs.find(out, (*CACHES, "states"))
-    return scores, held
+    logits = outputs.find(out, outputs.PREFERRED_OUTPUTS)
+    state = outputs.find(out, (*CACHE_ARGUMENTS, "states"))
+    return logits, state
 
 
-def _ours(subject: Subject) -> Stepper:
+def _from_keepleft_model(adapter: ModelAdapter) -> CacheStepper:
     """start and step, with every kind of cache."""
-    model: Any = subject.module
+    model: Any = adapter.module
 
-    def go(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        tokens = subject.placed(call.tokens[:, at:at + size])
+    def advance(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        tokens = adapter.to_device(inputs.tokens[:, start:start + size])
         if state is not None:
-            return subject.invoke(model.step, {}, tokens, state), state
-        memory = {} if call.source is None else {"memory": model.read(subject.placed(call.source))}
-        capacity = {"capacity": call.tokens.shape[1]} if kind == "static" else {}
-        scores, made = subject.invoke(lambda tokens: model.start(tokens, cache=kind, **memory, **capacity), {}, tokens)
-        return scores, made
+            return adapter.invoke(model.step, {}, tokens, state), state
+        memory = {} if inputs.source is None else {"memory": model.read(adapter.to_device(inputs.source))}
+        capacity = {"capacity": inputs.tokens.shape[1]} if cache_kind == "static" else {}
+        logits, new_state = adapter.invoke(lambda tokens: model.start(tokens, cache=cache_kind, **memory, **capacity), {}, tokens)
+        return logits, new_state
 
-    windows = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
-    return Stepper(subject, go, ("growing", "static", *(("ring",) if windows else ())))
+    all_windowed = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
+    return CacheStepper(adapter, advance, ("growing", "static", *(("ring",) if all_windowed else ())))
 
 
-def _by_start(subject: Subject, reorder: Callable[..., Any] | None) -> Stepper:
+def _from_start_argument(adapter: ModelAdapter, reorder: Callable[..., Any] | None) -> CacheStepper:
     """forward(tokens, start_pos), with a cache inside."""
-    name = subject.sig.role("start")
+    name = adapter.signature.argument_for("start")
     assert name is not None
-    return _inside(subject, name, lambda at, size: at, reorder)
+    return _internal_cache_stepper(adapter, name, lambda start, size: start, reorder)
 
 
-def _by_place(subject: Subject, name: str, reorder: Callable[..., Any] | None) -> Stepper:
+def _from_position_argument(adapter: ModelAdapter, name: str, reorder: Callable[..., Any] | None) -> CacheStepper:
     """forward(tokens, input_pos), with a cache inside; without one they are positions, and nothing is kept."""
-    found = _inside(subject, name, lambda at, size: torch.arange(at, at + size), reorder)
-    if not _remembers(found):
+    stepper = _internal_cache_stepper(adapter, name, lambda start, size: torch.arange(start, start + size), reorder)
+    if not _depends_on_state(stepper):
         raise CallError(f"given {name}, it keeps nothing from call to call: set its caches up first, or give "
                         "prefill= and step= to check one")
-    return found
+    return stepper
 
 
-def _inside(subject: Subject, name: str, value: Callable[[int, int], Any], reorder: Callable[..., Any] | None) -> Stepper:
-    def go(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        piece = _cut(subject, call, at, size)
-        piece = piece.but(extra={**piece.extra, name: value(at, size)})
-        return subject.chosen(subject.raw(piece, way), piece.tokens.shape[0], size), True
+def _internal_cache_stepper(adapter: ModelAdapter, name: str, argument_value: Callable[[int, int], Any], reorder: Callable[..., Any] | None) -> CacheStepper:
+    def advance(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        piece = _slice_inputs(adapter, inputs, start, size)
+        piece = piece.but(extra={**piece.extra, name: argument_value(start, size)})
+        return adapter.select_output(adapter.run_raw(piece, path), piece.tokens.shape[0], size), True
 
-    return Stepper(subject, go, reorder=reorder, told=True)
+    return CacheStepper(adapter, advance, reorder_fn=reorder, accepts_mask_and_positions=True)
 
 
-class _Params:
+class _InferenceParams:
     """What Megatron, FlashAttention and Mamba hand around: keys and values by layer, and how much was read. The caller counts,
     unless the model does."""
 
@@ -373,122 +373,122 @@ class _Params:
         self.max_seqlen = self.max_sequence_length = length
         self.seqlen_offset = self.sequence_len_offset = 0
         self.key_value_memory_dict: dict[Any, Any] = {}
-        self.counted = (0, 0)
+        self.last_offsets = (0, 0)
 
     def __bool__(self) -> bool:
         """Was anything put into it?"""
         return bool(self.key_value_memory_dict)
 
-    def read(self, size: int) -> None:
-        if self.seqlen_offset == self.counted[0]:
+    def advance(self, size: int) -> None:
+        if self.seqlen_offset == self.last_offsets[0]:
             self.seqlen_offset += size
-        if self.sequence_len_offset == self.counted[1]:
+        if self.sequence_len_offset == self.last_offsets[1]:
             self.sequence_len_offset += size
-        self.counted = self.seqlen_offset, self.sequence_len_offset
+        self.last_offsets = self.seqlen_offset, self.sequence_len_offset
 
 
-def _by_argument(subject: Subject, names: tuple[str, ...], reorder: Callable[..., Any] | None, *, sure: bool) -> Stepper:
+def _from_cache_argument(adapter: ModelAdapter, names: tuple[str, ...], reorder: Callable[..., Any] | None, *, is_known_cache: bool) -> CacheStepper:
     """forward(tokens, cache) → output with the new cache; a cache that is filled in place is handed in empty.
     sure: its name alone says that it is a cache; others must show it."""
-    sig = subject.sig
-    use = sig.role("use_cache")
-    flag = {use: True} if use is not None else {"use_cache": True} if subject.facts.hugging else {}
-    probe = subject.call(2, 3, seed=5).but(extra=flag)
-    fresh: Callable[[int, int], Any] = lambda rows, length: None
+    signature = adapter.signature
+    use_cache_argument = signature.argument_for("use_cache")
+    use_cache = {use_cache_argument: True} if use_cache_argument is not None else {"use_cache": True} if adapter.facts.is_huggingface else {}
+    probe_inputs = adapter.make_inputs(2, 3, seed=5).but(extra=use_cache)
+    make_cache: Callable[[int, int], Any] = lambda rows, length: None
     with torch.no_grad():
-        out = subject.raw(probe, Way())
+        out = adapter.run_raw(probe_inputs, CodePath())
     name = names[0]
-    whole = name in PREFIXED
-    if whole or _carried(out, names) is None:
-        makers: tuple[Callable[[int, int], Any], ...] = (lambda *_: {}, lambda *_: [], _Params)
-        fresh = next((made for made in makers if len(names) == 1 and _filled(subject, probe, name, made)), fresh)
-        if fresh(1, 1) is None:
+    full_prefix = name in FULL_PREFIX_ARGUMENTS
+    if full_prefix or _returned_state(out, names) is None:
+        cache_factories: tuple[Callable[[int, int], Any], ...] = (lambda *_: {}, lambda *_: [], _InferenceParams)
+        make_cache = next((factory for factory in cache_factories if len(names) == 1 and _fills_empty_cache(adapter, probe_inputs, name, factory)), make_cache)
+        if make_cache(1, 1) is None:
             raise CallError(f"the model takes {name}, but gives none back: give prefill= and step= to check its cache")
-    kinds: dict[str, Callable[[int, int], Any]] = {GROWING: fresh}
-    if subject.facts.hugging and sure:
-        kinds |= _hugging(subject)
+    cache_kinds: dict[str, Callable[[int, int], Any]] = {GROWING_CACHE: make_cache}
+    if adapter.facts.is_huggingface and is_known_cache:
+        cache_kinds |= _huggingface_caches(adapter)
 
-    def go(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        piece = _cut(subject, call, 0, at + size) if whole else _cut(subject, call, at, size)
-        begun = kinds[kind](*call.tokens.shape[:2]) if state is None else state
-        given = {} if begun is None else begun if len(names) > 1 else {name: begun}
-        out = subject.raw(piece.but(extra={**flag, **given}), way)
-        new = _carried(out, names) if fresh(1, 1) is None else None
-        if isinstance(begun, _Params):
-            begun.read(size)
-        return subject.chosen(out, piece.tokens.shape[0], size), begun if new is None else new
+    def advance(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        piece = _slice_inputs(adapter, inputs, 0, start + size) if full_prefix else _slice_inputs(adapter, inputs, start, size)
+        cache = cache_kinds[cache_kind](*inputs.tokens.shape[:2]) if state is None else state
+        cache_arguments = {} if cache is None else cache if len(names) > 1 else {name: cache}
+        out = adapter.run_raw(piece.but(extra={**use_cache, **cache_arguments}), path)
+        returned_cache = _returned_state(out, names) if make_cache(1, 1) is None else None
+        if isinstance(cache, _InferenceParams):
+            cache.advance(size)
+        return adapter.select_output(out, piece.tokens.shape[0], size), cache if returned_cache is None else returned_cache
 
-    def ones(call: Call, at: int, size: int, state: Any, kind: str, way: Way) -> tuple[Tensor, Any]:
-        scores = []
-        for n in range(at, at + size):
-            found, state = go(call, n, 1, state, kind, way)
-            scores.append(found)
-        return torch.cat(scores, 1), state
+    def advance_singly(inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath) -> tuple[Tensor, Any]:
+        logits = []
+        for n in range(start, start + size):
+            step_logits, state = advance(inputs, n, 1, state, cache_kind, path)
+            logits.append(step_logits)
+        return torch.cat(logits, 1), state
 
-    found = Stepper(subject, ones if whole else go, tuple(kinds), reorder, told=not whole, single=whole)
-    if not sure and not _remembers(found):
+    stepper = CacheStepper(adapter, advance_singly if full_prefix else advance, tuple(cache_kinds), reorder, accepts_mask_and_positions=not full_prefix, single_token=full_prefix)
+    if not is_known_cache and not _depends_on_state(stepper):
         raise CallError(f"what it gives back for {name} changes nothing when it is given again")
-    return found
+    return stepper
 
 
-def _filled(subject: Subject, probe: Call, name: str, made: Callable[[int, int], Any]) -> bool:
+def _fills_empty_cache(adapter: ModelAdapter, inputs: Inputs, name: str, factory: Callable[[int, int], Any]) -> bool:
     """Is something put into an empty one?"""
-    empty = made(*probe.tokens.shape[:2])
+    cache = factory(*inputs.tokens.shape[:2])
     try:
         with torch.no_grad():
-            subject.raw(probe.but(extra={**probe.extra, name: empty}), Way())
+            adapter.run_raw(inputs.but(extra={**inputs.extra, name: cache}), CodePath())
     except CallError:
         return False
-    return bool(empty)
+    return bool(cache)
 
 
-def _carried(out: Any, names: tuple[str, ...]) -> Any:
+def _returned_state(out: Any, names: tuple[str, ...]) -> Any:
     """What an output gives for the next call: one value, or by name where there are several; None if one is missing."""
     if len(names) == 1:
-        return _new(out, names[0])
-    held = dict(outputs.named(out))
-    found = {name: _alike(held, name) for name in names}
-    if not any(isinstance(key, str) for key in held):
-        rest = list(held.values())[1:]
-        if len(rest) == 1 and isinstance(rest[0], tuple | list):
-            rest = list(rest[0])
-        found = dict(zip(names, rest, strict=True)) if len(rest) == len(names) else {}
-    return found if found and all(value is not None for value in found.values()) else None
+        return _returned_cache(out, names[0])
+    parts = dict(outputs.named_parts(out))
+    states = {name: _match_by_stem(parts, name) for name in names}
+    if not any(isinstance(key, str) for key in parts):
+        other_values = list(parts.values())[1:]
+        if len(other_values) == 1 and isinstance(other_values[0], tuple | list):
+            other_values = list(other_values[0])
+        states = dict(zip(names, other_values, strict=True)) if len(other_values) == len(names) else {}
+    return states if states and all(value is not None for value in states.values()) else None
 
 
-def _alike(held: dict[Any, Any], name: str) -> Any:
-    return next((value for key, value in held.items() if isinstance(key, str) and _stem(key) == _stem(name)), None)
+def _match_by_stem(parts: dict[Any, Any], name: str) -> Any:
+    return next((value for key, value in parts.items() if isinstance(key, str) and _stem(key) == _stem(name)), None)
 
 
 def _stem(name: str) -> str:
     """h for h0, hx, hn and h_n; cache for new_cache and cache_out."""
-    name = _TURN.sub("", name.lower())
+    name = _STATE_AFFIX.sub("", name.lower())
     return name[:-1] if len(name) == 2 and name[-1] in "0nxt" else name
 
 
-def _new(out: Any, name: str) -> Any:
+def _returned_cache(out: Any, name: str) -> Any:
     """The new cache in an output: by its name, or the last part of a tuple that is no output for each position."""
-    found = outputs.find(out, (name, *CACHES, "present", "presents", "new_cache", "kv"))
-    if found is not None:
-        return found
-    held = dict(outputs.named(out))
-    if (found := _alike(held, name)) is not None:
-        return found
+    cache = outputs.find(out, (name, *CACHE_ARGUMENTS, "present", "presents", "new_cache", "kv"))
+    if cache is not None:
+        return cache
+    parts = dict(outputs.named_parts(out))
+    if (cache := _match_by_stem(parts, name)) is not None:
+        return cache
     if isinstance(out, tuple | list) and len(out) > 1 and not isinstance(out, dict):
         last = out[-1]
-        nothing = isinstance(last, dict | tuple | list) and all(value is None for _, value in outputs.named(last))
-        return None if last is None or nothing or (isinstance(last, Tensor) and last.dim() < 1) else last
+        is_empty = isinstance(last, dict | tuple | list) and all(value is None for _, value in outputs.named_parts(last))
+        return None if last is None or is_empty or (isinstance(last, Tensor) and last.dim() < 1) else last
     return None
 
 
-def _hugging(subject: Subject) -> dict[str, Callable[[int, int], Any]]:
+def _huggingface_caches(adapter: ModelAdapter) -> dict[str, Callable[[int, int], Any]]:
     """A cache with fixed slots, where transformers has one for this model."""
     try:
         from transformers import StaticCache
     except ImportError:
         return {}
-    module: Any = subject.module
-    if subject.facts.pair or not getattr(module, "_can_compile_fullgraph", getattr(module, "_supports_static_cache", False)):
+    module: Any = adapter.module
+    if adapter.facts.is_encoder_decoder or not getattr(module, "_can_compile_fullgraph", getattr(module, "_supports_static_cache", False)):
         return {}
     config = module.config.get_text_config(decoder=True)
     return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + 3)}

@@ -9,69 +9,69 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Ids:
+class TokenSampler:
     """Token ids that stand for words: nothing that a model treats in a way of its own."""
 
     pool: Tensor  # (n,) sorted
-    marks: tuple[int, ...] = ()  # ids that a model knows by name
+    special_tokens: tuple[int, ...] = ()  # ids that a model knows by name
 
-    def draw(self, batch: int, length: int, seed: int) -> Tensor:
+    def sample(self, batch: int, length: int, seed: int) -> Tensor:
         """(B, T), neighbours differ"""
-        n, chance = len(self.pool), torch.Generator().manual_seed(seed)
+        n, rng = len(self.pool), torch.Generator().manual_seed(seed)
         if n <= 3:  # neighbours cannot all differ and still be free
-            return self.pool[torch.randint(0, n, (batch, length), generator=chance)]
-        steps = torch.randint(1, n, (batch, length), generator=chance)
+            return self.pool[torch.randint(0, n, (batch, length), generator=rng)]
+        steps = torch.randint(1, n, (batch, length), generator=rng)
         return self.pool[(steps.cumsum(1) + torch.arange(batch)[:, None]) % n]
 
-    def others(self, tokens: Tensor, seed: int) -> Tensor:
+    def resample(self, tokens: Tensor, seed: int) -> Tensor:
         """As many others, each unlike the one in its place."""
-        n, chance = len(self.pool), torch.Generator().manual_seed(seed)
-        at = torch.searchsorted(self.pool, tokens.contiguous()).clamp(max=n - 1)
-        return self.pool[(at + torch.randint(1, max(2, n), tokens.shape, generator=chance)) % n]
+        n, rng = len(self.pool), torch.Generator().manual_seed(seed)
+        indices = torch.searchsorted(self.pool, tokens.contiguous()).clamp(max=n - 1)
+        return self.pool[(indices + torch.randint(1, max(2, n), tokens.shape, generator=rng)) % n]
 
-    def kinds(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
+    def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
         """Changes that chance alone rarely makes: all of one kind, copies of the first word, the order turned round."""
         first, last = self.pool[0], self.pool[-1]
-        return [*((f"the id {mark}", torch.where(tokens == mark, first, torch.tensor(mark))) for mark in self.marks),
+        return [*((f"the id {token}", torch.where(tokens == token, first, torch.tensor(token))) for token in self.special_tokens),
                 ("the first id", torch.where(tokens == first, last, first)),
                 ("the last id", torch.where(tokens == last, first, last)),
                 ("copies of the first word", torch.where(tokens == tokens[:, :1], last, tokens[:, :1].expand_as(tokens)))]
 
 
 @dataclass(frozen=True)
-class Features:
+class FeatureSampler:
     """Vectors: drawn like those of an example, and some far larger."""
 
-    shape: tuple[int, ...]  # behind (B, T)
+    feature_shape: tuple[int, ...]  # behind (B, T)
     mean: float
-    spread: float
+    std: float
     dtype: torch.dtype
     positive: bool = False  # prices, counts: nothing below zero
 
-    def draw(self, batch: int, length: int, seed: int) -> Tensor:
-        chance = torch.Generator().manual_seed(seed)
-        drawn = torch.randn((batch, length, *self.shape), generator=chance) * self.spread + self.mean
-        return (drawn.abs() + 1e-3 * self.spread if self.positive else drawn).to(self.dtype)
+    def sample(self, batch: int, length: int, seed: int) -> Tensor:
+        rng = torch.Generator().manual_seed(seed)
+        features = torch.randn((batch, length, *self.feature_shape), generator=rng) * self.std + self.mean
+        return (features.abs() + 1e-3 * self.std if self.positive else features).to(self.dtype)
 
-    def others(self, tokens: Tensor, seed: int) -> Tensor:
-        return self.draw(tokens.shape[0], tokens.shape[1], seed + 7919)
+    def resample(self, tokens: Tensor, seed: int) -> Tensor:
+        return self.sample(tokens.shape[0], tokens.shape[1], seed + 7919)
 
-    def kinds(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
+    def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
         return [("zeros", torch.where(tokens == 0, torch.ones_like(tokens), torch.zeros_like(tokens))),
                 *(() if self.positive else (("the opposite", -tokens),)),
                 ("copies of the first", tokens[:, :1].expand_as(tokens).clone() + (tokens == tokens[:, :1]).to(tokens.dtype))]
 
 
-Words = Ids | Features
+InputSampler = TokenSampler | FeatureSampler
 
 
-def like(example: Tensor, special: set[int], vocab: int | None, marks: tuple[int, ...] = ()) -> Words:
+def sampler_like(example: Tensor, excluded_tokens: set[int], vocab_size: int | None, special_tokens: tuple[int, ...] = ()) -> InputSampler:
     """What an example is made of."""
     if example.is_floating_point():
-        known = example[example.isfinite()].float()
-        spread = float(known.std(unbiased=False)) if known.numel() > 1 else 1.0
-        return Features(tuple(example.shape[2:]), float(known.mean()) if known.numel() else 0.0, spread or 1.0, example.dtype,
-                        bool((known > 0).all()) if known.numel() else False)
-    top = vocab if vocab is not None else int(example.max()) + 1
-    pool = torch.tensor([token for token in range(top) if token not in special] or list(range(top)))
-    return Ids(pool, tuple(mark for mark in marks if 0 <= mark < top)[:4])
+        values = example[example.isfinite()].float()
+        std = float(values.std(unbiased=False)) if values.numel() > 1 else 1.0
+        return FeatureSampler(tuple(example.shape[2:]), float(values.mean()) if values.numel() else 0.0, std or 1.0, example.dtype,
+                        bool((values > 0).all()) if values.numel() else False)
+    vocab_end = vocab_size if vocab_size is not None else int(example.max()) + 1
+    pool = torch.tensor([token for token in range(vocab_end) if token not in excluded_tokens] or list(range(vocab_end)))
+    return TokenSampler(pool, tuple(special_token for special_token in special_tokens if 0 <= special_token < vocab_end)[:4])

@@ -16,16 +16,16 @@ from keepleft.cli import targets
 from keepleft.cli.show import Bar
 
 if TYPE_CHECKING:
-    from keepleft.auditing.report import Report
+    from keepleft.auditing.report import AuditReport
 
-CODES = {"clean": 0, "leak": 1, "unchecked": 2}
+EXIT_CODES = {"clean": 0, "leak": 1, "unchecked": 2}
 
 
-def look(inputs: list[str], hf_config: str | None = None, arch: str | None = None,
+def audit(inputs: list[str], hf_config: str | None = None, arch: str | None = None,
          with_: Literal["keepleft", "transformers"] = "keepleft", claim: str | None = None, checks: str | None = None,
          budget: Literal["quick", "standard", "full"] = "standard", layers: int | None = None, limit: float | None = 60.0,
          html: str | None = None, junit: str | None = None, zoo: str | None = None, json: bool = False,
-         said: frozenset[str] = frozenset()) -> int:
+         explicit_options: frozenset[str] = frozenset()) -> int:
     """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no other row.
 
     Any model, ours or not:
@@ -63,46 +63,46 @@ def look(inputs: list[str], hf_config: str | None = None, arch: str | None = Non
     """
     if zoo is not None:
         return _zoo(zoo, inputs, budget=budget, html=html, json=json)
-    name = _what(inputs, hf_config, arch, with_)
+    name = _target_name(inputs, hf_config, arch, with_)
     for file in (html, junit):
         if file is not None and Path(file).is_dir():
             raise ValueError(f"{file} is a folder: name a file in it")
     for option, number in (("layers", layers), ("limit", limit)):
         if number is not None and number <= 0:
             raise ValueError(f"--{option} is {number:g}: it must be more than 0")
-    asked = {"claim": _claim(claim), "checks": _listed(checks), "budget": budget, "layers": layers, "limit": limit}
-    asked = {key: value for key, value in asked.items() if key in said and (value is not None or key == "limit")}
+    overrides = {"claim": _parse_claim(claim), "checks": _split_names(checks), "budget": budget, "layers": layers, "limit": limit}
+    overrides = {key: value for key, value in overrides.items() if key in explicit_options and (value is not None or key == "limit")}
     with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # what a model prints is no verdict
-        options = _built(inputs, hf_config, arch, with_)
-        taken = claim is None and "claim" not in options
-        report = _audited(options | asked, name, lambda line: bar.at(0, line[:72]))
-    code = _delivered(report, html=html, junit=junit, json=json)
-    if taken and any(finding.kind == "future" for finding in report.findings):
+        arguments = _load_target(inputs, hf_config, arch, with_)
+        claim_assumed = claim is None and "claim" not in arguments
+        report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
+    exit_code = _write_report(report, html=html, junit=junit, json=json)
+    if claim_assumed and any(finding.kind == "future" for finding in report.findings):
         print("keepleft: the claim was taken to be causal; if the model is meant to see what comes later, give --claim full",
               file=sys.stderr)
-    return code
+    return exit_code
 
 
-def _claim(text: str | None) -> Any:
+def _parse_claim(text: str | None) -> Any:
     if text is None:
         return None
-    from keepleft.attention.reading import mask
+    from keepleft.attention.reading import parse_mask
 
     try:
-        return mask(text)
+        return parse_mask(text)
     except ValueError as error:
         raise ValueError(f"--claim is {text!r}: {error}") from error
 
 
-def _listed(text: str | None) -> list[str] | None:
+def _split_names(text: str | None) -> list[str] | None:
     return None if text is None else [name for name in text.replace(",", " ").split() if name]
 
 
-def _what(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> str:
+def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> str:
     """The name of what is audited: one thing, said in one way."""
     if len(inputs) + (hf_config is not None) != 1:
-        told = " and ".join([*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])])
-        raise ValueError(f"{told} were given: one model at a time" if told else
+        named_targets = " and ".join([*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])])
+        raise ValueError(f"{named_targets} were given: one model at a time" if named_targets else
                          "say which model: a directory, FILE.py:FUNCTION, MODULE:FUNCTION, or --hf-config config.json")
     if arch is not None and hf_config is None and with_ != "transformers":
         raise ValueError(f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers")
@@ -115,19 +115,19 @@ def _what(inputs: list[str], hf_config: str | None, arch: str | None, with_: str
     return inputs[0]
 
 
-def _built(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> dict[str, Any]:
+def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> dict[str, Any]:
     """Arguments of keepleft.audit. Whatever goes wrong here is said in one line."""
     import torch
 
     torch.manual_seed(0)  # random weights are the same each time
     if hf_config is not None:
-        build = lambda: targets.configured(hf_config, arch)
+        build = lambda: targets.from_config(hf_config, arch)
     elif targets.is_code(inputs[0]):
-        build = lambda: targets.code(inputs[0])
+        build = lambda: targets.from_code(inputs[0])
     elif with_ == "transformers":
-        build = lambda: targets.published(inputs[0], arch)
+        build = lambda: targets.from_transformers(inputs[0], arch)
     else:
-        build = lambda: targets.directory(inputs[0])
+        build = lambda: targets.from_directory(inputs[0])
     try:
         return build()
     except (ValueError, OSError, ImportError, MemoryError):
@@ -136,11 +136,11 @@ def _built(inputs: list[str], hf_config: str | None, arch: str | None, with_: st
         raise ValueError(f"{hf_config or inputs[0]} could not be built: {type(error).__name__}: {error}") from error
 
 
-def _audited(options: dict[str, Any], name: str, tell: Callable[[str], None]) -> Report:
+def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str], None]) -> AuditReport:
     import keepleft as kl
 
     try:
-        report = kl.audit(**{"tell": tell, **options})
+        report = kl.audit(**{"tell": on_progress, **arguments})
     except (ValueError, KeyboardInterrupt):
         raise
     except BaseException as error:  # exit code 1 would say that it leaks
@@ -152,20 +152,20 @@ def _audited(options: dict[str, Any], name: str, tell: Callable[[str], None]) ->
     return replace(report, subject=f"{report.subject} ({name})", about=about)
 
 
-def _delivered(report: Report, *, html: str | None, junit: str | None, json: bool) -> int:
+def _write_report(report: AuditReport, *, html: str | None, junit: str | None, json: bool) -> int:
     """The verdict first: a file that cannot be written does not take it away."""
     from keepleft.disk import atomic
 
-    _say(report.json() if json else report.text())
+    _print_stdout(report.json() if json else report.text())
     for file, content in ((html, report.html), (junit, report.junit)):
         if file is not None:
-            with atomic.explained(file):
+            with atomic.explain_os_error(file):
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
-                atomic.text(Path(file), content())
-    return CODES[report.verdict]
+                atomic.write_text(Path(file), content())
+    return EXIT_CODES[report.verdict]
 
 
-def _say(text: str) -> None:
+def _print_stdout(text: str) -> None:
     """To stdout; whoever has read enough of it does not change the exit code."""
     try:
         print(text, flush=True)
@@ -173,7 +173,7 @@ def _say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _zoo(name: str, chosen: list[str], *, budget: str, html: str | None, json: bool) -> int:
+def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json: bool) -> int:
     """Every class of a library, or those that are named."""
     if name != "transformers":
         raise ValueError(f"--zoo is {name!r}: there is transformers")
@@ -185,19 +185,19 @@ def _zoo(name: str, chosen: list[str], *, budget: str, html: str | None, json: b
     from keepleft.auditing.zoo.tiny import classes
     from keepleft.disk import atomic
 
-    names = chosen or classes()
+    names = selected or classes()
     for name in names:
         if not hasattr(transformers, name):
-            close = get_close_matches(name, classes(), 1)
-            raise ValueError(f"transformers has no {name}" + (f": did you mean {close[0]}?" if close else ""))
+            suggestions = get_close_matches(name, classes(), 1)
+            raise ValueError(f"transformers has no {name}" + (f": did you mean {suggestions[0]}?" if suggestions else ""))
     rows: list[Any] = []
     with Bar("auditing", len(names)) as bar:
         for row in run(names, budget):
             rows.append(row)
-            bar.at(len(rows), f"{row.name}: {row.verdict}")
+            bar.update(len(rows), f"{row.name}: {row.verdict}")
     about = {"transformers": transformers.__version__, "torch": str(torch.__version__), "budget": budget}
     if html is not None:
-        atomic.text(Path(html), as_html(rows, about))
-    _say(as_json(rows, about) if json else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows))
+        atomic.write_text(Path(html), as_html(rows, about))
+    _print_stdout(as_json(rows, about) if json else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows))
     verdicts = {row.verdict for row in rows}
     return 1 if LEAK in verdicts else 0 if CLEAN in verdicts else 2

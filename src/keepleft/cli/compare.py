@@ -25,63 +25,63 @@ def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out
     from keepleft.nn import sense
     from keepleft.runs.compare import save
 
-    sense.whole("steps", steps)
+    sense.check_int("steps", steps)
     if not lengths:
         raise ValueError("there is no length to compare at: give some, such as --lengths 16 64")
     Path(out).mkdir(parents=True, exist_ok=True)  # if that cannot be, let it be known before the work
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model gains little by more, and loses much where others want them too
     try:
-        found = _found(lengths, steps)
+        result = _run_experiment(lengths, steps)
     finally:
         torch.set_num_threads(threads)
-    files = save(found, Path(out))
+    files = save(result, Path(out))
     if json:
-        notation.dump(found.record(), sys.stdout, indent=2, ensure_ascii=False)
+        notation.dump(result.record(), sys.stdout, indent=2, ensure_ascii=False)
         print()
     else:
-        _gradients(found)
-        _training(found)
-        print(f"\n{_verdict(found)}\nWritten: {', '.join(map(str, files))}")
-    return 0 if found.ok else 1
+        _print_gradients(result)
+        _print_training(result)
+        print(f"\n{_verdict(result)}\nWritten: {', '.join(map(str, files))}")
+    return 0 if result.ok else 1
 
 
-def _found(lengths: Sequence[int], steps: int) -> Any:
+def _run_experiment(lengths: Sequence[int], steps: int) -> Any:
     from keepleft.attention.masks import causal, full
-    from keepleft.runs.compare import CONTROL, Found, Phrases, Trial, same
+    from keepleft.runs.compare import CONTROL_LENGTH, ExperimentResult, PhraseData, MaskTrial, match_gradients
 
-    rows = list(_shown("gradients", same(lengths), len(lengths)))
-    control = next(same([CONTROL], mask=full, timed=False))
-    phrases, sides = Phrases(), []
+    rows = list(_with_progress("gradients", match_gradients(lengths), len(lengths)))
+    control = next(match_gradients([CONTROL_LENGTH], mask=full, measure_time=False))
+    phrases, results = PhraseData(), []
     for name, mask in (("with the mask", causal), ("without it", full)):
-        trial = Trial(mask, phrases, steps)
-        for _ in _shown(name, trial.train(), trial.reports):
+        trial = MaskTrial(mask, phrases, steps)
+        for _ in _with_progress(name, trial.train(), trial.num_reports):
             pass
-        sides.append(trial.examine())
-    return Found(rows, control, masked=sides[0], unmasked=sides[1])
+        results.append(trial.examine())
+    return ExperimentResult(rows, control, masked=results[0], unmasked=results[1])
 
 
-def _gradients(found: Any) -> None:
+def _print_gradients(result: Any) -> None:
     from keepleft.cli.demo import heading
 
     heading("1. One masked pass and the step-by-step loop: the same gradients")
     print("Times: forward and backward, float32, one thread. Differences: the largest of all gradients, relative, float64.")
-    loops = list(found.control.difference)
+    loops = list(result.control.difference)
     print(f"{'target':>8}{'one pass':>12}" + "".join(f"{loop:>20}{'times':>8}{'difference':>12}" for loop in loops))
-    for row in found.same:
+    for row in result.same:
         print(f"{row.length:8}{row.seconds['one pass'] * 1000:9.1f} ms" + "".join(
             f"{row.seconds[loop] * 1000:17.1f} ms{row.ratio[loop]:8.1f}{row.difference[loop]:12.1e}" for loop in loops))
-    print(f"Without the mask, at length {found.control.length}, the difference is "
-          + " and ".join(f"{value:.2g} ({loop})" for loop, value in found.control.difference.items())
+    print(f"Without the mask, at length {result.control.length}, the difference is "
+          + " and ".join(f"{value:.2g} ({loop})" for loop, value in result.control.difference.items())
           + ": then one pass learns something else.")
 
 
-def _training(found: Any) -> None:
+def _print_training(result: Any) -> None:
     from keepleft.cli.demo import heading
-    from keepleft.runs.compare import NOTHING
+    from keepleft.runs.compare import EMPTY_OUTPUT
 
     heading("2. The same model, data and seed, with the mask and without it")
-    sides = {"with the mask": found.masked, "without it": found.unmasked}
+    sides = {"with the mask": result.masked, "without it": result.unmasked}
     print(f"{'':44}" + "".join(f"{name:>16}" for name in sides))
     for text, value in (("mask of the decoder", lambda side: side.mask),
                         ("faults of this mask over 4 positions", lambda side: str(len(side.faults))),
@@ -92,29 +92,29 @@ def _training(found: Any) -> None:
                         ("held out, written alone: words right", lambda side: f"{side.words:.1%}"),
                         ("held out, written alone: sentences right", lambda side: f"{side.exact:.1%}")):
         print(f"{text:44}" + "".join(f"{value(side):>16}" for side in sides.values()))
-    for ours, other in zip(found.masked.samples, found.unmasked.samples, strict=True):
-        print(f"\n  English        {ours['english']}\n  French         {ours['french']}")
-        print(f"  with the mask  {ours['written'] or NOTHING}\n  without it     {other['written'] or NOTHING}")
-    print(f"\n{found.masked.seen}\n{found.unmasked.seen}")
+    for masked, unmasked in zip(result.masked.samples, result.unmasked.samples, strict=True):
+        print(f"\n  English        {masked['english']}\n  French         {masked['french']}")
+        print(f"  with the mask  {masked['written'] or EMPTY_OUTPUT}\n  without it     {unmasked['written'] or EMPTY_OUTPUT}")
+    print(f"\n{result.masked.seen}\n{result.unmasked.seen}")
 
 
-def _verdict(found: Any) -> str:
-    equal = ("One masked pass gives the gradients of the loop" if found.equal else
+def _verdict(result: Any) -> str:
+    equal = ("One masked pass gives the gradients of the loop" if result.equal else
              "The gradients of one masked pass are NOT those of the loop")
-    shares = f"{found.masked.exact:.1%} of the sentences right against {found.unmasked.exact:.1%}"
-    if found.needed:
-        return f"{equal}; the model with the mask writes better: {shares}."
-    if found.early:
-        return f"{equal}; which model writes better, so few steps do not say yet ({shares}): leave --steps out to see."
-    return f"{equal}; the model with the mask does NOT write better, {shares}."
+    comparison = f"{result.masked.exact:.1%} of the sentences right against {result.unmasked.exact:.1%}"
+    if result.needed:
+        return f"{equal}; the model with the mask writes better: {comparison}."
+    if result.early:
+        return f"{equal}; which model writes better, so few steps do not say yet ({comparison}): leave --steps out to see."
+    return f"{equal}; the model with the mask does NOT write better, {comparison}."
 
 
-def _shown(name: str, parts: Iterable[Any], total: int) -> Iterator[Any]:
+def _with_progress(name: str, items: Iterable[Any], total: int) -> Iterator[Any]:
     """The same, with a bar on stderr while it lasts if that is a terminal."""
     if not sys.stderr.isatty():
-        yield from parts
+        yield from items
         return
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(parts, f"{name:14}", total, console=Console(stderr=True), transient=True)
+    yield from track(items, f"{name:14}", total, console=Console(stderr=True), transient=True)

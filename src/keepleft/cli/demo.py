@@ -20,21 +20,21 @@ def demo(prompt: str = "The capital of France is", steps: int = 750, out: str = 
             on, and do nothing else
     """
     if phrases is not None:
-        return written_out(phrases)
+        return write_phrases(phrases)
     masks()
     attentions()
     models()
-    good = translator(steps, out) if steps else True
+    success = translator(steps, out) if steps else True
     continuation(prompt)
     heading("What to try next")
     print("keepleft compare      why the mask: one parallel pass against the step-by-step loop, with and without it\n"
           "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
           "make test             proves what you saw; README.md says which seven files to read, in which order")
-    return 0 if good else 1
+    return 0 if success else 1
 
 
 def heading(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m" if _terminal() else f"\n{text}")
+    print(f"\n\033[1m{text}\033[0m" if _is_terminal() else f"\n{text}")
 
 
 def masks() -> None:
@@ -42,9 +42,9 @@ def masks() -> None:
 
     heading("1. A mask says who may look at whom: ■ may look, · may not (a line is a reader, a column what it reads)")
     texts = ["causal", "causal & window(3)", "causal & window(3) | prefix(1)", "causal | block(3)"]
-    drawn = [kl.draw(kl.mask(text), 6).splitlines() for text in texts]
+    pictures = [kl.draw(kl.parse_mask(text), 6).splitlines() for text in texts]
     print("   ".join(f"{text:30}" for text in texts))
-    for lines in zip(*drawn, strict=True):
+    for lines in zip(*pictures, strict=True):
         print("   ".join(f"{line:30}" for line in lines))
     print("What is wrong with causal | prefix(2)?", "; ".join(kl.faults(kl.causal | kl.prefix(2), 3)))
 
@@ -56,11 +56,11 @@ def attentions() -> None:
     import keepleft as kl
 
     heading("2. The three attentions, on the same scores: softmax over what is in sight, exactly 0 elsewhere")
-    scores, blank, one_each = torch.tensor(SCORES)[None, None], torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
+    scores, zeros, unit_vectors = torch.tensor(SCORES)[None, None], torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
     for title, mask, columns in (("self-attention (encoder)", kl.full, TARGET),
                                  ("masked self-attention (decoder)", kl.causal, TARGET),
                                  ("cross-attention (decoder reads encoder)", kl.full, SOURCE)):
-        weights = kl.attend(blank, blank, one_each, kl.see(mask, kl.Grid(3, 3)), bias=scores)[0, 0]
+        weights = kl.attend(zeros, zeros, unit_vectors, kl.see(mask, kl.Grid(3, 3)), bias=scores)[0, 0]
         print(f"{title}\n{'':8}" + "".join(f"{column:>9}" for column in columns))
         for reader, row in zip(TARGET, weights.tolist(), strict=True):
             print(f"{reader:8}" + "".join(f"{weight:9.4f}" for weight in row))
@@ -80,11 +80,11 @@ def models() -> None:
             out = model(tokens, tokens) if isinstance(model, kl.EncoderDecoder) else model(tokens)
         kind = {kl.Encoder: "encoder", kl.Decoder: "decoder", kl.EncoderDecoder: "encoder-decoder"}[type(model)]
         weights = sum(p.numel() for p in model.parameters())
-        print(f"{name:8} {kind:16} {kl.parameters(design):>15,} weights; small: {weights:>7,} weights, "
+        print(f"{name:8} {kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
               f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
 
 
-def written_out(folder: str) -> int:
+def write_phrases(folder: str) -> int:
     """fr.en and fr.fr, line by line the same sentences, and fr.held.tsv, those held out; the same for Hindi."""
     from pathlib import Path
 
@@ -93,11 +93,11 @@ def written_out(folder: str) -> int:
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     for language in ("fr", "hi"):
-        training, held = split(language)
+        training, held_out = split(language)
         files = {f"{language}.en": [english for english, _ in training], f"{language}.{language}": [o for _, o in training],
-                 f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held]}
+                 f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held_out]}
         for name, lines in files.items():
-            atomic.text(Path(folder) / name, "".join(line + "\n" for line in lines))
+            atomic.write_text(Path(folder) / name, "".join(line + "\n" for line in lines))
             print(Path(folder) / name)
     return 0
 
@@ -110,32 +110,32 @@ def translator(steps: int, out: str) -> bool:
     from keepleft.runs import demo as lessons
 
     heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
-    lesson = lessons.prepared()
-    weights = sum(p.numel() for p in lesson.model.parameters())
-    print(f"{len(lesson.batches.store):,} pairs, {weights:,} weights; {len(lesson.held['fr'])} sentences of each language are "
+    task = lessons.prepare_demo()
+    num_parameters = sum(p.numel() for p in task.model.parameters())
+    print(f"{len(task.batches.store):,} pairs, {num_parameters:,} weights; {len(task.heldout['fr'])} sentences of each language are "
           "held out: new combinations of known words")
-    began = perf_counter()
+    start_time = perf_counter()
     with Bar("training", steps) as bar:
-        for report in lessons.taught(lesson, steps):
-            bar.at(report.step, f"loss {report.plain:.3f}  {report.speed:,.0f} tokens/s")
-    print(f"trained in {perf_counter() - began:.0f} s: loss {report.plain:.3f}, {report.accuracy:.1%} of the words right")
-    good = True
-    for language, name in lessons.NAMES.items():
-        held = lesson.held[language]
-        share = lessons.exact(lesson, language)
-        good = good and share >= 0.95
-        print(f"\n{name}: {share:.1%} of the held-out sentences are right to the letter. Some of them:")
-        some = [english for english, _ in held[:4]]
-        for english, other in zip(some, lessons.translated(lesson, language, some), strict=True):
+        for report in lessons.train_translator(task, steps):
+            bar.update(report.step, f"loss {report.cross_entropy:.3f}  {report.tokens_per_second:,.0f} tokens/s")
+    print(f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, {report.accuracy:.1%} of the words right")
+    success = True
+    for language, name in lessons.LANGUAGE_NAMES.items():
+        held_out = task.heldout[language]
+        exact_match = lessons.exact(task, language)
+        success = success and exact_match >= 0.95
+        print(f"\n{name}: {exact_match:.1%} of the held-out sentences are right to the letter. Some of them:")
+        samples = [english for english, _ in held_out[:4]]
+        for english, other in zip(samples, lessons.translate(task, language, samples), strict=True):
             print(f"  {english:52} → {other}")
-    verdict(lesson.model)
-    english = next(english for english, french in lesson.held["fr"] if 5 <= len(french.split()) <= 7)
-    source, written, looked = lessons.alignment(lesson, "fr", english)
-    if written:
+    verdict(task.model)
+    english = next(english for english, french in task.heldout["fr"] if 5 <= len(french.split()) <= 7)
+    source, translation, weights = lessons.alignment(task, "fr", english)
+    if translation:
         print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
-        print(lessons.drawn(source, written, looked))
-        print(f"\nThe same as a picture: {lessons.picture(source, written, looked, out)}")
-    return good
+        print(lessons.draw_alignment(source, translation, weights))
+        print(f"\nThe same as a picture: {lessons.picture(source, translation, weights, out)}")
+    return success
 
 
 def verdict(model: Any) -> None:
@@ -146,10 +146,10 @@ def verdict(model: Any) -> None:
 
     report = kl.audit(model, budget="quick")
     print(f"\nDoes it peek? {report.text().splitlines()[0]} ({', '.join(report.checked)}: {report.calls} calls)")
-    blind = deepcopy(model)
-    blind.decoder.masks = (kl.full,)
-    found = kl.audit(blind, budget="quick", checks=["future"]).findings
-    print(f"And with its mask taken away? {found[0] if found else 'nothing was found'}")
+    unmasked = deepcopy(model)
+    unmasked.decoder.masks = (kl.full,)
+    findings = kl.audit(unmasked, budget="quick", checks=["future"]).findings
+    print(f"And with its mask taken away? {findings[0] if findings else 'nothing was found'}")
 
 
 def continuation(prompt: str) -> None:
@@ -170,10 +170,10 @@ def continuation(prompt: str) -> None:
     assert tokenizer is not None
     out, = kl.generate(model, tokenizer, prompt, max_new_tokens=24)
     print("SmolLM2-135M-Instruct goes on, token by token from its cache:")
-    print(f"  {prompt}\033[1m{out}\033[0m" if _terminal() else f"  {prompt} →{out}")
+    print(f"  {prompt}\033[1m{out}\033[0m" if _is_terminal() else f"  {prompt} →{out}")
 
 
-def _terminal() -> bool:
+def _is_terminal() -> bool:
     import sys
 
     return sys.stdout.isatty()

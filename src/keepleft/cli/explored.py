@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from keepleft.cli import texts
-from keepleft.cli.folders import called, folders
+from keepleft.cli.folders import model_name, check_folders
 from keepleft.cli.show import Bar
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
-def shown(inputs: list[str], html: str | None = None, source: str | None = None, views: str | None = None,
+def show(inputs: list[str], html: str | None = None, source: str | None = None, views: str | None = None,
           runs: str | None = None, compare: str | None = None, dtype: Dtype = "float32", device: str | None = None) -> int:
     """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
 
@@ -41,23 +41,23 @@ def shown(inputs: list[str], html: str | None = None, source: str | None = None,
         raise ValueError("say where the page goes: keepleft show MODEL TEXT --html page.html")
     if Path(html).is_dir():
         raise ValueError(f"{html} is a folder: name a file in it")
-    place, given = texts.divided(inputs, need=True)
-    if len(given) > 1:
-        raise ValueError(f"{len(given)} texts were given: one at a time, in quotes")
-    folders(runs=runs, compare=compare)
-    from keepleft.runs.opened import opened
-    from keepleft.serving.explorer.bundle import built
+    model, input_texts = texts.split_model_and_texts(inputs, require_model=True)
+    if len(input_texts) > 1:
+        raise ValueError(f"{len(input_texts)} texts were given: one at a time, in quotes")
+    check_folders(runs=runs, compare=compare)
+    from keepleft.runs.opened import load_for_inference
+    from keepleft.serving.explorer.bundle import page_file
     from keepleft.serving.explorer.explorer import Explorer
-    from keepleft.serving.explorer.recorded import record
-    from keepleft.serving.explorer.single import html as written
+    from keepleft.serving.explorer.recorded import build_snapshot
+    from keepleft.serving.explorer.single import write_html as written
 
     for file in ("explorer.js", "explorer.css"):
-        built(file)  # if the page is not there, let it be known before the work
-    found, name = opened(str(place), dtype=dtype, device=device), called(str(place))
-    explorer = Explorer(*found, name=name, runs=runs, compare=compare)
+        page_file(file)  # if the page is not there, let it be known before the work
+    loaded, name = load_for_inference(str(model), dtype=dtype, device=device), model_name(str(model))
+    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
     with Bar("looking", None) as bar:
-        answers = record(explorer, given[0] if given else None, source, views and views.replace(",", " ").split(),
-                         watch=lambda count: bar.at(count, "answers"))
+        answers = build_snapshot(explorer, input_texts[0] if input_texts else None, source, views and views.replace(",", " ").split(),
+                         on_progress=lambda count: bar.update(count, "answers"))
     path = written(html, answers, title=f"{name} – keepleft explorer")
     print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
     return 0

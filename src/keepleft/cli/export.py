@@ -7,11 +7,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from keepleft.runs.export import Dtype, Format, Quantization
+from keepleft.runs.export import GGUFDtype, ExportFormat, Quantization
 
 
-def give(model: str, to: Format | None = None, out: str | None = None, quantization: Quantization | None = None,
-         dtype: Dtype | None = None, text: str | None = None, force: bool = False, unchecked: bool = False,
+def export(model: str, to: ExportFormat | None = None, out: str | None = None, quantization: Quantization | None = None,
+         dtype: GGUFDtype | None = None, text: str | None = None, force: bool = False, no_verify: bool = False,
          json: bool = False) -> int:
     """Write a model for another program, and check that it says the same there: ctranslate2, onnx, hf, gguf.
 
@@ -31,26 +31,26 @@ def give(model: str, to: Format | None = None, out: str | None = None, quantizat
 
     if to is None or out is None:
         raise ValueError("say what to write and where: keepleft export MODEL --to gguf --out model.gguf")
-    found = []
+    checks = []
     if sys.stderr.isatty():
         print(f"writing {out} …", file=sys.stderr)
     for check in export(model, to, Path(out), quantization=quantization, dtype=dtype, text=text, force=force,
-                        check=not unchecked):
-        found.append(check)
+                        check=not no_verify):
+        checks.append(check)
         if not json:
-            print(f"{_word(check.ok):12} {check.what}: {check.found}")
+            print(f"{_status_text(check.ok):12} {check.what}: {check.found}")
     if json:
-        notation.dump({"out": out, "to": to, "checks": [asdict(check) for check in found]}, sys.stdout, indent=2,
+        notation.dump({"out": out, "to": to, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=2,
                       ensure_ascii=False)
         print()
     else:
-        print(f"{'written':12} {out} ({_size(Path(out)):,} bytes)")
-    return 1 if any(check.ok is False for check in found) else 0
+        print(f"{'written':12} {out} ({_total_bytes(Path(out)):,} bytes)")
+    return 1 if any(check.ok is False for check in checks) else 0
 
 
-def _word(ok: bool | None) -> str:
+def _status_text(ok: bool | None) -> str:
     return "not checked" if ok is None else "fine" if ok else "DIFFERENT"
 
 
-def _size(path: Path) -> int:
+def _total_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")))

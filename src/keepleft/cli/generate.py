@@ -12,10 +12,10 @@ from typing import Any, Literal
 from keepleft.cli import texts
 from keepleft.cli.found import installed_weights
 from keepleft.cli.show import Bar
-from keepleft.decoding.options import Options
+from keepleft.decoding.options import GenerationConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
-SHARED = """
+SHARED_HELP = """
         input: a file of texts, a line each
         output: a file for the results, written whole or not at all
         n_best: so many texts for each, with their scores; found by as many beams, unless texts are drawn
@@ -29,15 +29,15 @@ SHARED = """
     """  # what all three take
 
 
-def shared(command: Callable[..., int]) -> Callable[..., int]:
+def with_shared_help(command: Callable[..., int]) -> Callable[..., int]:
     """A command that is told in its own words and in those that all three share."""
-    command.__doc__ = (command.__doc__ or "").rstrip() + SHARED
+    command.__doc__ = (command.__doc__ or "").rstrip() + SHARED_HELP
     return command
 
 
-@shared
-def complete(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
-             logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None, draft: str | None = None,
+@with_shared_help
+def generate(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, n_best: int = 1,
+             logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None, draft_model: str | None = None,
              batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
              json: bool = False) -> int:
     """Go on with a text.
@@ -48,13 +48,13 @@ def complete(inputs: list[str], options: Options, input: str | None = None, outp
         alternatives: instead of one text, one for each of so many likeliest first tokens
         picture: an .svg file: the distribution at each step, or the tree of beams
     """
-    return _write(**{**locals(), "need": False, "tag": None, "alignments": False})
+    return _generate_texts(**{**locals(), "need": False, "tag": None, "alignments": False})
 
 
-@shared
-def translate(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, tag: str | None = None,
-              n_best: int = 1, logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
-              draft: str | None = None, batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None,
+@with_shared_help
+def translate(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, tag: str | None = None,
+              n_best: int = 1, logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None,
+              draft_model: str | None = None, batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None,
               stream: bool = False, json: bool = False, alignments: bool = False) -> int:
     """Translate texts with an encoder-decoder.
 
@@ -65,13 +65,13 @@ def translate(inputs: list[str], options: Options, input: str | None = None, out
         picture: an .svg file: the alignment, or with beams their tree
         alignments: which source token each token looked at most, as i-j pairs
     """
-    return _write(**{**locals(), "need": True})
+    return _generate_texts(**{**locals(), "need": True})
 
 
-@shared
-def summarize(inputs: list[str], options: Options, input: str | None = None, output: str | None = None, n_best: int = 1,
-              logprobs: int | None = None, alternatives: int | None = None, picture: str | None = None,
-              draft: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None,
+@with_shared_help
+def summarize(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, n_best: int = 1,
+              logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None,
+              draft_model: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None,
               stream: bool = False, json: bool = False) -> int:
     """Summarise texts with an encoder-decoder.
 
@@ -80,81 +80,81 @@ def summarize(inputs: list[str], options: Options, input: str | None = None, out
         alternatives: instead of one text, one for each of so many likeliest first tokens
         picture: an .svg file: the alignment, or with beams their tree
     """
-    return _write(**{**locals(), "need": True, "tag": None, "alignments": False})
+    return _generate_texts(**{**locals(), "need": True, "tag": None, "alignments": False})
 
 
-def _write(inputs: list[str], options: Options, input: str | None, output: str | None, n_best: int, logprobs: int | None,
-           alternatives: int | None, picture: str | None, draft: str | None, batch_size: int, dtype: Dtype, device: str | None,
-           stream: bool, json: bool, need: bool, tag: str | None, alignments: bool) -> int:
+def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | None, output: str | None, n_best: int, logprobs: int | None,
+           alternatives: int | None, plot: str | None, draft_model: str | None, batch_size: int, dtype: Dtype, device: str | None,
+           stream: bool, json: bool, require_model: bool, tag: str | None, alignments: bool) -> int:
     from keepleft.runs import using
 
-    place, given = texts.divided(inputs, need=need, file=input)
-    if place is None:
-        place = best_installed()
+    model, input_texts = texts.split_model_and_texts(inputs, require_model=require_model, file=input)
+    if model is None:
+        model = best_installed()
     if batch_size < 1 or n_best < 1:
         raise ValueError(f"batch_size is {batch_size} and n_best {n_best}: both must be at least 1")
     if stream and (json or n_best > 1 or output or alternatives or alignments):
         raise ValueError("a stream is for one text on stdout: leave --json, --n_best, --alternatives, --alignments "
                          "and --output out")
-    with warnings.catch_warnings(record=True) as notes:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
-        voice = using.voice(place, dtype=dtype, device=device, draft=draft)
-        options = voice.settled(options)
+        generator = using.load_generator(model, dtype=dtype, device=device, draft_path=draft_model)
+        options = generator.resolve(options)
         if n_best > 1:
             options = replace(options, num_return_sequences=n_best, num_beams=options.num_beams if options.do_sample else
-                              max(n_best, options.beams))
-        alone = len(given) == 1
-        count = len(given) or None
-        told: set[str] = set()
-        with texts.delivered(output) as out, Bar("texts", count) as bar:
-            done, first = 0, None
-            typed = not given and not input and sys.stdin.isatty()
-            for batch in texts.in_batches(texts.lines(given, input), 1 if stream or typed else batch_size):
-                first = batch[0] if first is None else first
-                here = using.part(options, done, len(batch))
+                              max(n_best, options.beam_count))
+        is_single = len(input_texts) == 1
+        total = len(input_texts) or None
+        shown_notes: set[str] = set()
+        with texts.open_output(output) as out, Bar("texts", total) as bar:
+            done, first_text = 0, None
+            interactive = not input_texts and not input and sys.stdin.isatty()
+            for batch in texts.in_batches(texts.read_lines(input_texts, input), 1 if stream or interactive else batch_size):
+                first_text = batch[0] if first_text is None else first_text
+                batch_options = using.options_slice(options, done, len(batch))
                 if stream:
-                    for piece in voice.stream(batch[0], here, tag=tag):
+                    for piece in generator.stream(batch[0], batch_options, tag=tag):
                         print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
                 else:
-                    found = voice.write(batch, here, tag=tag, alternatives=alternatives, logprobs=logprobs if json else None,
+                    results = generator.generate(batch, batch_options, tag=tag, alternatives=alternatives, logprobs=logprobs if json else None,
                                         alignments=alignments)
-                    for source, several in zip(batch, found, strict=True):
-                        for line in _lines(source, several, done, alone, json):
+                    for source, candidates in zip(batch, results, strict=True):
+                        for line in _lines(source, candidates, done, is_single, json):
                             print(line, file=out)
                         done += 1
                     out.flush()
-                for note in {str(note.message) for note in notes} - told:
-                    told.add(note)
-                    bar.say(f"note: {note}")
-                bar.at(done, "")
-        if picture is not None:
-            if first is None:
+                for note in {str(note.message) for note in caught_warnings} - shown_notes:
+                    shown_notes.add(note)
+                    bar.print_line(f"note: {note}")
+                bar.update(done, "")
+        if plot is not None:
+            if first_text is None:
                 raise ValueError("there was no text to draw a picture of")
-            print(f"picture: {voice.picture(Path(picture), first, using.part(options, 0, 1), tag=tag)}", file=sys.stderr)
+            print(f"picture: {generator.plot(Path(plot), first_text, using.options_slice(options, 0, 1), tag=tag)}", file=sys.stderr)
     return 0
 
 
 def best_installed() -> str:
     """The largest language model that an installed package carries."""
-    found = {name: path for name, path in installed_weights().items() if path.suffix == ".gguf"}
-    if not found:
+    installed = {name: path for name, path in installed_weights().items() if path.suffix == ".gguf"}
+    if not installed:
         raise ValueError("no model was named, and none is installed: give a model directory first, or `make weights`")
-    name, path = max(found.items(), key=lambda pair: pair[1].stat().st_size)
+    name, path = max(installed.items(), key=lambda item: item[1].stat().st_size)
     print(f"using {name}, which is installed", file=sys.stderr)
     return str(path)
 
 
-def _lines(source: str, several: list[Any], number: int, alone: bool, json: bool) -> list[str]:
+def _lines(source: str, candidates: list[Any], index: int, is_single: bool, json: bool) -> list[str]:
     """The results for one text."""
     if json:
-        first = several[0]
-        record = {"input": source, "text": first.text, "score": round(first.score, 6), "tokens": first.tokens,
-                  "ended": first.ended, "logprobs": first.logprobs, "alignment": first.alignment,
-                  "n_best": [{"text": one.text, "score": round(one.score, 6), "tokens": one.tokens} for one in several]
-                  if len(several) > 1 else None}
+        best = candidates[0]
+        record = {"input": source, "text": best.text, "score": round(best.score, 6), "tokens": best.tokens,
+                  "ended": best.ended, "logprobs": best.logprobs, "alignment": best.alignment,
+                  "n_best": [{"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens} for candidate in candidates]
+                  if len(candidates) > 1 else None}
         return [texts.as_json(record)]
-    plain = [texts.as_line(one.text, not alone or len(several) > 1) for one in several]
-    if len(several) > 1:
-        return [f"{number} ||| {text} ||| {one.score:.4f}" for text, one in zip(plain, several, strict=True)]
-    return [f"{plain[0]}\t{several[0].alignment}" if several[0].alignment is not None else plain[0]]
+    output_lines = [texts.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates]
+    if len(candidates) > 1:
+        return [f"{index} ||| {text} ||| {candidate.score:.4f}" for text, candidate in zip(output_lines, candidates, strict=True)]
+    return [f"{output_lines[0]}\t{candidates[0].alignment}" if candidates[0].alignment is not None else output_lines[0]]

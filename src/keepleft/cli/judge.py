@@ -24,23 +24,23 @@ def classify(inputs: list[str], input: str | None = None, output: str | None = N
         device: cpu or cuda; a GPU is used where there is one
         json: an object a line, with the probability of every label
     """
-    from keepleft.runs.judging import judge
+    from keepleft.runs.judging import load_predictor
 
-    place, given = texts.divided(inputs, need=True)
-    found = judge(str(place), dtype=dtype, device=device)
-    with texts.delivered(output) as out, Bar("texts", len(given) or None) as bar:
+    model, input_texts = texts.split_model_and_texts(inputs, require_model=True)
+    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    with texts.open_output(output) as out, Bar("texts", len(input_texts) or None) as bar:
         done = 0
-        for batch in texts.in_batches(texts.lines(given, input), batch_size):
-            for text, row in zip(batch, found.classify(batch).tolist(), strict=True):
+        for batch in texts.in_batches(texts.read_lines(input_texts, input), batch_size):
+            for text, row in zip(batch, predictor.classify(batch).tolist(), strict=True):
                 best = max(range(len(row)), key=row.__getitem__)
                 if json:
-                    chances = {label: round(value, 6) for label, value in zip(found.labels, row, strict=True)}
-                    print(texts.as_json({"input": text, "label": found.labels[best], "probabilities": chances}), file=out)
+                    probabilities = {label: round(value, 6) for label, value in zip(predictor.labels, row, strict=True)}
+                    print(texts.as_json({"input": text, "label": predictor.labels[best], "probabilities": probabilities}), file=out)
                 else:
-                    print(f"{found.labels[best]}\t{row[best]:.4f}", file=out)
+                    print(f"{predictor.labels[best]}\t{row[best]:.4f}", file=out)
             out.flush()
             done += len(batch)
-            bar.at(done, "")
+            bar.update(done, "")
     return 0
 
 
@@ -57,18 +57,18 @@ def fill(inputs: list[str], input: str | None = None, count: int = 5, dtype: Dty
         device: cpu or cuda; a GPU is used where there is one
         json: an object a line
     """
-    from keepleft.runs.judging import judge
+    from keepleft.runs.judging import load_predictor
 
-    place, given = texts.divided(inputs, need=True)
-    found = judge(str(place), dtype=dtype, device=device)
-    for text in texts.lines(given, input):
-        gaps = found.fill(text, count)
+    model, input_texts = texts.split_model_and_texts(inputs, require_model=True)
+    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    for text in texts.read_lines(input_texts, input):
+        gaps = predictor.fill(text, count)
         if json:
-            print(texts.as_json({"input": text, "gaps": [[{"text": word, "probability": round(value, 6)} for word, value in gap]
+            print(texts.as_json({"input": text, "gaps": [[{"text": token_text, "probability": round(value, 6)} for token_text, value in gap]
                                                          for gap in gaps]}), flush=True)
         else:
             for gap in gaps:
-                print("  ".join(f"{word} {value:.3f}" for word, value in gap), flush=True)
+                print("  ".join(f"{token_text} {value:.3f}" for token_text, value in gap), flush=True)
     return 0
 
 
@@ -86,25 +86,25 @@ def score(inputs: list[str], input: str | None = None, output: str | None = None
         tokens: show the log-probability of every token
         json: an object a line
     """
-    from keepleft.runs.judging import judge
+    from keepleft.runs.judging import load_predictor
 
-    place, given = texts.divided(inputs, need=True)
-    found = judge(str(place), dtype=dtype, device=device)
-    pair = found.model.design.encoder is not None
-    with texts.delivered(output) as out:
-        for n, line in enumerate(texts.lines(given, input)):
-            source, tab, text = line.partition("\t") if pair else (None, "\t", line)
+    model, input_texts = texts.split_model_and_texts(inputs, require_model=True)
+    predictor = load_predictor(str(model), dtype=dtype, device=device)
+    is_encoder_decoder = predictor.model.design.encoder is not None
+    with texts.open_output(output) as out:
+        for n, line in enumerate(texts.read_lines(input_texts, input)):
+            source, tab, text = line.partition("\t") if is_encoder_decoder else (None, "\t", line)
             if not tab:
                 raise ValueError(f"line {n + 1} has no tab: write source and target with a tab between them")
-            thoughts = found.score(text, source)
-            total = sum(thought.logprob for thought in thoughts)
-            mean = exp(min(700.0, -total / max(1, len(thoughts))))
-            each = [(found.tokenizer.id_to_token(thought.token), round(thought.logprob, 4)) for thought in thoughts]
+            token_logprobs = predictor.score(text, source)
+            total = sum(entry.logprob for entry in token_logprobs)
+            perplexity = exp(min(700.0, -total / max(1, len(token_logprobs))))
+            token_scores = [(predictor.tokenizer.id_to_token(entry.token), round(entry.logprob, 4)) for entry in token_logprobs]
             if json:
-                parts = [{"token": word, "logprob": value} for word, value in each]
-                print(texts.as_json({"input": line, "logprob": round(total, 6), "perplexity": round(mean, 4), "tokens": parts}),
+                token_records = [{"token": token_text, "logprob": value} for token_text, value in token_scores]
+                print(texts.as_json({"input": line, "logprob": round(total, 6), "perplexity": round(perplexity, 4), "tokens": token_records}),
                       file=out, flush=True)
             else:
-                shown = "\t" + " ".join(f"{word} {value}" for word, value in each) if tokens else ""
-                print(f"{total:.4f}\t{mean:.4f}{shown}", file=out, flush=True)
+                suffix = "\t" + " ".join(f"{token_text} {value}" for token_text, value in token_scores) if tokens else ""
+                print(f"{total:.4f}\t{perplexity:.4f}{suffix}", file=out, flush=True)
     return 0

@@ -7,11 +7,11 @@ from typing import Literal
 
 from keepleft.cli import texts
 from keepleft.cli.show import Bar
-from keepleft.decoding.options import Options
+from keepleft.decoding.options import GenerationConfig
 
 
-def judged(inputs: list[str], options: Options, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
-           against: str | None = None, tag: str | None = None, most: int | None = None, least: float | None = None,
+def evaluate(inputs: list[str], options: GenerationConfig, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
+           baseline: str | None = None, tag: str | None = None, limit: int | None = None, fail_under: float | None = None,
            dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
            json: bool = False) -> int:
     """Measure a model on texts with known answers, alone or beside another one.
@@ -30,21 +30,21 @@ def judged(inputs: list[str], options: Options, task: Literal["translate", "summ
     """
     from keepleft.runs.evaluation import evaluate
 
-    place, data = texts.divided(inputs, need=True)
+    model, data = texts.split_model_and_texts(inputs, require_model=True)
     if not data:
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
-        found = evaluate(str(place), data, task=task, against=against, options=options, dtype=dtype, device=device, tag=tag,
-                         most=most, watch=lambda done, total: bar.at(done, f"of {total}"))
+        result = evaluate(str(model), data, task=task, baseline=baseline, options=options, dtype=dtype, device=device, tag=tag,
+                         limit=limit, on_progress=lambda done, total: bar.update(done, f"of {total}"))
     if json:
-        print(texts.as_json(asdict(found)))
+        print(texts.as_json(asdict(result)))
     else:
-        print(f"{found.count:,} {'tokens' if found.task == 'lm' else 'texts'}")
-        for name, value in found.measures.items():
-            signature = found.signatures.get(name)
+        print(f"{result.count:,} {'tokens' if result.task == 'lm' else 'texts'}")
+        for name, value in result.measures.items():
+            signature = result.signatures.get(name)
             print(f"{name:18} {value:10.4f}" + (f"  {signature}" if signature else ""))
-        for verdict in found.verdicts:
+        for verdict in result.verdicts:
             print(verdict)
-    name, value = next(iter(found.measures.items()))
-    worse = value > least if name == "perplexity" and least is not None else least is not None and value < least
+    name, value = next(iter(result.measures.items()))
+    worse = value > fail_under if name == "perplexity" and fail_under is not None else fail_under is not None and value < fail_under
     return 1 if worse else 0

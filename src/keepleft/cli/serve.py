@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from keepleft.serving.http.limits import Limits
 
-KEY = "KEEPLEFT_API_KEY"
-SWITCH = 0.0003  # seconds that a thread of Python may keep the others waiting: the engine takes hundreds of short turns a step
-LEVELS = ("debug", "info", "warning", "error")
+API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
+SWITCH_INTERVAL = 0.0003  # seconds that a thread of Python may keep the others waiting: the engine takes hundreds of short turns a step
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
           served_model_name: str | None = None, max_model_len: int | None = None,
           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-          threads: int | None = None, max_num_seqs: int | None = None, cache_memory: float | None = None,
+          threads: int | None = None, max_num_seqs: int | None = None, kv_cache_memory: float | None = None,
           max_requests: int | None = None,
-          drain: float = 30.0, allow_origin: str | list[str] | None = None,
+          shutdown_timeout: float = 30.0, allow_origin: str | list[str] | None = None,
           allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
           log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
@@ -58,51 +58,51 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     import torch
 
-    from keepleft.cli.folders import called, folders
+    from keepleft.cli.folders import model_name, check_folders
     from keepleft.cli.found import installed_weights
-    from keepleft.runs.opened import opened
+    from keepleft.runs.opened import load_for_inference
     from keepleft.serving import sized
-    from keepleft.serving.briefly import briefly
+    from keepleft.serving.briefly import run_in_own_thread
     from keepleft.serving.explorer.explorer import Explorer
 
     try:
-        from keepleft.serving.http.app import app
-        from keepleft.serving.http.hosts import names
-        from keepleft.serving.http.keys import Keys
+        from keepleft.serving.http.app import make_app
+        from keepleft.serving.http.hosts import allowed_hosts
+        from keepleft.serving.http.keys import APIKeys
         from keepleft.serving.http.server import Server
         from keepleft.serving.http.service import Service
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
 
-    if drain < 0:
-        raise ValueError(f"drain is {drain}: give seconds, or 0 to wait for nobody")
+    if shutdown_timeout < 0:
+        raise ValueError(f"drain is {shutdown_timeout}: give seconds, or 0 to wait for nobody")
     if not 0 <= port < 65_536:
         raise ValueError(f"port is {port}: a port is a number below 65,536; 0 takes a free one")
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}: give at least one, or leave it out")
-    folders(runs=runs, compare=compare)
-    keys = _keys(api_key, api_key_file)
+    check_folders(runs=runs, compare=compare)
+    api_keys = _read_api_keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    place = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
-    found = briefly(lambda: opened(place, dtype=dtype, device=device))
-    torch.set_num_threads(threads or sized.threads(found.model))
-    log = _log(log_level)
-    sys.setswitchinterval(SWITCH)
-    name = served_model_name or called(model)
-    serving = briefly(lambda: sized.engine(found.model, found.tokenizer, rows=max_num_seqs, memory=cache_memory,
-                                           reach=max_model_len))
-    explorer = Explorer(*found, name=name, runs=runs, compare=compare)
-    service = Service(found, serving, name=name, limits=limits, reach=max_model_len, explorer=explorer)
-    answers_to = names(host, _several(allow_host))
+    model_path = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
+    loaded = run_in_own_thread(lambda: load_for_inference(model_path, dtype=dtype, device=device))
+    torch.set_num_threads(threads or sized.best_threads(loaded.model))
+    log = _make_log(log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    name = served_model_name or model_name(model)
+    engine = run_in_own_thread(lambda: sized.make_engine(loaded.model, loaded.tokenizer, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory,
+                                           max_model_len=max_model_len))
+    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
+    service = Service(loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer)
+    host_names = allowed_hosts(host, _as_list(allow_host))
 
-    def ready(host: str, port: int) -> None:
-        at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"keepleft: the page is at {at}/ and the API at {at}/v1", file=sys.stderr, flush=True)
+    def on_ready(host: str, port: int) -> None:
+        base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1", file=sys.stderr, flush=True)
 
-    if not keys and answers_to is None:
+    if not api_keys and host_names is None:
         print(f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1", file=sys.stderr)
-    front = app(service, keys=Keys(keys), names=answers_to, origins=_several(allow_origin), log=log)
-    server = Server(front, service, host=host, port=port, drain=drain, ready=ready)
+    app = make_app(service, keys=APIKeys(api_keys), allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log)
+    server = Server(app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
     try:
         server.run()
     except SystemExit:  # uvicorn's, where it cannot listen; why has been logged
@@ -110,44 +110,44 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     finally:
         if not service.draining:
             service.drain(0.0)
-    working = (service.running.thread, explorer.audit.thread)
-    if any(thread is not None and thread.is_alive() for thread in working):  # Python would wait for it, or fall over it
+    background_threads = (service.engine_thread.thread, explorer.audit.thread)
+    if any(thread is not None and thread.is_alive() for thread in background_threads):  # Python would wait for it, or fall over it
         sys.stderr.flush()
         os._exit(0)
     return 0
 
 
-def _several(given: str | list[str] | None) -> list[str]:
-    return [given] if isinstance(given, str) else given or []
+def _as_list(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else value or []
 
 
-def _keys(one: str | None, file: str | None) -> list[str]:
-    given = [one] if one else [os.environ[KEY]] if os.environ.get(KEY) else []
+def _read_api_keys(key: str | None, file: str | None) -> list[str]:
+    keys = [key] if key else [os.environ[API_KEY_VARIABLE]] if os.environ.get(API_KEY_VARIABLE) else []
     if file is not None:
         lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
-        several = [line for line in lines if line and not line.startswith("#")]
-        if not several:
+        file_keys = [line for line in lines if line and not line.startswith("#")]
+        if not file_keys:
             raise ValueError(f"{file} holds no API key: write one on each line")
-        given += several
-    return given
+        keys += file_keys
+    return keys
 
 
-def _log(level: str) -> Any:
+def _make_log(level: str) -> Any:
     """Lines of JSON on stderr, from us and from uvicorn."""
-    from keepleft.serving.http.recorded import stamped
+    from keepleft.serving.http.recorded import log_line
 
-    least = LEVELS.index(level)
+    threshold = LOG_LEVELS.index(level)
 
-    def log(level: str, what: dict[str, Any]) -> None:
-        if LEVELS.index(level) >= least:
-            print(json.dumps(stamped(level, what), ensure_ascii=False), file=sys.stderr, flush=True)
+    def log(level: str, fields: dict[str, Any]) -> None:
+        if LOG_LEVELS.index(level) >= threshold:
+            print(json.dumps(log_line(level, fields), ensure_ascii=False), file=sys.stderr, flush=True)
 
-    class Lines(logging.Handler):
+    class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             name = record.levelname.lower()
-            log(name if name in LEVELS else "error", {"logger": record.name, "said": record.getMessage()})
+            log(name if name in LOG_LEVELS else "error", {"logger": record.name, "said": record.getMessage()})
 
     logger = logging.getLogger("uvicorn")
-    logger.handlers, logger.propagate = [Lines()], False
+    logger.handlers, logger.propagate = [JSONLogHandler()], False
     logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     return log

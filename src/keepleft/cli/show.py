@@ -10,9 +10,9 @@ from typing import Any
 class Bar:
     """Progress on stderr: a bar on a terminal, nothing elsewhere."""
 
-    def __init__(self, what: str, total: int | None) -> None:
-        self.what, self.total = what, total
-        self.bar: Any = None
+    def __init__(self, label: str, total: int | None) -> None:
+        self.label, self.total = label, total
+        self.rich_progress: Any = None
 
     def __enter__(self) -> Bar:
         if sys.stderr.isatty():
@@ -20,26 +20,26 @@ class Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Drawn
 
-            self.bar = Drawn(TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            self.rich_progress = Drawn(TextColumn(self.label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                              TextColumn("{task.fields[text]}"), console=Console(stderr=True))
-            self.bar.start()
-            self.task = self.bar.add_task(self.what, total=self.total, text="")
+            self.rich_progress.start()
+            self.task = self.rich_progress.add_task(self.label, total=self.total, text="")
         return self
 
-    def at(self, done: int, text: str) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, text=text)
+    def update(self, done: int, text: str) -> None:
+        if self.rich_progress is not None:
+            self.rich_progress.update(self.task, completed=done, text=text)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line above the bar, or by itself."""
-        if self.bar is not None:
-            self.bar.console.print(line, highlight=False, markup=False)
+        if self.rich_progress is not None:
+            self.rich_progress.console.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr)
 
     def __exit__(self, *_: Any) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self.rich_progress is not None:
+            self.rich_progress.stop()
 
 
 class Progress:
@@ -47,7 +47,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.bar: Bar | None = None
-        self.told = time.monotonic()
+        self.last_report_time = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
@@ -59,45 +59,45 @@ class Progress:
 
     def show(self, event: Any) -> None:
         from keepleft.runs import train as runs
-        from keepleft.training.loop import Report
+        from keepleft.training.loop import TrainReport
 
         if isinstance(event, str):
-            self.say(event)
-        elif isinstance(event, runs.Begun):
+            self.print_line(event)
+        elif isinstance(event, runs.TrainingStarted):
             self.__exit__()
             self.bar = Bar("training", event.steps).__enter__()
-        elif isinstance(event, Report):
+        elif isinstance(event, TrainReport):
             self.report(event)
-        elif isinstance(event, runs.Finished):
+        elif isinstance(event, runs.TrainingFinished):
             self.__exit__()
             if event.measures:
-                self.say("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
-            self.say(event.said)
+                self.print_line("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
+            self.print_line(event.summary)
             print(event.folder if event.stopped else event.folder / "model")
 
-    def watch(self, what: str, done: int, total: int | None) -> None:
+    def watch(self, label: str, done: int, total: int | None) -> None:
         """The work before training: a bar for each kind, in megabytes of text."""
-        if self.bar is None or self.bar.what != what:
+        if self.bar is None or self.bar.label != label:
             self.__exit__()
-            self.bar = Bar(what, None if total is None else max(1, total >> 20)).__enter__()
-        self.bar.at(done >> 20, "MB")
+            self.bar = Bar(label, None if total is None else max(1, total >> 20)).__enter__()
+        self.bar.update(done >> 20, "MB")
 
     def report(self, report: Any) -> None:
         for note in report.notes:
-            self.say(note)
+            self.print_line(note)
         text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.speed:,.0f} tokens/s"
                 + (f"  {report.share:.0%} of peak" if report.share else ""))
         if report.measures:
-            told = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-            self.say(f"step {report.step}, held out: {told}{'  (best)' if report.best else ''}")
+            measures_text = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
+            self.print_line(f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}")
         if self.bar is not None:
-            self.bar.at(report.step, text)
-        if not sys.stderr.isatty() and (report.last or time.monotonic() - self.told > 10):
-            self.told = time.monotonic()
-            self.say(f"step {report.step}  {text}")
+            self.bar.update(report.step, text)
+        if not sys.stderr.isatty() and (report.last or time.monotonic() - self.last_report_time > 10):
+            self.last_report_time = time.monotonic()
+            self.print_line(f"step {report.step}  {text}")
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         if self.bar is not None:
-            self.bar.say(line)
+            self.bar.print_line(line)
         else:
             print(line, file=sys.stderr)

@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from keepleft.runs.job import Batching, Job, Size, Task, Texts, Wishes, Words, read
+from keepleft.runs.job import BatchConfig, TrainJob, Size, TaskName, DataConfig, RecipeOverrides, TokenizerConfig, from_yaml
 
 
-def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = None,
-          valid: Texts | str | list[Texts] | None = None, out: str | None = None, size: Size = "small",
-          start: str | None = None, like: str | None = None, design: dict[str, Any] | None = None, words: Words = Words(),  # noqa: B008
-          batch: Batching = Batching(), recipe: Wishes = Wishes(), lora: int = 0, last: int = 0,  # noqa: B008
-          parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, board: bool = False,
-          resume: bool = False, no_audit: bool = False, said: frozenset[str] = frozenset()) -> int:
+def train_model(task: TaskName | None = None, train: DataConfig | str | list[DataConfig] | None = None,
+          valid: DataConfig | str | list[DataConfig] | None = None, out: str | None = None, size: Size = "small",
+          init_from: str | None = None, preset: str | None = None, design: dict[str, Any] | None = None, tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008
+          batch: BatchConfig = BatchConfig(), recipe: RecipeOverrides = RecipeOverrides(), lora: int = 0, average_last: int = 0,  # noqa: B008
+          parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, tensorboard: bool = False,
+          resume: bool = False, no_audit: bool = False, explicit_options: frozenset[str] = frozenset()) -> int:
     """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
 
     Args:
@@ -44,59 +44,59 @@ def teach(task: Task | None = None, train: Texts | str | list[Texts] | None = No
         no_audit: do not look for leaks before the first step
     """
     from keepleft.cli.show import Progress
-    from keepleft.runs.resume import resumed
-    from keepleft.runs.settle import CONFIG
-    from keepleft.runs.train import run
+    from keepleft.runs.resume import resume_job
+    from keepleft.runs.settle import CONFIG_FILE
+    from keepleft.runs.train import run_job
 
-    place = _place(out, task, resume)
-    given = dict(task=task, train=train, valid=valid, size=size, start=start, like=like, design=design or {}, words=words,
-                 batch=batch, recipe=recipe, lora=lora, last=last, parallel=parallel, device=device, board=board,
+    run_folder = _run_folder(out, task, resume)
+    job_fields = dict(task=task, train=train, valid=valid, size=size, start=init_from, like=preset, design=design or {}, words=tokenizer,
+                 batch=batch, recipe=recipe, lora=lora, last=average_last, parallel=parallel, device=device, board=tensorboard,
                  audit=not no_audit)
-    if resume and (place / CONFIG).exists():
-        job = resumed(read((place / CONFIG).read_text("utf-8"), str(place / CONFIG)), given, said, place)
+    if resume and (run_folder / CONFIG_FILE).exists():
+        job = resume_job(from_yaml((run_folder / CONFIG_FILE).read_text("utf-8"), str(run_folder / CONFIG_FILE)), job_fields, explicit_options, run_folder)
     elif resume and (task is None or train is None):
-        raise FileNotFoundError(f"there is no run to go on with in {place}: {CONFIG} is missing; give --task and --train to "
+        raise FileNotFoundError(f"there is no run to go on with in {run_folder}: {CONFIG_FILE} is missing; give --task and --train to "
                                 "begin one")
     elif task is None or train is None:
         raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
                          "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv")
     else:
-        job = Job(**given, out=str(place))  # type: ignore[arg-type]
-    asked = _Asked()
+        job = TrainJob(**job_fields, out=str(run_folder))  # type: ignore[arg-type]
+    stop_signal = _StopSignal()
     with Progress() as progress:
 
-        def watch(what: str, done: int, total: int | None) -> None:
-            if asked():
+        def watch(label: str, done: int, total: int | None) -> None:
+            if stop_signal():
                 raise KeyboardInterrupt
-            progress.watch(what, done, total)
+            progress.watch(label, done, total)
 
-        for event in run(job, resume=resume, stop=asked, watch=watch):
+        for event in run_job(job, resume=resume, stop=stop_signal, on_progress=watch):
             progress.show(event)
-    return 130 if asked() else 0
+    return 130 if stop_signal() else 0
 
 
-def _place(out: str | None, task: str | None, resume: bool) -> Path:
+def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:
     """Where the run is, or shall be."""
     if out is None and task is None and resume:
-        there = [str(path.parent) for path in sorted(Path("runs").glob("*/config.yaml"))]
+        run_folders = [str(path.parent) for path in sorted(Path("runs").glob("*/config.yaml"))]
         raise ValueError("say which run shall go on: --out DIR, or --task for the one in runs/TASK"
-                         + (f"; there are {', '.join(there)}" if there else ""))
+                         + (f"; there are {', '.join(run_folders)}" if run_folders else ""))
     return Path(out or f"runs/{task}")
 
 
-class _Asked:
+class _StopSignal:
     """Has someone asked to stop? SIGTERM and Ctrl-C do; a second Ctrl-C does not wait for the end of the step."""
 
     def __init__(self) -> None:
-        self.asked = False
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._ask)
+        self.requested = False
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._on_signal)
 
-    def _ask(self, number: int, frame: Any) -> None:
-        if self.asked and number == signal.SIGINT:
+    def _on_signal(self, signal_number: int, frame: Any) -> None:
+        if self.requested and signal_number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         print("stopping", file=sys.stderr)
 
     def __call__(self) -> bool:
-        return self.asked
+        return self.requested

@@ -7,31 +7,31 @@ import re
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from keepleft.decoding.options import Options
+from keepleft.decoding.options import GenerationConfig
 
 
-def add(parser: Any) -> None:
-    told, hints = comments(), get_type_hints(Options)
+def add_generation_flags(parser: Any) -> None:
+    help_texts, hints = field_comments(), get_type_hints(GenerationConfig)
     group = parser.add_argument_group("how to write", "named as in Hugging Face's GenerationConfig; what the model directory "
                                       "says holds where nothing is said here")
-    for field in fields(Options):
+    for field in fields(GenerationConfig):
         if hints[field.name] == bool | None:
-            group.add_argument(f"--{field.name}", nargs="?", const=True, type=bool, default=None, help=told.get(field.name))
+            group.add_argument(f"--{field.name}", nargs="?", const=True, type=bool, default=None, help=help_texts.get(field.name))
         else:
-            group.add_argument(f"--{field.name}", type=hints[field.name], default=None, help=told.get(field.name))
+            group.add_argument(f"--{field.name}", type=hints[field.name], default=None, help=help_texts.get(field.name))
 
 
-def gathered(given: dict[str, Any]) -> dict[str, Any]:
+def collect_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a command, with those that are options as one value."""
-    names = {field.name for field in fields(Options)}
-    return {**{name: value for name, value in given.items() if name not in names},
-            "options": Options(**{name: value for name, value in given.items() if name in names})}
+    names = {field.name for field in fields(GenerationConfig)}
+    return {**{name: value for name, value in arguments.items() if name not in names},
+            "options": GenerationConfig(**{name: value for name, value in arguments.items() if name in names})}
 
 
-def comments() -> dict[str, str]:
+def field_comments() -> dict[str, str]:
     """What stands beside each field of Options in its source."""
     try:
-        source = inspect.getsource(Options)
+        source = inspect.getsource(GenerationConfig)
     except OSError:  # a program packed without its source
         return {}
     return dict(re.findall(r"^    (\w+): [^#\n]*?# (.*)$", source, re.M))

@@ -8,46 +8,46 @@ from queue import Empty, Full, Queue
 from typing import TypeVar
 
 from keepleft.data.batch import Batch
-from keepleft.data.batches import Batches, Place
+from keepleft.data.batches import Batches, BatchCursor
 
 T = TypeVar("T")
 
 
-def ahead(items: Iterable[T], depth: int = 4) -> Iterator[T]:
+def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
     """The same items, made by a thread up to `depth` ahead. What goes wrong there is raised here; closing ends the thread."""
-    made: Queue[tuple[bool, T | BaseException | None]] = Queue(depth)
-    done = threading.Event()
+    queue: Queue[tuple[bool, T | BaseException | None]] = Queue(depth)
+    stop = threading.Event()
 
-    def give(good: bool, item: T | BaseException | None) -> None:
-        while not done.is_set():
+    def put(is_item: bool, item: T | BaseException | None) -> None:
+        while not stop.is_set():
             try:
-                made.put((good, item), timeout=0.1)
+                queue.put((is_item, item), timeout=0.1)
             except Full:
                 continue
             return
 
-    def work() -> None:
+    def produce() -> None:
         try:
             for item in items:
-                give(True, item)
-                if done.is_set():
+                put(True, item)
+                if stop.is_set():
                     return
         except BaseException as error:
-            give(False, error)
+            put(False, error)
         else:
-            give(False, None)
+            put(False, None)
 
-    thread = threading.Thread(target=work, name="ahead", daemon=True)
+    thread = threading.Thread(target=produce, name="ahead", daemon=True)
     thread.start()
     try:
         while True:
             try:
-                good, item = made.get(timeout=1.0)
+                is_item, item = queue.get(timeout=1.0)
             except Empty:
                 if thread.is_alive():
                     continue
                 raise RuntimeError("the thread that makes batches is gone") from None
-            if good:
+            if is_item:
                 yield item  # type: ignore[misc]
             elif item is None:
                 return
@@ -55,19 +55,19 @@ def ahead(items: Iterable[T], depth: int = 4) -> Iterator[T]:
                 assert isinstance(item, BaseException)
                 raise item
     finally:
-        done.set()
+        stop.set()
         thread.join(timeout=5.0)
 
 
-class Ahead:
+class PrefetchedBatches:
     """Batches made in the background, and pinned where a GPU will fetch them."""
 
     def __init__(self, batches: Batches, depth: int = 4, *, pin: bool = False) -> None:
         self.batches, self.depth, self.pin = batches, depth, pin
-        self.fixed, self.tokens = batches.fixed, batches.tokens
+        self.fixed_width, self.tokens = batches.fixed_width, batches.tokens
 
-    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
-        made = self.batches.steps(place)
+    def steps(self, cursor: tuple[int, int] = (0, 0)) -> Iterator[tuple[BatchCursor, list[Batch]]]:
+        steps = self.batches.steps(cursor)
         if self.pin:
-            made = ((where, [batch.pinned() for batch in step]) for where, step in made)
-        return ahead(made, self.depth)
+            steps = ((next_cursor, [batch.pin_memory() for batch in step]) for next_cursor, step in steps)
+        return prefetch(steps, self.depth)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keepleft.data.objectives import NOTHING, Lesson
-from keepleft.data.ragged import Layout, Ragged, Whole
+from keepleft.data.objectives import IGNORE_INDEX, Examples
+from keepleft.data.ragged import Layout, Ragged, IntArray
 
 
 @dataclass(frozen=True)
@@ -24,32 +24,32 @@ class Batch:
         move = lambda tensor: tensor.to(device, non_blocking=True)
         return replace(self, inputs={name: move(tensor) for name, tensor in self.inputs.items()}, targets=move(self.targets))
 
-    def pinned(self) -> Batch:
+    def pin_memory(self) -> Batch:
         return replace(self, inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
                        targets=self.targets.pin_memory())
 
-    def silent(self) -> Batch:
+    def without_targets(self) -> Batch:
         """The same with nothing asked: keeps a process in step that has no work of its own."""
-        return replace(self, targets=torch.full_like(self.targets, NOTHING), tokens=0)
+        return replace(self, targets=torch.full_like(self.targets, IGNORE_INDEX), tokens=0)
 
 
-def made(lesson: Lesson, target: Layout, source: Layout | None, identity: str, *, segments: bool = True) -> Batch:
+def collate(examples: Examples, target_layout: Layout, source_layout: Layout | None, identity: str, *, segments: bool = True) -> Batch:
     """Lay a lesson out. Without segments every place must be taken by a text of its own row."""
-    inputs = {"tokens": _tensor(target.lay(lesson.tokens, 0))}
+    inputs = {"tokens": _tensor(target_layout.scatter(examples.tokens, 0))}
     if segments:
-        inputs["segments"] = _tensor(target.segments(lesson.tokens))
-    if lesson.source is not None:
-        assert source is not None
-        inputs["source"] = _tensor(source.lay(lesson.source, 0))
+        inputs["segments"] = _tensor(target_layout.segments(examples.tokens))
+    if examples.source is not None:
+        assert source_layout is not None
+        inputs["source"] = _tensor(source_layout.scatter(examples.source, 0))
         if segments:
-            inputs["source_segments"] = _tensor(source.segments(lesson.source))
-    if isinstance(lesson.targets, Ragged):
-        asked = target.lay(lesson.targets, NOTHING)
+            inputs["source_segments"] = _tensor(source_layout.segments(examples.source))
+    if isinstance(examples.targets, Ragged):
+        targets = target_layout.scatter(examples.targets, IGNORE_INDEX)
     else:
-        asked = np.full(target.shape[0], NOTHING, np.int64)
-        asked[target.row] = lesson.targets
-    return Batch(inputs, _tensor(asked), int((asked != NOTHING).sum()), identity)
+        targets = np.full(target_layout.shape[0], IGNORE_INDEX, np.int64)
+        targets[target_layout.row] = examples.targets
+    return Batch(inputs, _tensor(targets), int((targets != IGNORE_INDEX).sum()), identity)
 
 
-def _tensor(numbers: Whole) -> Tensor:
-    return torch.from_numpy(numbers)
+def _tensor(array: IntArray) -> Tensor:
+    return torch.from_numpy(array)

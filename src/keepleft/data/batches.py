@@ -8,247 +8,247 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from keepleft.data.batch import Batch, made
-from keepleft.data.objectives import Lesson, Objective
-from keepleft.data.ragged import Ragged, Whole, packed, padded
-from keepleft.data.store import Store
-from keepleft.data.teaching import forced
+from keepleft.data.batch import Batch, collate
+from keepleft.data.objectives import Examples, Objective
+from keepleft.data.ragged import Ragged, IntArray, pack_layout, pad_layout
+from keepleft.data.store import TokenStore
+from keepleft.data.teaching import shift_right
 
-POOL = 1 << 16  # records that are sorted by length together
-OPEN = 64       # rows that are filled side by side when packing
+SORT_POOL_SIZE = 1 << 16  # records that are sorted by length together
+MAX_OPEN_ROWS = 64       # rows that are filled side by side when packing
 
 
-class Place(NamedTuple):
+class BatchCursor(NamedTuple):
     """Where a run stands: so many steps into an epoch."""
 
     epoch: int = 0
     step: int = 0
 
 
-class Shape(Protocol):
+class BatchLayout(Protocol):
     """How records become rectangles of at most so many tokens."""
 
-    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
         """The records of each micro-batch, row by row or text by text."""
         ...
 
-    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
              identity: str) -> Batch: ...
 
 
 @dataclass(frozen=True)
-class Bucketed:
+class BucketedLayout:
     """Texts of like length together, a row each. `multiple` rounds widths up; `fixed` also gives every width one height."""
 
-    multiple: int = 1
-    fixed: bool = False
+    pad_to_multiple_of: int = 1
+    fixed_height: bool = False
 
-    def wide(self, size: int) -> int:
-        return -(-size // self.multiple) * self.multiple
+    def padded_width(self, size: int) -> int:
+        return -(-size // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
-        for begin in range(0, len(order), POOL):
-            pool = order[begin:begin + POOL]
-            longest = np.max([size[pool] for size in sizes], axis=0)
-            pool = pool[np.lexsort((*(size[pool] for size in sizes[1:]), sizes[0][pool], longest))]
-            longest = np.max([size[pool] for size in sizes], axis=0).tolist()
-            cuts, first = [], 0
-            for n, size in enumerate(longest):
-                if n > first and (n + 1 - first) * self.wide(size) > budget:
-                    cuts.append(pool[first:n])
-                    first = n
-            cuts.append(pool[first:])
-            for n in chance.permutation(len(cuts)):
-                yield [cuts[n]]
+    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+        for begin in range(0, len(order), SORT_POOL_SIZE):
+            pool = order[begin:begin + SORT_POOL_SIZE]
+            max_sizes = np.max([size[pool] for size in sizes], axis=0)
+            pool = pool[np.lexsort((*(size[pool] for size in sizes[1:]), sizes[0][pool], max_sizes))]
+            max_sizes = np.max([size[pool] for size in sizes], axis=0).tolist()
+            buckets, start = [], 0
+            for n, size in enumerate(max_sizes):
+                if n > start and (n + 1 - start) * self.padded_width(size) > budget:
+                    buckets.append(pool[start:n])
+                    start = n
+            buckets.append(pool[start:])
+            for n in rng.permutation(len(buckets)):
+                yield [buckets[n]]
 
-    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
              identity: str) -> Batch:
-        lesson = objective.lesson(tuple(store[field].take(rows[0]) for field in objective.fields), chance)
-        streams = [lesson.tokens] if lesson.source is None else [lesson.tokens, lesson.source]
-        widths = [self.wide(int(stream.lengths.max(initial=1))) for stream in streams]
+        examples = objective.examples(tuple(store[field].take(rows[0]) for field in objective.fields), rng)
+        sequences = [examples.tokens] if examples.source is None else [examples.tokens, examples.source]
+        widths = [self.padded_width(int(sequence.lengths.max(initial=1))) for sequence in sequences]
         height = None
-        if self.fixed:
+        if self.fixed_height:
             widths = [max(widths)] * len(widths)
             height = max(budget // widths[0], len(rows[0]))
-        layouts = [padded(stream, width=width, rows=height) for stream, width in zip(streams, widths, strict=True)]
-        return made(lesson, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
+        layouts = [pad_layout(sequence, width=width, rows=height) for sequence, width in zip(sequences, widths, strict=True)]
+        return collate(examples, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedLayout:
     """Texts one behind the other in rows of one width, each a segment of its own: no text sees another."""
 
     width: int
 
-    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
-        full: list[Whole] = []
+    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+        batch_rows: list[IntArray] = []
         height = max(1, budget // self.width)
-        for row in _filled(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), self.width):
-            full.append(np.array(row))
-            if len(full) == height:
-                yield full
-                full = []
-        if full:
-            yield full
+        for row in _best_fit_packing(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), self.width):
+            batch_rows.append(np.array(row))
+            if len(batch_rows) == height:
+                yield batch_rows
+                batch_rows = []
+        if batch_rows:
+            yield batch_rows
 
-    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
              identity: str) -> Batch:
-        lesson = objective.lesson(tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), chance)
+        examples = objective.examples(tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), rng)
         height = max(1, budget // self.width)
-        layouts = [packed(rows, stream, width=self.width, height=height)
-                   for stream in (lesson.tokens, lesson.source) if stream is not None]
-        return made(lesson, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
+        layouts = [pack_layout(rows, sequence, width=self.width, height=height)
+                   for sequence in (examples.tokens, examples.source) if sequence is not None]
+        return collate(examples, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowLayout:
     """Running text cut into pieces of one width, whatever lies in it: the records' borders are not looked at."""
 
     width: int
 
-    def plan(self, order: Whole, sizes: tuple[Whole, ...], budget: int, chance: np.random.Generator) -> Iterator[list[Whole]]:
+    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
         height = max(1, budget // self.width)
         for begin in range(0, len(order), height):
             yield [order[begin:begin + height]]
 
-    def make(self, store: Store, objective: Objective, rows: list[Whole], budget: int, chance: np.random.Generator,
+    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
              identity: str) -> Batch:
         tokens = store[objective.fields[0]].tokens
-        cut = np.stack([tokens[begin:begin + self.width + 1] for begin in rows[0].tolist()]).astype(np.int64)
-        texts = Ragged(cut[:, 1:].reshape(-1), np.full(len(cut), self.width))
-        lesson = Lesson(*forced(cut[:, 0], texts))
-        return made(lesson, padded(lesson.tokens), None, identity, segments=False)
+        windows = np.stack([tokens[begin:begin + self.width + 1] for begin in rows[0].tolist()]).astype(np.int64)
+        targets = Ragged(windows[:, 1:].reshape(-1), np.full(len(windows), self.width))
+        examples = Examples(*shift_right(windows[:, 0], targets))
+        return collate(examples, pad_layout(examples.tokens), None, identity, segments=False)
 
 
 @dataclass(frozen=True)
 class Batches:
     """All batches of all epochs. A step is `accumulate` micro-batches of at most `budget` tokens; processes share them."""
 
-    store: Store
+    store: TokenStore
     objective: Objective
-    shape: Bucketed | Packed | Windows
+    layout: BucketedLayout | PackedLayout | WindowLayout
     budget: int
     accumulate: int = 1
     seed: int = 0
-    shuffled: bool = True
+    shuffle: bool = True
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.shape, Windows):
+        if isinstance(self.layout, WindowLayout):
             total = len(self.store[self.objective.fields[0]].tokens)
-            if total < self.shape.width + 1:
-                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.shape.width} and what follows "
+            if total < self.layout.width + 1:
+                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.layout.width} and what follows "
                                  "it: give more text, or a smaller width")
             return
-        for name, longest in zip(("text", "source"), self.sizes(), strict=False):
-            limit = self.shape.width if isinstance(self.shape, Packed) else self.budget
-            if len(longest) and int(longest.max()) > limit:
-                raise ValueError(f"record {int(longest.argmax())} has a {name} of {int(longest.max())} tokens, a batch holds "
+        for name, record_sizes in zip(("text", "source"), self.sizes(), strict=False):
+            limit = self.layout.width if isinstance(self.layout, PackedLayout) else self.budget
+            if len(record_sizes) and int(record_sizes.max()) > limit:
+                raise ValueError(f"record {int(record_sizes.argmax())} has a {name} of {int(record_sizes.max())} tokens, a batch holds "
                                  f"{limit}: give larger batches, or leave longer texts out")
 
     @property
-    def fixed(self) -> int | None:
+    def fixed_width(self) -> int | None:
         """Where all batches have one shape: the tokens in a row of texts, or 0 where rows are running text."""
-        return self.shape.width if isinstance(self.shape, Packed) else 0 if isinstance(self.shape, Windows) else None
+        return self.layout.width if isinstance(self.layout, PackedLayout) else 0 if isinstance(self.layout, WindowLayout) else None
 
     @property
     def tokens(self) -> int:
         """The most in a step, padding included."""
         return self.budget * self.accumulate
 
-    def sizes(self) -> tuple[Whole, ...]:
+    def sizes(self) -> tuple[IntArray, ...]:
         return self.objective.sizes(tuple(self.store[field].lengths() for field in self.objective.fields))
 
-    def plan(self, epoch: int) -> Iterator[list[list[Whole]]]:
+    def plan(self, epoch: int) -> Iterator[list[list[IntArray]]]:
         """The records of every step of an epoch, before anything is made of them."""
-        chance = np.random.Generator(np.random.Philox([self.seed, epoch]))
-        if isinstance(self.shape, Windows):
-            total, width = len(self.store[self.objective.fields[0]].tokens), self.shape.width
-            shift = int(chance.integers(min(width, total - width))) if self.shuffled else 0
-            order = np.arange(shift, total - width, width)
-            sizes: tuple[Whole, ...] = ()
+        rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        if isinstance(self.layout, WindowLayout):
+            total, width = len(self.store[self.objective.fields[0]].tokens), self.layout.width
+            offset = int(rng.integers(min(width, total - width))) if self.shuffle else 0
+            order = np.arange(offset, total - width, width)
+            sizes: tuple[IntArray, ...] = ()
         else:
             order, sizes = np.arange(len(self.store)), self.sizes()
-        if self.shuffled:
-            order = chance.permutation(order)
-        step: list[list[Whole]] = []
-        for micro in self.shape.plan(order, sizes, self.budget, chance if self.shuffled else _Still()):  # type: ignore[arg-type]
-            step.append(micro)
+        if self.shuffle:
+            order = rng.permutation(order)
+        step: list[list[IntArray]] = []
+        for micro_batch in self.layout.plan(order, sizes, self.budget, rng if self.shuffle else _NoShuffle()):  # type: ignore[arg-type]
+            step.append(micro_batch)
             if len(step) == self.accumulate:
                 yield step
                 step = []
         if step:
             yield step
 
-    def steps(self, place: tuple[int, int] = (0, 0)) -> Iterator[tuple[Place, list[Batch]]]:
+    def steps(self, cursor: tuple[int, int] = (0, 0)) -> Iterator[tuple[BatchCursor, list[Batch]]]:
         """From a place on, for ever: the place after each step, and this process's micro-batches of it."""
-        epoch, skip = place
+        epoch, skip = cursor
         while True:
             n = -1
             for n, step in enumerate(self.plan(epoch)):
                 if n >= skip:
-                    yield Place(epoch, n + 1), self.share(step, epoch, n)
+                    yield BatchCursor(epoch, n + 1), self.shard(step, epoch, n)
             if n < 0:
                 raise ValueError("there is nothing to train on: the source holds no record that fits")
             epoch, skip = epoch + 1, 0
 
-    def once(self) -> Iterator[Batch]:
+    def one_epoch(self) -> Iterator[Batch]:
         """One epoch in its own order: for evaluation."""
         for n, step in enumerate(self.plan(0)):
-            for batch in self.share(step, 0, n):
+            for batch in self.shard(step, 0, n):
                 if batch.tokens:
                     yield batch
 
-    def share(self, step: list[list[Whole]], epoch: int, n: int) -> list[Batch]:
+    def shard(self, step: list[list[IntArray]], epoch: int, n: int) -> list[Batch]:
         """This process's part of a step. All have as many batches; who has none left over repeats one in silence."""
-        out = [self.make(step[m], epoch, n, m) for m in range(self.rank, len(step), self.world)]
-        if len(out) < -(-len(step) // self.world):
-            out.append(self.make(step[0], epoch, n, 0).silent())
+        out = [self.make_batch(step[m], epoch, n, m) for m in range(self.rank, len(step), self.world_size)]
+        if len(out) < -(-len(step) // self.world_size):
+            out.append(self.make_batch(step[0], epoch, n, 0).without_targets())
         return out
 
-    def make(self, rows: list[Whole], epoch: int, n: int, m: int) -> Batch:
-        chance = np.random.Generator(np.random.Philox([self.seed, epoch, n, m]))
-        some = np.concatenate(rows)[:8].tolist()
-        identity = f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, some))}, …"
-        return self.shape.make(self.store, self.objective, rows, self.budget, chance, identity)
+    def make_batch(self, rows: list[IntArray], epoch: int, n: int, m: int) -> Batch:
+        rng = np.random.Generator(np.random.Philox([self.seed, epoch, n, m]))
+        first_records = np.concatenate(rows)[:8].tolist()
+        identity = f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, first_records))}, …"
+        return self.layout.make_batch(self.store, self.objective, rows, self.budget, rng, identity)
 
 
-def _filled(records: list[int], needs: list[list[int]], width: int) -> Iterator[list[int]]:
+def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) -> Iterator[list[int]]:
     """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is closed."""
-    rooms: dict[int, list[tuple[list[int], list[int]]]] = {}  # rows and what is left in them, by the least that is left
-    bits, count = 0, 0                                        # which rooms there are, as the bits of a number
+    open_rows: dict[int, list[tuple[list[int], list[int]]]] = {}  # rows and what is left in them, by the least that is left
+    space_bits, num_open = 0, 0                                        # which rooms there are, as the bits of a number
 
-    def close(least: int) -> list[int]:
-        nonlocal bits, count
-        row, _ = rooms[least].pop()
-        count -= 1
-        if not rooms[least]:
-            bits &= ~(1 << least)
+    def close_row(space: int) -> list[int]:
+        nonlocal space_bits, num_open
+        row, _ = open_rows[space].pop()
+        num_open -= 1
+        if not open_rows[space]:
+            space_bits &= ~(1 << space)
         return row
 
-    for record, need in zip(records, needs, strict=True):
-        above = bits >> (most := max(need))
-        if above:
-            least = most + (above & -above).bit_length() - 1
-            left = rooms[least][-1][1]
-            row = close(least)
+    for record, record_sizes in zip(records, sizes, strict=True):
+        fitting = space_bits >> (required := max(record_sizes))
+        if fitting:
+            space = required + (fitting & -fitting).bit_length() - 1
+            remaining = open_rows[space][-1][1]
+            row = close_row(space)
         else:
-            if count == OPEN:
-                yield close((bits & -bits).bit_length() - 1)
-            row, left = [], [width] * len(need)
+            if num_open == MAX_OPEN_ROWS:
+                yield close_row((space_bits & -space_bits).bit_length() - 1)
+            row, remaining = [], [width] * len(record_sizes)
         row.append(record)
-        left = [b - a for a, b in zip(need, left, strict=True)]
-        least = min(left)
-        rooms.setdefault(least, []).append((row, left))
-        bits |= 1 << least
-        count += 1
-    while bits:
-        yield close((bits & -bits).bit_length() - 1)
+        remaining = [b - a for a, b in zip(record_sizes, remaining, strict=True)]
+        space = min(remaining)
+        open_rows.setdefault(space, []).append((row, remaining))
+        space_bits |= 1 << space
+        num_open += 1
+    while space_bits:
+        yield close_row((space_bits & -space_bits).bit_length() - 1)
 
 
-class _Still:
+class _NoShuffle:
     """The order as it is."""
 
-    def permutation(self, n: int) -> Whole:
+    def permutation(self, n: int) -> IntArray:
         return np.arange(n)

@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keepleft.data.columns import Columns, keys, taken
-from keepleft.data.reading import found
-from keepleft.data.records import Record, Source, short
+from keepleft.data.columns import Columns, keys, extract
+from keepleft.data.reading import open_text
+from keepleft.data.records import Record, RecordSource, basename
 
-ROWS = 1000  # read at a time
-HUB = "hf:"
-SPLITS = ("train", "validation", "valid", "val", "dev", "test", "unsupervised", "all")
+BATCH_ROWS = 1000  # read at a time
+HUB_PREFIX = "hf:"
+SPLIT_NAMES = ("train", "validation", "valid", "val", "dev", "test", "unsupervised", "all")
 
 
 @dataclass(frozen=True)
-class Parquet(Source):
+class ParquetSource(RecordSource):
     """One Parquet file, read row group by row group."""
 
     path: Path
@@ -41,111 +41,111 @@ class Parquet(Source):
         with file:
             if not file.metadata.num_rows:
                 raise ValueError(f"{self.path} holds no text: it has no rows")
-            names = keys(_leaves(file.schema_arrow), self.columns, self.fields, str(self.path))
-            tops = [top for top in file.schema_arrow.names if any(name == top or name.startswith(top + ".") for name in names)]
+            names = keys(_column_names(file.schema_arrow), self.columns, self.fields, str(self.path))
+            root_columns = [root for root in file.schema_arrow.names if any(name == root or name.startswith(root + ".") for name in names)]
             n = 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=tops):
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=root_columns):
                 for row in batch.to_pylist():
-                    yield taken(row, names, partial(self.where, n))
+                    yield extract(row, names, partial(self.location, n))
                     n += 1
 
-    def where(self, n: int) -> str:
+    def location(self, n: int) -> str:
         return f"{self.path} row {n + 1}"
 
 
 @dataclass(frozen=True)
-class Dataset(Source):
+class DatasetSource(RecordSource):
     """One split of a dataset of the `datasets` library, from its hub or a folder."""
 
-    place: str
+    name_or_path: str
     columns: tuple[str | int, ...] | None
     fields: tuple[str, ...]
     size: int | None = None
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.place if self.place.startswith(HUB) else short(self.place)
+        return self.name_or_path if self.name_or_path.startswith(HUB_PREFIX) else basename(self.name_or_path)
 
     def __iter__(self) -> Iterator[Record]:
-        dataset = self._loaded()
+        dataset = self._load()
         features = dataset.features
-        every = [leaf for name in features for leaf in
-                 ([f"{name}.{inner}" for inner in features[name]] if isinstance(features[name], dict) else
-                  [f"{name}.{inner}" for inner in getattr(features[name], "languages", ())] or [name])]
-        names = keys(list(dict.fromkeys([*features, *every])), self.columns, self.fields, self.place)
-        tops = [top for top in features if any(name == top or name.startswith(top + ".") for name in names)]
-        words = {top: features[top].int2str for top in tops if hasattr(features[top], "int2str")}  # labels stored as numbers
+        nested_columns = [column for name in features for column in
+                 ([f"{name}.{key}" for key in features[name]] if isinstance(features[name], dict) else
+                  [f"{name}.{key}" for key in getattr(features[name], "languages", ())] or [name])]
+        names = keys(list(dict.fromkeys([*features, *nested_columns])), self.columns, self.fields, self.name_or_path)
+        root_columns = [root for root in features if any(name == root or name.startswith(root + ".") for name in names)]
+        label_names = {root: features[root].int2str for root in root_columns if hasattr(features[root], "int2str")}  # labels stored as numbers
         n = 0
-        for batch in dataset.select_columns(tops).iter(batch_size=ROWS):
-            for values in zip(*(batch[top] for top in tops), strict=True):
-                row: dict[str, Any] = dict(zip(tops, values, strict=True))
-                for top, word in words.items():
-                    if isinstance(row[top], int) and row[top] >= 0:
-                        row[top] = word(row[top])
-                yield taken(row, names, partial(self.where, n))
+        for batch in dataset.select_columns(root_columns).iter(batch_size=BATCH_ROWS):
+            for values in zip(*(batch[root] for root in root_columns), strict=True):
+                row: dict[str, Any] = dict(zip(root_columns, values, strict=True))
+                for root, int2str in label_names.items():
+                    if isinstance(row[root], int) and row[root] >= 0:
+                        row[root] = int2str(row[root])
+                yield extract(row, names, partial(self.location, n))
                 n += 1
         if not n:
-            raise ValueError(f"{self.place} holds no text: it has no rows")
+            raise ValueError(f"{self.name_or_path} holds no text: it has no rows")
 
-    def where(self, n: int) -> str:
-        return f"{self.place} row {n + 1}"
+    def location(self, n: int) -> str:
+        return f"{self.name_or_path} row {n + 1}"
 
-    def _loaded(self) -> Any:
+    def _load(self) -> Any:
         try:
             import datasets  # type: ignore
         except ImportError as error:
-            raise ImportError(f"to read {self.place} you need datasets: pip install 'keepleft[datasets]'") from error
-        if not self.place.startswith(HUB):
-            return datasets.load_from_disk(self.place)
-        name, config, split = hub_name(self.place)
+            raise ImportError(f"to read {self.name_or_path} you need datasets: pip install 'keepleft[datasets]'") from error
+        if not self.name_or_path.startswith(HUB_PREFIX):
+            return datasets.load_from_disk(self.name_or_path)
+        name, config, split = hub_name(self.name_or_path)
         try:
             return datasets.load_dataset(name, config, split=split)
         except Exception as error:  # its own, its HTTP client's or the system's
-            raise ValueError(f"{self.place}: the dataset {name!r}, configuration {config!r}, split {split!r}, "
+            raise ValueError(f"{self.name_or_path}: the dataset {name!r}, configuration {config!r}, split {split!r}, "
                              f"cannot be had: {error}") from error
 
 
-def parquet_file(given: str, columns: Columns | None, fields: tuple[str, ...]) -> Parquet:
-    file = found(given)
-    return Parquet(file.path, None if columns is None else tuple(columns), fields, short(file.name), file.size)
+def parquet_file(path: str, columns: Columns | None, fields: tuple[str, ...]) -> ParquetSource:
+    file = open_text(path)
+    return ParquetSource(file.path, None if columns is None else tuple(columns), fields, basename(file.name), file.size)
 
 
-def dataset(given: str, columns: Columns | None, fields: tuple[str, ...]) -> Dataset:
+def dataset(name_or_path: str, columns: Columns | None, fields: tuple[str, ...]) -> DatasetSource:
     """Of a name such as "hf:glue:sst2:train" or a folder of save_to_disk()."""
-    folder = Path(given).expanduser()
+    folder = Path(name_or_path).expanduser()
     size = None
-    if not given.startswith(HUB):
+    if not name_or_path.startswith(HUB_PREFIX):
         if (folder / "dataset_dict.json").exists():
-            splits = sorted(str(Path(given) / inner.parent.name) for inner in folder.glob("*/state.json"))
-            raise ValueError(f"{given} holds several splits: name one of {', '.join(splits)}")
-        given, size = str(folder), sum(file.stat().st_size for file in folder.glob("*.arrow"))
+            splits = sorted(str(Path(name_or_path) / state_file.parent.name) for state_file in folder.glob("*/state.json"))
+            raise ValueError(f"{name_or_path} holds several splits: name one of {', '.join(splits)}")
+        name_or_path, size = str(folder), sum(file.stat().st_size for file in folder.glob("*.arrow"))
     else:
-        hub_name(given)
-    return Dataset(given, None if columns is None else tuple(columns), fields, size)
+        hub_name(name_or_path)
+    return DatasetSource(name_or_path, None if columns is None else tuple(columns), fields, size)
 
 
-def is_dataset(given: str) -> bool:
-    folder = Path(given).expanduser()
-    return given.startswith(HUB) or (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+def is_dataset(name_or_path: str) -> bool:
+    folder = Path(name_or_path).expanduser()
+    return name_or_path.startswith(HUB_PREFIX) or (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def hub_name(given: str) -> tuple[str, str | None, str]:
+def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
     """NAME, CONFIG, SPLIT of hf:NAME[:CONFIG][:SPLIT]. One word after the name is a split if splits are called so."""
-    parts = re.split(r":(?![^\[]*\])", given.removeprefix(HUB))  # not at the colon of train[:10%]
+    parts = re.split(r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX))  # not at the colon of train[:10%]
     if not parts[0] or len(parts) > 3:
-        raise ValueError(f"{given!r} is not hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+        raise ValueError(f"{dataset_name!r} is not hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
     if len(parts) == 2:
-        parts.insert(1 if re.split(r"[\[+]", parts[1])[0] in SPLITS else 2, "")
+        parts.insert(1 if re.split(r"[\[+]", parts[1])[0] in SPLIT_NAMES else 2, "")
     name, config, split = (*parts, "", "")[:3]
     return name, config or None, split or "train"
 
 
-def _leaves(schema: Any) -> list[str]:
+def _column_names(schema: Any) -> list[str]:
     """Column names, and those within a column that is itself a row."""
-    inner = [f"{field.name}.{field.type.field(i).name}" for field in schema if _is_row(field.type)
+    nested = [f"{field.name}.{field.type.field(i).name}" for field in schema if _is_struct(field.type)
              for i in range(field.type.num_fields)]
-    return [*schema.names, *inner]
+    return [*schema.names, *nested]
 
 
-def _is_row(kind: Any) -> bool:
-    return str(kind).startswith("struct")
+def _is_struct(arrow_type: Any) -> bool:
+    return str(arrow_type).startswith("struct")

@@ -20,7 +20,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def sensible(columns: Columns | None, fields: tuple[str, ...]) -> None:
+def check_columns(columns: Columns | None, fields: tuple[str, ...]) -> None:
     """A look at what is asked for, before any file is opened."""
     if not fields:
         raise ValueError("no fields are asked for: name at least one, such as ('text',)")
@@ -28,106 +28,106 @@ def sensible(columns: Columns | None, fields: tuple[str, ...]) -> None:
         return
     if isinstance(columns, str) or len(columns) != len(fields):
         raise ValueError(f"columns {columns!r} are not one for each of the fields {', '.join(fields)}")
-    wrong = [c for c in columns if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)]
-    if wrong:
-        raise ValueError(f"column {wrong[0]!r} is neither a name nor a number from 0 on")
+    invalid = [c for c in columns if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)]
+    if invalid:
+        raise ValueError(f"column {invalid[0]!r} is neither a name nor a number from 0 on")
 
 
-def header(cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], spot: str) -> tuple[tuple[int, ...], bool]:
+def header(cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str) -> tuple[tuple[int, ...], bool]:
     """Where each field stands in a row, and whether these cells, the first row of the table, are its header."""
     names = [cell.strip() for cell in cells]
     if columns is not None and any(isinstance(column, str) for column in columns):
-        return tuple(column if isinstance(column, int) else names.index(named(column, names, spot)) for column in columns), True
+        return tuple(column if isinstance(column, int) else names.index(match_name(column, names, location)) for column in columns), True
     if columns is None:
-        found = guessed(names, fields)
-        return (tuple(range(len(fields))), False) if found is None else (tuple(names.index(name) for name in found), True)
-    spots = tuple(column for column in columns if isinstance(column, int))
-    there = [names[s].lower() if s < len(names) else "" for s in spots]
-    return spots, all(name in (field.lower(), *SYNONYMS.get(field, ())) for name, field in zip(there, fields, strict=True))
+        matched = guess_columns(names, fields)
+        return (tuple(range(len(fields))), False) if matched is None else (tuple(names.index(name) for name in matched), True)
+    indices = tuple(column for column in columns if isinstance(column, int))
+    header_names = [names[index].lower() if index < len(names) else "" for index in indices]
+    return indices, all(name in (field.lower(), *SYNONYMS.get(field, ())) for name, field in zip(header_names, fields, strict=True))
 
 
-def keys(names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], spot: str) -> tuple[str, ...]:
+def keys(names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str) -> tuple[str, ...]:
     """The name of each field's column, where every column has a name."""
     if columns is None:
-        found = guessed(names, fields)
-        if found is None:
-            raise ValueError(f"{spot} has no column for each of {', '.join(fields)}: there are {listed(names)}; "
+        matched = guess_columns(names, fields)
+        if matched is None:
+            raise ValueError(f"{location} has no column for each of {', '.join(fields)}: there are {format_names(names)}; "
                              "say with `columns` which to take")
-        return found
+        return matched
     for column in columns:
         if isinstance(column, int) and column >= len(names):
-            raise ValueError(f"{spot} has {len(names)} columns, so there is no column {column} (they count from 0)")
-    return tuple(names[column] if isinstance(column, int) else named(column, names, spot) for column in columns)
+            raise ValueError(f"{location} has {len(names)} columns, so there is no column {column} (they count from 0)")
+    return tuple(names[column] if isinstance(column, int) else match_name(column, names, location) for column in columns)
 
 
-def guessed(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, ...] | None:
+def guess_columns(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, ...] | None:
     """The name that stands for each field, its own before others'; None unless there is one for each."""
-    lower = {name.lower(): name for name in reversed(names)}
-    found: list[str] = []
+    by_lowercase = {name.lower(): name for name in reversed(names)}
+    matched: list[str] = []
     for field in fields:
-        free = [lower[name] for name in (field.lower(), *SYNONYMS.get(field, ()))
-                if name in lower and lower[name] not in found and (name == field.lower() or name not in fields)]
-        if not free:
+        candidates = [by_lowercase[name] for name in (field.lower(), *SYNONYMS.get(field, ()))
+                if name in by_lowercase and by_lowercase[name] not in matched and (name == field.lower() or name not in fields)]
+        if not candidates:
             return None
-        found.append(free[0])
-    return tuple(found)
+        matched.append(candidates[0])
+    return tuple(matched)
 
 
-def named(column: str, names: Sequence[str], spot: str) -> str:
+def match_name(column: str, names: Sequence[str], location: str) -> str:
     """That column, or the one that differs from it by case alone."""
     if column in names:
         return column
-    alike = [name for name in names if name.lower() == column.lower()]
-    if len(alike) != 1:
-        raise ValueError(f"{spot} has no column {column!r}: there are {listed(names)}")
-    return alike[0]
+    matches = [name for name in names if name.lower() == column.lower()]
+    if len(matches) != 1:
+        raise ValueError(f"{location} has no column {column!r}: there are {format_names(names)}")
+    return matches[0]
 
 
-def listed(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Names for a message, few enough to read."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more if names else "none"
 
 
-def picker(spots: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
+def picker(indices: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
     """Takes a record out of a row; an IndexError if the row is too short."""
-    if len(spots) > 1:
-        return itemgetter(*spots)
-    [spot] = spots
-    return lambda cells: (cells[spot],)
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    [index] = indices
+    return lambda cells: (cells[index],)
 
 
-def paths(row: dict[str, Any]) -> list[str]:
+def nested_names(row: dict[str, Any]) -> list[str]:
     """The names in a row of named values, those of a row within it as "translation.en"."""
     return [name for key, value in row.items()
-            for name in ([f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [str(key)])]
+            for name in ([f"{key}.{inner_key}" for inner_key in value] if isinstance(value, dict) else [str(key)])]
 
 
-def taken(row: dict[str, Any], names: tuple[str, ...], spot: Callable[[], str]) -> Record:
+def extract(row: dict[str, Any], names: tuple[str, ...], locate: Callable[[], str]) -> Record:
     """The values of these names as strings: text as it is, numbers and truth values as JSON writes them."""
     try:
         values = [row[name] for name in names]
     except KeyError:
-        values = [_dug(row, name, spot) for name in names]
-    for at, value in enumerate(values):
+        values = [_nested_value(row, name, locate) for name in names]
+    for index, value in enumerate(values):
         if type(value) is not str:
-            values[at] = _string(value, names[at], spot)
+            values[index] = _to_string(value, names[index], locate)
     return tuple(values)
 
 
-def _dug(row: dict[str, Any], name: str, spot: Callable[[], str]) -> Any:
+def _nested_value(row: dict[str, Any], name: str, locate: Callable[[], str]) -> Any:
     if name in row:
         return row[name]
     outer, _, inner = name.partition(".")
     if inner and isinstance(row.get(outer), dict) and inner in row[outer]:
         return row[outer][inner]
-    raise ValueError(f"{spot()} has no {name!r}: there are {listed(paths(row))}")
+    raise ValueError(f"{locate()} has no {name!r}: there are {format_names(nested_names(row))}")
 
 
-def _string(value: Any, name: str, spot: Callable[[], str]) -> str:
+def _to_string(value: Any, name: str, locate: Callable[[], str]) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    kind = {type(None): "null", list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
-    raise ValueError(f"{spot()}: {name!r} is {kind}, not text")
+    type_name = {type(None): "null", list: "a list", dict: "an object"}.get(type(value), type(value).__name__)
+    raise ValueError(f"{locate()}: {name!r} is {type_name}, not text")

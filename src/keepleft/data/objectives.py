@@ -7,17 +7,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from keepleft.data.ragged import Ragged, Whole
-from keepleft.data.teaching import forced
+from keepleft.data.ragged import Ragged, IntArray
+from keepleft.data.teaching import shift_right
 
-NOTHING = -100  # a target that is not asked for
+IGNORE_INDEX = -100  # a target that is not asked for
 
 
-class Lesson(NamedTuple):
+class Examples(NamedTuple):
     """Some records, ready to be laid out: tokens shown, the source beside them, and a target for each token or text."""
 
     tokens: Ragged
-    targets: Ragged | Whole
+    targets: Ragged | IntArray
     source: Ragged | None = None
 
 
@@ -25,11 +25,11 @@ class Objective(Protocol):
     @property
     def fields(self) -> tuple[str, ...]: ...
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         """The most tokens that each record takes, as tokens shown and, where there is one, as source."""
         ...
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson: ...
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples: ...
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class NextToken:
     start: int
     fields: tuple[str, ...] = ("text",)
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return lengths
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
-        return Lesson(*forced(self.start, records[0]))
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
+        return Examples(*shift_right(self.start, records[0]))
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Translation:
     start: int
     fields: tuple[str, ...] = ("src", "tgt")
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return lengths[1], lengths[0]
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
-        return Lesson(*forced(self.start, records[1]), records[0])
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
+        return Examples(*shift_right(self.start, records[1]), records[0])
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Classification:
 
     fields: tuple[str, ...] = ("text", "label")
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return lengths[:1]
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
-        return Lesson(records[0], records[1].flat)
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
+        return Examples(records[0], records[1].flat)
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class MaskedToken:
     rate: float = 0.15
     fields: tuple[str, ...] = ("text",)
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return lengths
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
         flat, lengths = records[0]
-        hidden = (chance.random(len(flat)) < self.rate) & ~np.isin(flat, list(self.special))
-        fate = chance.random(len(flat))
-        plain = np.setdiff1d(np.arange(self.vocab), list(self.special))
-        shown = np.where(hidden & (fate < 0.8), self.mask, flat)
-        shown = np.where(hidden & (fate >= 0.8) & (fate < 0.9), chance.choice(plain, len(flat)), shown)
-        return Lesson(Ragged(shown, lengths), Ragged(np.where(hidden, flat, NOTHING), lengths))
+        masked = (rng.random(len(flat)) < self.rate) & ~np.isin(flat, list(self.special))
+        draws = rng.random(len(flat))
+        ordinary_tokens = np.setdiff1d(np.arange(self.vocab), list(self.special))
+        inputs = np.where(masked & (draws < 0.8), self.mask, flat)
+        inputs = np.where(masked & (draws >= 0.8) & (draws < 0.9), rng.choice(ordinary_tokens, len(flat)), inputs)
+        return Examples(Ragged(inputs, lengths), Ragged(np.where(masked, flat, IGNORE_INDEX), lengths))
 
 
 @dataclass(frozen=True)
@@ -107,28 +107,28 @@ class SpanCorruption:
     mean: float = 3.0
     fields: tuple[str, ...] = ("text",)
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         noise = np.maximum(1, np.ceil(lengths[0] * self.rate)).astype(np.int64)
         return 2 * noise + 2, lengths[0] + 2
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
-        pairs = [self._apart([t for t in text if t != self.end], chance) for text in records[0].texts()]
-        return Lesson(*forced(self.start, Ragged.of([taken for _, taken in pairs])), Ragged.of([left for left, _ in pairs]))
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
+        pairs = [self._corrupt([t for t in sequence if t != self.end], rng) for sequence in records[0].to_lists()]
+        return Examples(*shift_right(self.start, Ragged.from_lists([target for _, target in pairs])), Ragged.from_lists([source for source, _ in pairs]))
 
-    def _apart(self, text: list[int], chance: np.random.Generator) -> tuple[list[int], list[int]]:
+    def _corrupt(self, sequence: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
         """What is left of a text, and what was taken from it."""
-        n = len(text)
+        n = len(sequence)
         if n < 2:
-            return [*text, self.end], [self.end]
+            return [*sequence, self.end], [self.end]
         noise = min(max(round(n * self.rate), 1), n - 1)
         spans = max(1, min(round(noise / self.mean), noise, n - noise, len(self.sentinels)))
-        left, taken, at = [], [], 0
-        for number, (keep, take) in enumerate(zip(_cut(n - noise, spans, chance), _cut(noise, spans, chance), strict=True)):
-            mark = self.sentinels[number]
-            left += [*text[at:at + keep], mark]
-            taken += [mark, *text[at + keep:at + keep + take]]
-            at += keep + take
-        return [*left, self.end], [*taken, self.end]
+        source, target, position = [], [], 0
+        for span_index, (kept_length, span_length) in enumerate(zip(_random_partition(n - noise, spans, rng), _random_partition(noise, spans, rng), strict=True)):
+            sentinel = self.sentinels[span_index]
+            source += [*sequence[position:position + kept_length], sentinel]
+            target += [sentinel, *sequence[position + kept_length:position + kept_length + span_length]]
+            position += kept_length + span_length
+        return [*source, self.end], [*target, self.end]
 
 
 @dataclass(frozen=True)
@@ -143,38 +143,38 @@ class Denoising:
     mean: float = 3.0
     fields: tuple[str, ...] = ("text",)
 
-    def sizes(self, lengths: tuple[Whole, ...]) -> tuple[Whole, ...]:
+    def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         return lengths[0], lengths[0]
 
-    def lesson(self, records: tuple[Ragged, ...], chance: np.random.Generator) -> Lesson:
-        return Lesson(*forced(self.start, records[0]), Ragged.of([self._spoilt(text, chance) for text in records[0].texts()]))
+    def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
+        return Examples(*shift_right(self.start, records[0]), Ragged.from_lists([self._add_noise(sequence, rng) for sequence in records[0].to_lists()]))
 
-    def _spoilt(self, text: list[int], chance: np.random.Generator) -> list[int]:
-        body, tail = (text[:-1], text[-1:]) if text and text[-1] in self.special else (text, [])
+    def _add_noise(self, sequence: list[int], rng: np.random.Generator) -> list[int]:
+        body, tail = (sequence[:-1], sequence[-1:]) if sequence and sequence[-1] in self.special else (sequence, [])
         sentences: list[list[int]] = [[]]
         for token in body:
             sentences[-1].append(token)
             if token in self.stops:
                 sentences.append([])
-        body = [token for n in chance.permutation(len(sentences)) for token in sentences[n]]
+        body = [token for n in rng.permutation(len(sentences)) for token in sentences[n]]
         out: list[int] = []
-        at, owed = 0, round(len(body) * self.rate)
-        while at < len(body):
-            if owed > 0 and chance.random() < self.rate / self.mean:
-                span = min(int(chance.poisson(self.mean)), owed, len(body) - at)
-                if not span and len(out) >= at:  # an empty span may not make the text longer than it was
-                    span = 1
+        position, budget = 0, round(len(body) * self.rate)
+        while position < len(body):
+            if budget > 0 and rng.random() < self.rate / self.mean:
+                span_length = min(int(rng.poisson(self.mean)), budget, len(body) - position)
+                if not span_length and len(out) >= position:  # an empty span may not make the text longer than it was
+                    span_length = 1
                 out.append(self.mask)
-                owed -= max(span, 1)
-                at += span
-                if span:
+                budget -= max(span_length, 1)
+                position += span_length
+                if span_length:
                     continue
-            out.append(body[at])
-            at += 1
+            out.append(body[position])
+            position += 1
         return out + tail
 
 
-def _cut(total: int, parts: int, chance: np.random.Generator) -> list[int]:
+def _random_partition(total: int, parts: int, rng: np.random.Generator) -> list[int]:
     """Cut a length into so many parts of at least 1, each way as likely."""
-    cuts = np.sort(chance.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, np.int64)
+    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, np.int64)
     return np.diff(np.concatenate([[0], cuts, [total]])).astype(int).tolist()

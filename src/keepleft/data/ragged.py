@@ -7,68 +7,68 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Whole = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 class Ragged(NamedTuple):
-    flat: Whole     # all tokens, text after text
-    lengths: Whole  # (n,)
+    flat: IntArray     # all tokens, text after text
+    lengths: IntArray  # (n,)
 
     @property
-    def begins(self) -> Whole:
+    def starts(self) -> IntArray:
         return np.cumsum(self.lengths) - self.lengths
 
     @classmethod
-    def of(cls, texts: list[list[int]]) -> Ragged:
-        flat = [token for text in texts for token in text]
-        return cls(np.array(flat, np.int64), np.array([len(text) for text in texts], np.int64))
+    def from_lists(cls, sequences: list[list[int]]) -> Ragged:
+        flat = [token for sequence in sequences for token in sequence]
+        return cls(np.array(flat, np.int64), np.array([len(sequence) for sequence in sequences], np.int64))
 
-    def texts(self) -> list[list[int]]:
+    def to_lists(self) -> list[list[int]]:
         return [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])] if len(self.lengths) else []
 
 
-def spread(begins: Whole, lengths: Whole) -> Whole:
+def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """begin, begin + 1, … for each text, one after the other."""
     total = np.cumsum(lengths)
-    return np.repeat(begins - (total - lengths), lengths) + np.arange(int(total[-1]) if len(total) else 0)
+    return np.repeat(starts - (total - lengths), lengths) + np.arange(int(total[-1]) if len(total) else 0)
 
 
 class Layout(NamedTuple):
     """Where each text goes in a rectangle: its row, its first column, and its number in the row, from 1 on."""
 
-    row: Whole
-    column: Whole
-    segment: Whole
+    row: IntArray
+    column: IntArray
+    segment: IntArray
     shape: tuple[int, int]
 
-    def lay(self, texts: Ragged, fill: int) -> Whole:
+    def scatter(self, sequences: Ragged, fill: int) -> IntArray:
         out = np.full(self.shape, fill, np.int64)
-        out[self._rows(texts), spread(self.column, texts.lengths)] = texts.flat
+        out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = sequences.flat
         return out
 
-    def segments(self, texts: Ragged) -> Whole:
+    def segments(self, sequences: Ragged) -> IntArray:
         """The number of its text for every token, 0 for padding."""
         out = np.zeros(self.shape, np.int64)
-        out[self._rows(texts), spread(self.column, texts.lengths)] = np.repeat(self.segment, texts.lengths)
+        out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = np.repeat(self.segment, sequences.lengths)
         return out
 
-    def _rows(self, texts: Ragged) -> Whole:
-        return np.repeat(self.row, texts.lengths)
+    def _row_indices(self, sequences: Ragged) -> IntArray:
+        return np.repeat(self.row, sequences.lengths)
 
 
-def padded(texts: Ragged, *, width: int | None = None, rows: int | None = None) -> Layout:
+def pad_layout(sequences: Ragged, *, width: int | None = None, rows: int | None = None) -> Layout:
     """A row for each text. Rows beyond the texts, where more are asked for, are all padding."""
-    n = len(texts.lengths)
-    shape = (rows or n, width or int(texts.lengths.max(initial=1)))
+    n = len(sequences.lengths)
+    shape = (rows or n, width or int(sequences.lengths.max(initial=1)))
     return Layout(np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), shape)
 
 
-def packed(rows: list[Whole], texts: Ragged, *, width: int, height: int) -> Layout:
+def pack_layout(rows: list[IntArray], sequences: Ragged, *, width: int, height: int) -> Layout:
     """Texts one behind the other: `rows` says which make up each row, and they come in that order."""
     sizes = np.array([len(row) for row in rows], np.int64)
-    first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the text that begins each one's row
-    column = texts.begins - texts.begins[first] if len(first) else texts.begins
-    ends = column + texts.lengths
+    row_first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the text that begins each one's row
+    column = sequences.starts - sequences.starts[row_first] if len(row_first) else sequences.starts
+    ends = column + sequences.lengths
     if int(ends.max(initial=0)) > width:
         raise ValueError(f"texts of {int(ends.max())} tokens do not fit into a row of {width}")
-    return Layout(np.repeat(np.arange(len(rows)), sizes), column, np.arange(len(first)) - first + 1, (height, width))
+    return Layout(np.repeat(np.arange(len(rows)), sizes), column, np.arange(len(row_first)) - row_first + 1, (height, width))

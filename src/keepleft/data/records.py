@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from keepleft.data.reading import File
+from keepleft.data.reading import TextFile
 
 Record = tuple[str, ...]
-Given = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 
 
-class Source(ABC):
+class RecordSource(ABC):
     """What is iterated anew for every pass; a pass goes through the files in order and holds little of them in memory."""
 
     fields: tuple[str, ...]  # what a record's strings are: ("text",), ("src", "tgt"), ("text", "label")
@@ -23,7 +23,7 @@ class Source(ABC):
     size: int | None         # bytes on disk, packed ones as they lie there; None where that is not known
 
     @property
-    def running(self) -> bool:
+    def is_running_text(self) -> bool:
         """Is it running text, of which a record is just the next piece?"""
         return False
 
@@ -31,19 +31,19 @@ class Source(ABC):
     def __iter__(self) -> Iterator[Record]: ...
 
     @abstractmethod
-    def where(self, n: int) -> str:
+    def location(self, n: int) -> str:
         """Where record n, counted from 0, is to be found: "data.tsv line 18"."""
 
 
 @dataclass(frozen=True)
-class Filed(Source):
+class FileSource(RecordSource):
     """What one file holds; what is a record is for its kinds to say."""
 
-    file: File
+    file: TextFile
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return short(self.file.name)
+        return basename(self.file.name)
 
     @property
     def size(self) -> int | None:  # type: ignore[override]
@@ -51,58 +51,58 @@ class Filed(Source):
 
 
 @dataclass(frozen=True)
-class Joined(Source):
+class ConcatSource(RecordSource):
     """Sources of the same fields, one after the other."""
 
-    parts: tuple[Source, ...]
+    sources: tuple[RecordSource, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.parts[0].fields
+        return self.sources[0].fields
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"{self.parts[0].name} and {len(self.parts) - 1} more"
+        return f"{self.sources[0].name} and {len(self.sources) - 1} more"
 
     @property
     def size(self) -> int | None:  # type: ignore[override]
-        return total(part.size for part in self.parts)
+        return total(source.size for source in self.sources)
 
     @property
-    def running(self) -> bool:
-        return all(part.running for part in self.parts)
+    def is_running_text(self) -> bool:
+        return all(source.is_running_text for source in self.sources)
 
     def __iter__(self) -> Iterator[Record]:
-        return chain.from_iterable(self.parts)
+        return chain.from_iterable(self.sources)
 
-    def where(self, n: int) -> str:
-        for part in self.parts[:-1]:
-            count = sum(1 for _ in islice(part, n + 1))
+    def location(self, n: int) -> str:
+        for source in self.sources[:-1]:
+            count = sum(1 for _ in islice(source, n + 1))
             if count > n:
-                return part.where(n)
+                return source.location(n)
             n -= count
-        return self.parts[-1].where(n)
+        return self.sources[-1].location(n)
 
 
-def each(given: Given | Sequence[Given], make: Callable[[Given], Source]) -> Source:
+def open_each(paths: StrPath | Sequence[StrPath], open_one: Callable[[StrPath], RecordSource]) -> RecordSource:
     """The source of one place, or of several, joined."""
-    if isinstance(given, str | os.PathLike):
-        return make(given)
-    return joined([make(one) for one in given])
+    if isinstance(paths, str | os.PathLike):
+        return open_one(paths)
+    return concat([open_one(path) for path in paths])
 
 
-def joined(parts: Sequence[Source]) -> Source:
-    if not parts:
+def concat(sources: Sequence[RecordSource]) -> RecordSource:
+    if not sources:
         raise ValueError("the list of files is empty: name at least one")
-    return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+    return sources[0] if len(sources) == 1 else ConcatSource(tuple(sources))
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
     """Of all together; None if one is not known."""
-    known = list(sizes)
-    return None if None in known else sum(size for size in known if size is not None)
+    known_sizes = list(sizes)
+    return None if None in known_sizes else sum(size for size in known_sizes if size is not None)
 
 
-def short(name: str) -> str:
+def basename(name: str) -> str:
     """The last part of a path."""
     return Path(name).name or name

@@ -9,40 +9,40 @@ from functools import partial
 from pathlib import Path
 
 from keepleft.data.columnar import dataset, is_dataset, parquet_file
-from keepleft.data.columns import Columns, sensible
-from keepleft.data.reading import found
-from keepleft.data.records import Given, Record, Source, each
-from keepleft.data.tables import READERS, Table, tsv
-from keepleft.data.texts import Lines, aligned, documents, lines, whole
+from keepleft.data.columns import Columns, check_columns
+from keepleft.data.reading import open_text
+from keepleft.data.records import StrPath, Record, RecordSource, open_each
+from keepleft.data.tables import READERS, TableSource, tsv
+from keepleft.data.texts import LineSource, parallel_text, documents, lines, running_text
 
-__all__ = ["Record", "Source", "aligned", "check", "documents", "lines", "open_source", "table", "whole"]
+__all__ = ["Record", "RecordSource", "parallel_text", "count_records", "documents", "lines", "open_source", "open_table", "running_text"]
 
 
-def open_source(place: Given | Sequence[Given], fields: tuple[str, ...], columns: Columns | None = None) -> Source:
+def open_source(paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None) -> RecordSource:
     """The records of a file, by its ending: .tsv .csv .jsonl .ndjson .json .parquet, with .gz after it or not.
 
     Any other file, and "-", which is stdin, is plain text: a record a line, and where several fields or columns are
     asked for, tabs between them. "hf:NAME[:CONFIG][:SPLIT]" and a folder of save_to_disk() are Hugging Face datasets.
     Columns are names, or numbers from 0 on; without them a header is understood, or the first columns are taken.
     """
-    sensible(columns, fields)
-    return each(place, partial(_opened, fields=tuple(fields), columns=columns))
+    check_columns(columns, fields)
+    return open_each(paths, partial(_open, fields=tuple(fields), columns=columns))
 
 
-def table(place: Given | Sequence[Given], columns: Columns | None, fields: tuple[str, ...]) -> Source:
+def open_table(paths: StrPath | Sequence[StrPath], columns: Columns | None, fields: tuple[str, ...]) -> RecordSource:
     """The records of a table, as open_source() reads it; a file whose ending says nothing is tab-separated."""
-    sensible(columns, fields)
-    return each(place, partial(_opened, fields=tuple(fields), columns=columns, tabs=True))
+    check_columns(columns, fields)
+    return open_each(paths, partial(_open, fields=tuple(fields), columns=columns, tab_separated=True))
 
 
-def check(source: Source) -> int:
+def count_records(source: RecordSource) -> int:
     """How many records there are; whatever is wrong with one of them is raised now rather than in the middle of work."""
     last = deque(enumerate(source, 1), maxlen=1)
     return last[0][0] if last else 0
 
 
-def _opened(given: Given, *, fields: tuple[str, ...], columns: Columns | None, tabs: bool = False) -> Source:
-    name = os.fspath(given)
+def _open(path: StrPath, *, fields: tuple[str, ...], columns: Columns | None, tab_separated: bool = False) -> RecordSource:
+    name = os.fspath(path)
     if is_dataset(name):
         return dataset(name, columns, fields)
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
@@ -50,8 +50,8 @@ def _opened(given: Given, *, fields: tuple[str, ...], columns: Columns | None, t
     if suffix == ".parquet":
         return parquet_file(name, columns, fields)
     reader = READERS.get(suffix)
-    if reader is None and (tabs or columns is not None or len(fields) > 1):
+    if reader is None and (tab_separated or columns is not None or len(fields) > 1):
         reader = tsv
     if reader is None:
-        return Lines(found(name), fields)
-    return Table(found(name), reader, None if columns is None else tuple(columns), fields)
+        return LineSource(open_text(name), fields)
+    return TableSource(open_text(name), reader, None if columns is None else tuple(columns), fields)

@@ -12,18 +12,18 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from keepleft.data.columns import Columns, header, keys, paths, picker, taken
-from keepleft.data.reading import File
-from keepleft.data.records import Filed, Record
+from keepleft.data.columns import Columns, header, keys, nested_names, picker, extract
+from keepleft.data.reading import TextFile
+from keepleft.data.records import FileSource, Record
 
-LONGEST = 1 << 24  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
+MAX_CELL_CHARACTERS = 1 << 24  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
 
-Numbered = Iterator[tuple[int, Record]]
-Reader = Callable[[File, Columns | None, tuple[str, ...]], Numbered]
+NumberedRecords = Iterator[tuple[int, Record]]
+Reader = Callable[[TextFile, Columns | None, tuple[str, ...]], NumberedRecords]
 
 
 @dataclass(frozen=True)
-class Table(Filed):
+class TableSource(FileSource):
     """One file of rows; a record is the columns asked for of one row."""
 
     reader: Reader
@@ -31,87 +31,87 @@ class Table(Filed):
     fields: tuple[str, ...]
 
     def __iter__(self) -> Iterator[Record]:
-        rows = self._numbered()
+        rows = self._numbered_records()
         first = next(rows, None)
         if first is None:
             raise ValueError(f"{self.file.name} holds no text: it has no rows")
         yield first[1]
         yield from map(itemgetter(1), rows)
 
-    def where(self, n: int) -> str:
-        line, _ = next(islice(self._numbered(), n, None), (0, ()))
+    def location(self, n: int) -> str:
+        line, _ = next(islice(self._numbered_records(), n, None), (0, ()))
         return f"{self.file.name} line {line}"
 
-    def _numbered(self) -> Numbered:
+    def _numbered_records(self) -> NumberedRecords:
         """Each record with the number of the line it begins in."""
         return self.reader(self.file, self.columns, self.fields)
 
 
-def tsv(file: File, columns: Columns | None, fields: tuple[str, ...]) -> Numbered:
+def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """A row a line, a tab between cells, no quoting; empty lines are no rows where more than the first cell is wanted."""
-    numbered = enumerate(file.lines(), 1)
-    number, line = next(numbered)
-    spots, named = header(line.split("\t"), columns, fields, f"{file.name} line 1")
-    pick, sparse = picker(spots), max(spots) > 0
-    if not named and (line or not sparse):
-        yield number, _cells(pick, line.split("\t"), spots, file, number, "\t")
-    for number, line in numbered:
+    numbered_lines = enumerate(file.lines(), 1)
+    line_number, line = next(numbered_lines)
+    indices, is_header = header(line.split("\t"), columns, fields, f"{file.name} line 1")
+    pick, skip_blank_lines = picker(indices), max(indices) > 0
+    if not is_header and (line or not skip_blank_lines):
+        yield line_number, _pick_cells(pick, line.split("\t"), indices, file, line_number, "\t")
+    for line_number, line in numbered_lines:
         try:
-            yield number, pick(line.split("\t"))
+            yield line_number, pick(line.split("\t"))
         except IndexError:
             if line:
-                _cells(pick, line.split("\t"), spots, file, number, "\t")
+                _pick_cells(pick, line.split("\t"), indices, file, line_number, "\t")
 
 
-def comma(file: File, columns: Columns | None, fields: tuple[str, ...]) -> Numbered:
+def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """Commas between cells, double quotes around those that hold commas, quotes or line breaks; empty lines are no rows."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # the module's own, 128 KiB, is less than a long article
-    rows = csv.reader(_ended(file), strict=True)
-    spots: tuple[int, ...] = ()
-    pick, begin = None, 1
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))  # the module's own, 128 KiB, is less than a long article
+    rows = csv.reader(_lines_with_ends(file), strict=True)
+    indices: tuple[int, ...] = ()
+    pick, first_line = None, 1
     try:
         for cells in rows:
             if pick is None and cells:
-                spots, named = header(cells, columns, fields, f"{file.name} line {begin}")
-                pick = picker(spots)
-                if named:
+                indices, is_header = header(cells, columns, fields, f"{file.name} line {first_line}")
+                pick = picker(indices)
+                if is_header:
                     cells = []
             if cells and pick:
-                yield begin, _cells(pick, cells, spots, file, begin, ",")
-            begin = rows.line_num + 1
+                yield first_line, _pick_cells(pick, cells, indices, file, first_line, ",")
+            first_line = rows.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{file.name} line {begin} is not CSV: {error}. Cells that hold quotes are written "
+        raise ValueError(f"{file.name} line {first_line} is not CSV: {error}. Cells that hold quotes are written "
                          '"in ""quotes"", doubled", and every quote is closed') from error
 
 
-def jsons(file: File, columns: Columns | None, fields: tuple[str, ...]) -> Numbered:
+def jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """A JSON object a line."""
-    return _picked(_objects(file), file, columns, fields)
+    return _extract_records(_jsonl_objects(file), file, columns, fields)
 
 
-def json_or_jsons(file: File, columns: Columns | None, fields: tuple[str, ...]) -> Numbered:
+def json_or_jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """One JSON list of objects, or an object a line."""
-    start = next(file.blocks(loose=True), "").lstrip()
-    return _picked(_listed(file) if start.startswith("[") else _objects(file), file, columns, fields)
+    start = next(file.blocks(allow_partial_lines=True), "").lstrip()
+    return _extract_records(_json_list_items(file) if start.startswith("[") else _jsonl_objects(file), file, columns, fields)
 
 
 READERS: dict[str, Reader] = {
-    ".tsv": tsv, ".tab": tsv, ".csv": comma, ".jsonl": jsons, ".ndjson": jsons, ".json": json_or_jsons,
+    ".tsv": tsv, ".tab": tsv, ".csv": csv_rows, ".jsonl": jsonl, ".ndjson": jsonl, ".json": json_or_jsonl,
 }
 
 
-def _cells(pick: Callable[[list[str]], Record], cells: list[str], spots: tuple[int, ...], file: File, number: int,
+def _pick_cells(pick: Callable[[list[str]], Record], cells: list[str], indices: tuple[int, ...], file: TextFile, line_number: int,
            separator: str) -> Record:
     try:
         return pick(cells)
     except IndexError:
         separators = {",": "commas", "\t": "tabs"}[separator]
-        has = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        raise ValueError(f"{file.name} line {number} has {has}, column {max(spots) + 1} is wanted ({separators} stand between "
-                         f"columns): {_start(separator.join(cells))}") from None
+        column_count = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        raise ValueError(f"{file.name} line {line_number} has {column_count}, column {max(indices) + 1} is wanted ({separators} stand between "
+                         f"columns): {_preview(separator.join(cells))}") from None
 
 
-def _ended(file: File) -> Iterator[str]:
+def _lines_with_ends(file: TextFile) -> Iterator[str]:
     """Lines with their ends, which within quotes belong to the cell."""
     for block in file.blocks():
         lines = block.split("\n")
@@ -122,85 +122,85 @@ def _ended(file: File) -> Iterator[str]:
             yield last
 
 
-def _picked(objects: Iterable[tuple[int, Any]], file: File, columns: Columns | None, fields: tuple[str, ...]) -> Numbered:
+def _extract_records(objects: Iterable[tuple[int, Any]], file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     names: tuple[str, ...] = ()
-    for number, row in objects:
-        spot = partial(_spot, file, number)
+    for line_number, row in objects:
+        locate = partial(_location, file, line_number)
         if type(row) is not dict:
             example = json.dumps(dict.fromkeys(fields, "…"), ensure_ascii=False)
-            raise ValueError(f"{spot()} is JSON, but not an object such as {example}")
+            raise ValueError(f"{locate()} is JSON, but not an object such as {example}")
         if not names:
-            names = keys(list(dict.fromkeys([*row, *paths(row)])), columns, fields, spot())
-        yield number, taken(row, names, spot)
+            names = keys(list(dict.fromkeys([*row, *nested_names(row)])), columns, fields, locate())
+        yield line_number, extract(row, names, locate)
 
 
-def _spot(file: File, number: int) -> str:
-    return f"{file.name} line {number}"
+def _location(file: TextFile, line_number: int) -> str:
+    return f"{file.name} line {line_number}"
 
 
-def _objects(file: File) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(file.lines(), 1):
+def _jsonl_objects(file: TextFile) -> Iterator[tuple[int, Any]]:
+    for line_number, line in enumerate(file.lines(), 1):
         if not line or line.isspace():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file.name} line {number} is not JSON ({error}): {_start(line)}") from error
+            raise ValueError(f"{file.name} line {line_number} is not JSON ({error}): {_preview(line)}") from error
         if "\\ud" in line or "\\uD" in line:
-            _paired(row, _spot(file, number))
-        yield number, row
+            _check_surrogates(row, _location(file, line_number))
+        yield line_number, row
 
 
-def _listed(file: File) -> Iterator[tuple[int, Any]]:
+def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
     """The members of one list, each with the line it begins in, without the whole file in memory."""
-    blocks, decode = file.blocks(loose=True), json.JSONDecoder().raw_decode
-    text, at, line = next(blocks), 0, 1
-    between, due = re.compile(r"\s*"), "["
+    blocks, decode = file.blocks(allow_partial_lines=True), json.JSONDecoder().raw_decode
+    text, position, line = next(blocks), 0, 1
+    whitespace, expected = re.compile(r"\s*"), "["
     while True:
-        end = between.match(text, at).end()  # type: ignore[union-attr]
-        line += text.count("\n", at, end)
-        at = end
-        if at == len(text):
-            text, at = next(blocks, ""), 0
+        end = whitespace.match(text, position).end()  # type: ignore[union-attr]
+        line += text.count("\n", position, end)
+        position = end
+        if position == len(text):
+            text, position = next(blocks, ""), 0
             if not text:
                 raise ValueError(f"{file.name} ends in the middle of its JSON list: copy or download it again")
-        elif text[at] == "]" and due != "[":
+        elif text[position] == "]" and expected != "[":
             return
-        elif due:
-            if text[at] != due:
-                raise ValueError(f"{file.name} line {line} is not JSON: {due!r} is expected before {_start(text[at:at + 60])}")
-            at, due = at + 1, ""
+        elif expected:
+            if text[position] != expected:
+                raise ValueError(f"{file.name} line {line} is not JSON: {expected!r} is expected before {_preview(text[position:position + 60])}")
+            position, expected = position + 1, ""
         else:
-            row, end, text, at = _member(file, text, at, line, blocks, decode)
-            if text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0:
-                _paired(row, _spot(file, line))
+            row, end, text, position = _decode_item(file, text, position, line, blocks, decode)
+            if text.find("\\ud", position, end) >= 0 or text.find("\\uD", position, end) >= 0:
+                _check_surrogates(row, _location(file, line))
             yield line, row
-            line += text.count("\n", at, end)
-            at, due = end, ","
+            line += text.count("\n", position, end)
+            position, expected = end, ","
 
 
-def _member(file: File, text: str, at: int, line: int, blocks: Iterator[str],
+def _decode_item(file: TextFile, text: str, position: int, line: int, blocks: Iterator[str],
             decode: Callable[[str, int], tuple[Any, int]]) -> tuple[Any, int, str, int]:
     """One value, its end, the text it lies in and where it begins; as many more blocks as it takes, twice as many each time."""
     while True:
         try:
-            row, end = decode(text, at)
-            return row, end, text, at
+            row, end = decode(text, position)
+            return row, end, text, position
         except (ValueError, RecursionError) as error:
-            more = list(islice(blocks, 1 + (len(text) - at) // (1 << 16)))
-            if not more or len(text) - at > LONGEST:
-                raise ValueError(f"{file.name} line {line} is not JSON ({error}): {_start(text[at:at + 60])}") from error
-            text, at = "".join([text[at:], *more]), 0
+            more_blocks = list(islice(blocks, 1 + (len(text) - position) // (1 << 16)))
+            if not more_blocks or len(text) - position > MAX_CELL_CHARACTERS:
+                raise ValueError(f"{file.name} line {line} is not JSON ({error}): {_preview(text[position:position + 60])}") from error
+            text, position = "".join([text[position:], *more_blocks]), 0
 
 
-def _paired(row: Any, spot: str) -> None:
+def _check_surrogates(row: Any, location: str) -> None:
     """Half of a surrogate pair, which JSON can escape, is no character."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{spot} holds half a character (a lone \\u{ord(error.object[error.start]):x}): "
+        raise ValueError(f"{location} holds half a character (a lone \\u{ord(error.object[error.start]):x}): "
                          "write the text anew") from error
 
 
-def _start(line: str) -> str:
+def _preview(line: str) -> str:
     return repr(line if len(line) <= 60 else line[:60] + "…")

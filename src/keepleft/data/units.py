@@ -8,15 +8,15 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-MIX = np.uint64(0x9E3779B97F4A7C15)
-KNOWN = 1 << 20  # pieces that are remembered; when there are more, all are forgotten
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+MAX_CACHED_PIECES = 1 << 20  # pieces that are remembered; when there are more, all are forgotten
 
-Bytes = NDArray[np.uint8]
-Places = NDArray[np.int64]
-Hashes = NDArray[np.uint64]
+ByteArray = NDArray[np.uint8]
+Offsets = NDArray[np.int64]
+HashArray = NDArray[np.uint64]
 
 
-class Units:
+class PieceTable:
     """From pieces of UTF-8 to integers.
 
     A piece's hash is the sum of its bytes' random numbers, each times a power of a random odd number: sums over all text give
@@ -24,100 +24,100 @@ class Units:
     bits: two of a million different pieces share one in fewer than one of ten million corpora.
     """
 
-    def __init__(self, ask: Callable[[list[str]], list[list[int]]], kind: np.dtype) -> None:
-        self.ask, self.kind = ask, kind
-        chance = np.random.default_rng()
-        self.letters = chance.integers(1, 1 << 63, 256, np.uint64) * np.uint64(2) + np.uint64(1)
-        self.base = int(chance.integers(1, 1 << 62)) * 4 + 1
-        self.powers = self.inverses = np.empty(0, np.uint64)
-        self.forget()
+    def __init__(self, tokenize: Callable[[list[str]], list[list[int]]], dtype: np.dtype) -> None:
+        self.tokenize, self.dtype = tokenize, dtype
+        rng = np.random.default_rng()
+        self.byte_hashes = rng.integers(1, 1 << 63, 256, np.uint64) * np.uint64(2) + np.uint64(1)
+        self.base = int(rng.integers(1, 1 << 62)) * 4 + 1
+        self.powers = self.inverse_powers = np.empty(0, np.uint64)
+        self.clear()
 
-    def forget(self) -> None:
-        self.known = 0
-        self.flat = np.empty(1 << 12, self.kind)
-        self.used = 0
-        self._room(16)
+    def clear(self) -> None:
+        self.num_pieces = 0
+        self.tokens = np.empty(1 << 12, self.dtype)
+        self.tokens_used = 0
+        self._allocate(16)
 
-    def _room(self, bits: int) -> None:
-        self.shift, self.last = np.uint64(64 - bits), (1 << bits) - 1
-        self.keys: Hashes = np.zeros(1 << bits, np.uint64)
-        self.start, self.count = np.zeros(1 << bits, np.int64), np.zeros(1 << bits, np.int64)
+    def _allocate(self, bits: int) -> None:
+        self.shift, self.slot_mask = np.uint64(64 - bits), (1 << bits) - 1
+        self.keys: HashArray = np.zeros(1 << bits, np.uint64)
+        self.starts, self.counts = np.zeros(1 << bits, np.int64), np.zeros(1 << bits, np.int64)
 
-    def __call__(self, text: Bytes, begins: Places, ends: Places) -> tuple[np.ndarray, Places]:
+    def __call__(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> tuple[np.ndarray, Offsets]:
         """The integers of all pieces, one after the other, and how many each has."""
-        if self.known > KNOWN:
-            self.forget()
-        hashes = self._hashes(text, begins, ends)
-        places, found = self._find(hashes)
-        if not found.all():
-            new = np.flatnonzero(~found)
+        if self.num_pieces > MAX_CACHED_PIECES:
+            self.clear()
+        hashes = self._hashes(utf8, starts, ends)
+        slots, is_known = self._look_up(hashes)
+        if not is_known.all():
+            new = np.flatnonzero(~is_known)
             _, first = np.unique(hashes[new], return_index=True)
             new = new[first]
-            pieces = [text[a:b].tobytes().decode() for a, b in zip(begins[new].tolist(), ends[new].tolist(), strict=True)]
-            self._learn(hashes[new], self.ask(pieces))
-            places, found = self._find(hashes)
-            assert found.all()
-        counts = self.count[places]
+            pieces = [utf8[a:b].tobytes().decode() for a, b in zip(starts[new].tolist(), ends[new].tolist(), strict=True)]
+            self._add(hashes[new], self.tokenize(pieces))
+            slots, is_known = self._look_up(hashes)
+            assert is_known.all()
+        counts = self.counts[slots]
         total = np.cumsum(counts)
-        index = np.repeat(self.start[places] - (total - counts), counts)
+        index = np.repeat(self.starts[slots] - (total - counts), counts)
         index += np.arange(len(index))
-        return self.flat[index], counts
+        return self.tokens[index], counts
 
-    def _hashes(self, text: Bytes, begins: Places, ends: Places) -> Hashes:
-        if len(text) > len(self.powers):
-            size = 1 << max(16, len(text).bit_length())
-            self.powers, self.inverses = (_powers(base, size) for base in (self.base, pow(self.base, -1, 1 << 64)))
-        sums = np.empty(len(text) + 1, np.uint64)
-        sums[0] = 0
-        np.cumsum(self.letters[text] * self.powers[:len(text)], out=sums[1:])
-        return ((sums[ends] - sums[begins]) * self.inverses[begins]) | np.uint64(1)  # 0 is an empty place
+    def _hashes(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> HashArray:
+        if len(utf8) > len(self.powers):
+            size = 1 << max(16, len(utf8).bit_length())
+            self.powers, self.inverse_powers = (_powers(base, size) for base in (self.base, pow(self.base, -1, 1 << 64)))
+        prefix_sums = np.empty(len(utf8) + 1, np.uint64)
+        prefix_sums[0] = 0
+        np.cumsum(self.byte_hashes[utf8] * self.powers[:len(utf8)], out=prefix_sums[1:])
+        return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(1)  # 0 is an empty place
 
-    def _slots(self, hashes: Hashes) -> Places:
+    def _first_slots(self, hashes: HashArray) -> Offsets:
         """Where the search for each begins."""
-        return ((hashes * MIX) >> self.shift).astype(np.int64)
+        return ((hashes * HASH_MULTIPLIER) >> self.shift).astype(np.int64)
 
-    def _find(self, hashes: Hashes) -> tuple[Places, NDArray[np.bool_]]:
+    def _look_up(self, hashes: HashArray) -> tuple[Offsets, NDArray[np.bool_]]:
         """The place of each hash, and whether it is known: from its slot on, until it or an empty place is met."""
-        places = self._slots(hashes)
-        there = self.keys[places]
-        found = there == hashes
-        left = np.flatnonzero(~found & (there != 0))
-        while len(left):
-            places[left] = (places[left] + 1) & self.last
-            there = self.keys[places[left]]
-            found[left] = there == hashes[left]
-            left = left[(there != 0) & ~found[left]]
-        return places, found
+        slots = self._first_slots(hashes)
+        stored = self.keys[slots]
+        is_known = stored == hashes
+        pending = np.flatnonzero(~is_known & (stored != 0))
+        while len(pending):
+            slots[pending] = (slots[pending] + 1) & self.slot_mask
+            stored = self.keys[slots[pending]]
+            is_known[pending] = stored == hashes[pending]
+            pending = pending[(stored != 0) & ~is_known[pending]]
+        return slots, is_known
 
-    def _learn(self, keys: Hashes, tokens: list[list[int]]) -> None:
+    def _add(self, keys: HashArray, tokens: list[list[int]]) -> None:
         """Remember new pieces."""
         counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        starts = self.used + np.cumsum(counts) - counts
-        self.used += int(counts.sum())
-        if self.used > len(self.flat):
-            self.flat = np.concatenate([self.flat, np.empty(self.used, self.kind)])
-        self.flat[self.used - int(counts.sum()):self.used] = np.fromiter(chain.from_iterable(tokens), self.kind)
-        self.known += len(keys)
-        if 3 * self.known > len(self.keys):
-            old = np.flatnonzero(self.keys)
-            kept = self.keys[old], self.start[old], self.count[old]
-            self._room((3 * self.known).bit_length() + 1)
-            self._put(*kept)
-        self._put(keys, starts, counts)
+        starts = self.tokens_used + np.cumsum(counts) - counts
+        self.tokens_used += int(counts.sum())
+        if self.tokens_used > len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.empty(self.tokens_used, self.dtype)])
+        self.tokens[self.tokens_used - int(counts.sum()):self.tokens_used] = np.fromiter(chain.from_iterable(tokens), self.dtype)
+        self.num_pieces += len(keys)
+        if 3 * self.num_pieces > len(self.keys):
+            occupied = np.flatnonzero(self.keys)
+            entries = self.keys[occupied], self.starts[occupied], self.counts[occupied]
+            self._allocate((3 * self.num_pieces).bit_length() + 1)
+            self._insert(*entries)
+        self._insert(keys, starts, counts)
 
-    def _put(self, keys: Hashes, starts: Places, counts: Places) -> None:
+    def _insert(self, keys: HashArray, starts: Offsets, counts: Offsets) -> None:
         """Each into the first empty place from its slot on; of several that want one place the first gets it."""
-        places, left = self._slots(keys), np.arange(len(keys))
-        while len(left):
-            empty = left[self.keys[places[left]] == 0]
-            _, first = np.unique(places[empty], return_index=True)
-            won = empty[first]
-            self.keys[places[won]], self.start[places[won]], self.count[places[won]] = keys[won], starts[won], counts[won]
-            left = left[self.keys[places[left]] != keys[left]]
-            places[left] = (places[left] + 1) & self.last
+        slots, pending = self._first_slots(keys), np.arange(len(keys))
+        while len(pending):
+            free = pending[self.keys[slots[pending]] == 0]
+            _, first = np.unique(slots[free], return_index=True)
+            winners = free[first]
+            self.keys[slots[winners]], self.starts[slots[winners]], self.counts[slots[winners]] = keys[winners], starts[winners], counts[winners]
+            pending = pending[self.keys[slots[pending]] != keys[pending]]
+            slots[pending] = (slots[pending] + 1) & self.slot_mask
 
 
-def _powers(base: int, count: int) -> Hashes:
+def _powers(base: int, count: int) -> HashArray:
     """1, base, base², … modulo 2⁶⁴"""
     out = np.ones(1, np.uint64)
     while len(out) < count:

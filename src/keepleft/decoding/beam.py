@@ -14,40 +14,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.decoding.chance import mixed, uniform
-from keepleft.decoding.hypotheses import Hypotheses, Transform, Written, among, changed
-from keepleft.decoding.single import Stop
-from keepleft.nn.best import best
+from keepleft.decoding.chance import splitmix64, uniform
+from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, FinishedSequence, isin, apply_processors
+from keepleft.decoding.single import StoppingCriterion
+from keepleft.nn.best import topk_logsumexp
 
-NEVER = -1.0e9  # the score of what is out of the race
+EXCLUDED_SCORE = -1.0e9  # the score of what is out of the race
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beams(Hypotheses):
+class BeamHypotheses(Hypotheses):
     """Texts that go on, `width` for each prompt, and the best of those that have ended."""
 
-    ended: Tensor        # (B, width, T) tokens
-    ended_score: Tensor  # (B, width) by which they are ranked
-    ended_size: Tensor   # (B, width) tokens added
-    full: Tensor         # (B, width) is there a text at all
-    hope: Tensor         # (B, groups) a text that goes on may still be better
+    finished_tokens: Tensor        # (B, width, T) tokens
+    finished_scores: Tensor  # (B, width) by which they are ranked
+    finished_lengths: Tensor   # (B, width) tokens added
+    has_finished: Tensor         # (B, width) is there a text at all
+    can_improve: Tensor         # (B, groups) a text that goes on may still be better
 
-    def fixed(self, width: int) -> Self:
-        return replace(super().fixed(width), ended=F.pad(self.ended, (width - self.ended.shape[-1], 0)))
+    def pad_to_width(self, width: int) -> Self:
+        return replace(super().pad_to_width(width), finished_tokens=F.pad(self.finished_tokens, (width - self.finished_tokens.shape[-1], 0)))
 
 
-class _Part(NamedTuple):
+class _GroupStep(NamedTuple):
     """What one group did: (B, size) of the texts that go on, and of those that have ended."""
 
     parents: Tensor
     tokens: Tensor
     score: Tensor
-    histories: Tensor    # (B, 2 · size, T) of those that have ended, and of those that go on
-    ended_score: Tensor
-    ended_size: Tensor
-    full: Tensor
-    hope: Tensor         # (B, 1)
-    over: Tensor         # (B, 1) nothing more is to be done
+    sequences: Tensor    # (B, 2 · size, T) of those that have ended, and of those that go on
+    finished_scores: Tensor
+    finished_lengths: Tensor
+    has_finished: Tensor
+    can_improve: Tensor         # (B, 1)
+    is_done: Tensor         # (B, 1) nothing more is to be done
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Beam:
     are `seeds`. Score: log-probability / length ** penalty."""
 
     width: int
-    penalty: float = 1.0
-    early: bool | Literal["never"] = False  # stop as soon as `width` texts have ended; by a guess; only when none can be better
-    end: tuple[int, ...] = ()
-    transforms: Sequence[Transform] = ()
-    stop: Stop | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False  # stop as soon as `width` texts have ended; by a guess; only when none can be better
+    eos_ids: tuple[int, ...] = ()
+    processors: Sequence[LogitsProcessor] = ()
+    stop: StoppingCriterion | None = None
     groups: int = 1
-    apart: float = 0.0                      # taken off a token's score for each time that an earlier group chose it just now
+    diversity_penalty: float = 0.0                      # taken off a token's score for each time that an earlier group chose it just now
     seeds: Tensor | None = None             # (B,)
-    keep: int = 1                           # texts to show for each prompt
+    num_sequences: int = 1                           # texts to show for each prompt
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -72,147 +72,147 @@ class Beam:
         if self.groups < 1 or self.width % self.groups:
             raise ValueError(f"{self.width} beams cannot be {self.groups} groups of one size: one must divide the other")
 
-    def begin(self, prompt: Tensor, real: Tensor | None, most: Tensor) -> tuple[Hypotheses, Tensor | None]:
+    def begin(self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor) -> tuple[Hypotheses, Tensor | None]:
         n, device = len(prompt), prompt.device
         rows = torch.arange(n, device=device).repeat_interleave(self.width)
-        first = torch.arange(self.width, device=device) % (self.width // self.groups) == 0
-        score = torch.where(first, 0.0, NEVER).repeat(n)  # all texts of a group are the same yet: one of them goes on
-        return Beams(prompt[rows], score, torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows), most[rows],
-                     prompt.shape[1], None if real is None else real[rows],
-                     ended=prompt[rows].view(n, self.width, -1), ended_score=score.new_full((n, self.width), NEVER),
-                     ended_size=rows.new_zeros(n, self.width), full=rows.new_zeros(n, self.width, dtype=torch.bool),
-                     hope=rows.new_ones(n, self.groups, dtype=torch.bool)), rows
+        is_first = torch.arange(self.width, device=device) % (self.width // self.groups) == 0
+        score = torch.where(is_first, 0.0, EXCLUDED_SCORE).repeat(n)  # all texts of a group are the same yet: one of them goes on
+        return BeamHypotheses(prompt[rows], score, torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows), max_new_tokens[rows],
+                     prompt.shape[1], None if prompt_mask is None else prompt_mask[rows],
+                     finished_tokens=prompt[rows].view(n, self.width, -1), finished_scores=score.new_full((n, self.width), EXCLUDED_SCORE),
+                     finished_lengths=rows.new_zeros(n, self.width), has_finished=rows.new_zeros(n, self.width, dtype=torch.bool),
+                     can_improve=rows.new_ones(n, self.groups, dtype=torch.bool)), rows
 
-    def choose(self, scores: Tensor, texts: Beams) -> tuple[Hypotheses, Tensor | None]:
-        n, size, vocab = len(texts.ended), self.width // self.groups, scores.shape[-1]
-        count = self.candidates(vocab)
+    def choose(self, logits: Tensor, hypotheses: BeamHypotheses) -> tuple[Hypotheses, Tensor | None]:
+        n, size, vocab = len(hypotheses.finished_tokens), self.width // self.groups, logits.shape[-1]
+        num_candidates = self.num_candidates(vocab)
         if self.groups == 1 and self.seeds is None:
-            return self._joined(texts, [self._advance(*self._likeliest(scores, texts, count), texts, slice(0, self.width), 0)])
-        chances = self._chances(scores, texts).view(n, self.width, -1)
-        before = texts.score.view(n, self.width)
-        used = torch.zeros_like(chances[:, 0])
-        parts = []
+            return self._merge_groups(hypotheses, [self._advance(*self._top_candidates(logits, hypotheses, num_candidates), hypotheses, slice(0, self.width), 0)])
+        logprobs = self._logprobs(logits, hypotheses).view(n, self.width, -1)
+        previous_scores = hypotheses.score.view(n, self.width)
+        token_counts = torch.zeros_like(logprobs[:, 0])
+        group_steps = []
         for group in range(self.groups):
-            here = slice(group * size, (group + 1) * size)
-            total = (before[:, here, None] + chances[:, here] - self.apart * used[:, None]).flatten(1)
+            beams = slice(group * size, (group + 1) * size)
+            totals = (previous_scores[:, beams, None] + logprobs[:, beams] - self.diversity_penalty * token_counts[:, None]).flatten(1)
             if self.seeds is None:
-                likely, place = total.topk(count)
+                candidate_scores, index = totals.topk(num_candidates)
             else:  # without putting back: by the largest sums with a Gumbel number added
-                added = self._added(texts)
-                seeds = mixed(self.seeds.to(total.device), added if isinstance(added, int) else added.flatten())
+                num_new = self._num_new(hypotheses)
+                seeds = splitmix64(self.seeds.to(totals.device), num_new if isinstance(num_new, int) else num_new.flatten())
                 noise = uniform(seeds[:, None],
-                                torch.arange(total.shape[1], device=total.device) + group * total.shape[1])
-                _, place = (total.double() - (-noise.clamp(min=1e-300).log()).log()).topk(count)
-                likely = total.gather(1, place)
-            part = self._advance(likely, place // vocab + here.start, place % vocab, texts, here, group)
-            parts.append(part)
+                                torch.arange(totals.shape[1], device=totals.device) + group * totals.shape[1])
+                _, index = (totals.double() - (-noise.clamp(min=1e-300).log()).log()).topk(num_candidates)
+                candidate_scores = totals.gather(1, index)
+            group_step = self._advance(candidate_scores, index // vocab + beams.start, index % vocab, hypotheses, beams, group)
+            group_steps.append(group_step)
             if self.groups > 1:
-                used.scatter_add_(1, part.tokens, torch.ones_like(part.score))
-        return self._joined(texts, parts)
+                token_counts.scatter_add_(1, group_step.tokens, torch.ones_like(group_step.score))
+        return self._merge_groups(hypotheses, group_steps)
 
-    def _added(self, texts: Beams) -> int | Tensor:
+    def _num_new(self, hypotheses: BeamHypotheses) -> int | Tensor:
         """How many tokens were added; (B, 1) where prompts began at different times."""
-        added = texts.added
-        return added if isinstance(added, int) or not added.dim() else added.view(-1, self.width)[:, :1]
+        num_new = hypotheses.num_new
+        return num_new if isinstance(num_new, int) or not num_new.dim() else num_new.view(-1, self.width)[:, :1]
 
-    def candidates(self, vocab: int) -> int:
+    def num_candidates(self, vocab: int) -> int:
         """How many continuations of a group are looked at: as many as can end, and still enough to go on with."""
         size = self.width // self.groups
-        return min(max(2, 1 + len(self.end)) * size, size * vocab)
+        return min(max(2, 1 + len(self.eos_ids)) * size, size * vocab)
 
-    def _chances(self, scores: Tensor, texts: Beams) -> Tensor:
-        chances = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
-        return changed(chances, texts, self.transforms, self.width)
+    def _logprobs(self, logits: Tensor, hypotheses: BeamHypotheses) -> Tensor:
+        logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+        return apply_processors(logprobs, hypotheses, self.processors, self.width)
 
-    def _likeliest(self, scores: Tensor, texts: Beams, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _top_candidates(self, logits: Tensor, hypotheses: BeamHypotheses, num_candidates: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, count) sums of log-probabilities, the texts that they continue, and their tokens."""
-        n = len(texts.ended)
-        if self.transforms:
-            found = best(self._chances(scores, texts), count, total=False)
-            chances = found.scores
+        n = len(hypotheses.finished_tokens)
+        if self.processors:
+            top = topk_logsumexp(self._logprobs(logits, hypotheses), num_candidates, with_logsumexp=False)
+            logprobs = top.values
         else:
-            found = best(scores, count)
-            chances = found.scores - found.total[:, None]
-        each = chances.shape[1]
-        likely, place, _ = best((texts.score[:, None] + chances).view(n, -1), count, total=False)
-        return likely, place // each, found.tokens.view(n, -1).gather(1, place)
+            top = topk_logsumexp(logits, num_candidates)
+            logprobs = top.values - top.logsumexp[:, None]
+        per_beam = logprobs.shape[1]
+        candidate_scores, index, _ = topk_logsumexp((hypotheses.score[:, None] + logprobs).view(n, -1), num_candidates, with_logsumexp=False)
+        return candidate_scores, index // per_beam, top.tokens.view(n, -1).gather(1, index)
 
-    def _advance(self, likely: Tensor, parents: Tensor, tokens: Tensor, texts: Beams, here: slice, group: int) -> _Part:
+    def _advance(self, candidate_scores: Tensor, parents: Tensor, tokens: Tensor, hypotheses: BeamHypotheses, beams: slice, group: int) -> _GroupStep:
         """The next tokens of one group, from candidates (B, count), the likeliest first."""
-        (n, count), size, length = likely.shape, self.width // self.groups, self._added(texts) + 1
-        before = texts.tokens.view(n, self.width, -1)
-        most = texts.most.view(n, self.width)[:, :1]
-        ends = (length >= most).expand_as(tokens)
-        if self.end:
-            ends = ends | among(tokens, self.end)
+        (n, num_candidates), size, length = candidate_scores.shape, self.width // self.groups, self._num_new(hypotheses) + 1
+        sequences = hypotheses.tokens.view(n, self.width, -1)
+        max_new_tokens = hypotheses.max_new_tokens.view(n, self.width)[:, :1]
+        finishes = (length >= max_new_tokens).expand_as(tokens)
+        if self.eos_ids:
+            finishes = finishes | isin(tokens, self.eos_ids)
         if self.stop is not None:
-            longer = texts.appended(_taken(before, parents), tokens[..., None])
-            ends = ends | self.stop(longer.flatten(0, 1), texts.begin).view(n, count)
-        on, kept, _ = best(torch.add(likely, ends, alpha=NEVER), size, total=False)
+            extended = hypotheses.append_column(_gather_sequences(sequences, parents), tokens[..., None])
+            finishes = finishes | self.stop(extended.flatten(0, 1), hypotheses.prompt_width).view(n, num_candidates)
+        running_scores, running_index, _ = topk_logsumexp(torch.add(candidate_scores, finishes, alpha=EXCLUDED_SCORE), size, with_logsumexp=False)
         # of the ends only those among the best count; none where no text can be better, or there are enough
-        just = ends & (torch.arange(count, device=ends.device) < size)
-        full, hope = texts.full[:, here], texts.hope[:, group:group + 1]
-        enough = full.all(1, keepdim=True) if self.early is True else None
-        told = torch.add(likely / _power(length, self.penalty, likely), ~just, alpha=NEVER)
-        told = torch.add(told, ~hope if enough is None else ~hope | enough, alpha=NEVER)
-        scores, which, _ = best(torch.cat([texts.ended_score[:, here], told], 1), size, total=False)
+        newly_finished = finishes & (torch.arange(num_candidates, device=finishes.device) < size)
+        has_finished, can_improve = hypotheses.has_finished[:, beams], hypotheses.can_improve[:, group:group + 1]
+        enough_finished = has_finished.all(1, keepdim=True) if self.early_stopping is True else None
+        finish_scores = torch.add(candidate_scores / _power(length, self.length_penalty, candidate_scores), ~newly_finished, alpha=EXCLUDED_SCORE)
+        finish_scores = torch.add(finish_scores, ~can_improve if enough_finished is None else ~can_improve | enough_finished, alpha=EXCLUDED_SCORE)
+        finished_scores, finished_index, _ = topk_logsumexp(torch.cat([hypotheses.finished_scores[:, beams], finish_scores], 1), size, with_logsumexp=False)
         # of both, where they come from: what had ended before, or a candidate
-        old = torch.arange(size, device=which.device).expand(n, -1)
-        from_ = torch.cat([torch.cat([old, parents + size], 1).gather(1, which), parents.gather(1, kept) + size], 1)
-        last = torch.cat([torch.cat([old, tokens], 1).gather(1, which), tokens.gather(1, kept)], 1)
-        histories = texts.appended(_taken(torch.cat([texts.ended[:, here], before], 1), from_), last[..., None])
-        sizes = torch.cat([texts.ended_size[:, here], torch.zeros_like(tokens) + length], 1).gather(1, which)
-        full = torch.cat([full, just], 1).gather(1, which)
-        farthest = (most if self.early == "never" and self.penalty > 0 else torch.zeros_like(most) + length).double()
-        worst = torch.where(full, scores.amin(1, keepdim=True), NEVER)
-        hope = hope & (on[:, :1] / (farthest ** self.penalty).to(on.dtype) > worst).any(1, keepdim=True)
-        over = ~hope | ends.all(1, keepdim=True)
-        if self.early is True:
-            over = over | full.all(1, keepdim=True)
-        return _Part(from_[:, size:] - size, last[:, size:], on, histories, scores, sizes, full, hope, over)
+        old_index = torch.arange(size, device=finished_index.device).expand(n, -1)
+        origins = torch.cat([torch.cat([old_index, parents + size], 1).gather(1, finished_index), parents.gather(1, running_index) + size], 1)
+        last_tokens = torch.cat([torch.cat([old_index, tokens], 1).gather(1, finished_index), tokens.gather(1, running_index)], 1)
+        new_sequences = hypotheses.append_column(_gather_sequences(torch.cat([hypotheses.finished_tokens[:, beams], sequences], 1), origins), last_tokens[..., None])
+        finished_lengths = torch.cat([hypotheses.finished_lengths[:, beams], torch.zeros_like(tokens) + length], 1).gather(1, finished_index)
+        has_finished = torch.cat([has_finished, newly_finished], 1).gather(1, finished_index)
+        max_length = (max_new_tokens if self.early_stopping == "never" and self.length_penalty > 0 else torch.zeros_like(max_new_tokens) + length).double()
+        worst_finished = torch.where(has_finished, finished_scores.amin(1, keepdim=True), EXCLUDED_SCORE)
+        can_improve = can_improve & (running_scores[:, :1] / (max_length ** self.length_penalty).to(running_scores.dtype) > worst_finished).any(1, keepdim=True)
+        is_done = ~can_improve | finishes.all(1, keepdim=True)
+        if self.early_stopping is True:
+            is_done = is_done | has_finished.all(1, keepdim=True)
+        return _GroupStep(origins[:, size:] - size, last_tokens[:, size:], running_scores, new_sequences, finished_scores, finished_lengths, has_finished, can_improve, is_done)
 
-    def _joined(self, texts: Beams, parts: list[_Part]) -> tuple[Hypotheses, Tensor]:
+    def _merge_groups(self, hypotheses: BeamHypotheses, group_steps: list[_GroupStep]) -> tuple[Hypotheses, Tensor]:
         join = lambda pieces: pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
-        n, size = len(texts.ended), self.width // self.groups
-        parents, _, score, _, ended_score, ended_size, full, hope, over = map(join, zip(*parts, strict=True))
+        n, size = len(hypotheses.finished_tokens), self.width // self.groups
+        parents, _, score, _, finished_scores, finished_lengths, has_finished, can_improve, is_done = map(join, zip(*group_steps, strict=True))
         rows = (parents + torch.arange(n, device=parents.device)[:, None] * self.width).flatten()
-        done = over.all(1, keepdim=True).expand(-1, self.width).flatten()
-        ended, tokens = (join([part.histories[:, which] for part in parts]) for which in (slice(0, size), slice(size, None)))
-        out = replace(texts, tokens=tokens.flatten(0, 1), score=score.flatten(), done=done, size=texts.size + 1,
-                      ended=ended, ended_score=ended_score, ended_size=ended_size, full=full, hope=hope, **texts.marks(rows))
+        done = is_done.all(1, keepdim=True).expand(-1, self.width).flatten()
+        finished_tokens, tokens = (join([group_step.sequences[:, span] for group_step in group_steps]) for span in (slice(0, size), slice(size, None)))
+        out = replace(hypotheses, tokens=tokens.flatten(0, 1), score=score.flatten(), done=done, lengths=hypotheses.lengths + 1,
+                      finished_tokens=finished_tokens, finished_scores=finished_scores, finished_lengths=finished_lengths, has_finished=has_finished, can_improve=can_improve, **hypotheses.mask_updates(rows))
         return out, rows
 
-    def results(self, texts: Beams) -> list[list[Written]]:
-        texts = texts.free()
-        if not bool(texts.full.any(1).all()):  # stopped before any has ended: those that were going on
-            here = texts.score.view_as(texts.ended_score) / max(1, texts.written) ** self.penalty
-            bare = ~texts.full.any(1, keepdim=True)
-            texts = replace(texts, ended_score=torch.where(bare, here, texts.ended_score),
-                            ended=torch.where(bare[..., None], texts.tokens.view_as(texts.ended), texts.ended),
-                            ended_size=torch.where(bare, texts.written, texts.ended_size))
-        scores, order = texts.ended_score.sort(dim=1, descending=True, stable=True)
-        sizes, ended = texts.ended_size.tolist(), texts.ended[..., texts.begin:].tolist()
+    def results(self, hypotheses: BeamHypotheses) -> list[list[FinishedSequence]]:
+        hypotheses = hypotheses.unpad()
+        if not bool(hypotheses.has_finished.any(1).all()):  # stopped before any has ended: those that were going on
+            running_scores = hypotheses.score.view_as(hypotheses.finished_scores) / max(1, hypotheses.new_width) ** self.length_penalty
+            none_finished = ~hypotheses.has_finished.any(1, keepdim=True)
+            hypotheses = replace(hypotheses, finished_scores=torch.where(none_finished, running_scores, hypotheses.finished_scores),
+                            finished_tokens=torch.where(none_finished[..., None], hypotheses.tokens.view_as(hypotheses.finished_tokens), hypotheses.finished_tokens),
+                            finished_lengths=torch.where(none_finished, hypotheses.new_width, hypotheses.finished_lengths))
+        scores, order = hypotheses.finished_scores.sort(dim=1, descending=True, stable=True)
+        lengths, finished_tokens = hypotheses.finished_lengths.tolist(), hypotheses.finished_tokens[..., hypotheses.prompt_width:].tolist()
         out = []
-        for row, (values, places) in enumerate(zip(scores.tolist(), order.tolist(), strict=True)):
-            found: dict[tuple[int, ...], float] = {}
-            for value, place in zip(values, places, strict=True):
-                if value > NEVER / 2:
-                    found.setdefault(tuple(ended[row][place][:sizes[row][place]]), value)
-            texts_found = [Written(list(tokens), value) for tokens, value in found.items()][:self.keep]
-            out.append(texts_found or [Written([], NEVER)])  # where everything was ruled out
+        for row, (values, indices) in enumerate(zip(scores.tolist(), order.tolist(), strict=True)):
+            unique: dict[tuple[int, ...], float] = {}
+            for value, index in zip(values, indices, strict=True):
+                if value > EXCLUDED_SCORE / 2:
+                    unique.setdefault(tuple(finished_tokens[row][index][:lengths[row][index]]), value)
+            sequences = [FinishedSequence(list(tokens), value) for tokens, value in unique.items()][:self.num_sequences]
+            out.append(sequences or [FinishedSequence([], EXCLUDED_SCORE)])  # where everything was ruled out
         return out
 
 
-def beam(width: int, *, penalty: float = 1.0, early: bool | Literal["never"] = False, end: Collection[int] = (),
-         transforms: Sequence[Transform] = (), groups: int = 1, apart: float = 0.0, keep: int = 1) -> Beam:
+def beam(width: int, *, length_penalty: float = 1.0, early_stopping: bool | Literal["never"] = False, eos_ids: Collection[int] = (),
+         processors: Sequence[LogitsProcessor] = (), groups: int = 1, diversity_penalty: float = 0.0, num_sequences: int = 1) -> Beam:
     """The `width` likeliest texts so far go on; `keep` of those that ended are shown."""
-    return Beam(width, penalty, early, tuple(end), tuple(transforms), None, groups, apart, None, keep)
+    return Beam(width, length_penalty, early_stopping, tuple(eos_ids), tuple(processors), None, groups, diversity_penalty, None, num_sequences)
 
 
-def _power(length: int | Tensor, penalty: float, like: Tensor) -> float | Tensor:
-    return length ** penalty if isinstance(length, int) else (length.double() ** penalty).to(like.dtype)  # type: ignore[no-any-return]
+def _power(length: int | Tensor, length_penalty: float, like: Tensor) -> float | Tensor:
+    return length ** length_penalty if isinstance(length, int) else (length.double() ** length_penalty).to(like.dtype)  # type: ignore[no-any-return]
 
 
-def _taken(texts: Tensor, which: Tensor) -> Tensor:
+def _gather_sequences(sequences: Tensor, index: Tensor) -> Tensor:
     """(B, n, T) and (B, k) numbers of texts → (B, k, T)"""
-    return texts.gather(1, which[..., None].expand(-1, -1, texts.shape[-1]))
+    return sequences.gather(1, index[..., None].expand(-1, -1, sequences.shape[-1]))

@@ -5,32 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64 (Steele et al. 2014)
+_GAMMA, _MULTIPLIER_1, _MULTIPLIER_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64 (Steele et al. 2014)
 
 
-def mixed(seed: Tensor, place: Tensor | int) -> Tensor:
+def splitmix64(seed: Tensor, counter: Tensor | int) -> Tensor:
     """One whole number from two, by SplitMix64; the same on every device."""
-    z = seed + (place + 1) * _STEP if isinstance(place, Tensor) else seed + _whole((place + 1) * _STEP)
-    z = (z ^ _shifted(z, 30)) * _FIRST
-    z = (z ^ _shifted(z, 27)) * _SECOND
-    return z ^ _shifted(z, 31)
+    z = seed + (counter + 1) * _GAMMA if isinstance(counter, Tensor) else seed + _wrap_int64((counter + 1) * _GAMMA)
+    z = (z ^ _logical_shift_right(z, 30)) * _MULTIPLIER_1
+    z = (z ^ _logical_shift_right(z, 27)) * _MULTIPLIER_2
+    return z ^ _logical_shift_right(z, 31)
 
 
-def uniform(seed: Tensor, place: Tensor | int) -> Tensor:
+def uniform(seed: Tensor, counter: Tensor | int) -> Tensor:
     """Numbers in [0, 1), in float64, that look random."""
-    return _shifted(mixed(seed, place), 11).double() * 2.0 ** -53
+    return _logical_shift_right(splitmix64(seed, counter), 11).double() * 2.0 ** -53
 
 
-def seeds(one: int, copies: Tensor) -> Tensor:
+def derive_seeds(seed: int, indices: Tensor) -> Tensor:
     """The seed of each of several texts from one request: (N,) from (N,) numbers."""
-    return mixed(torch.full_like(copies, _whole(one)), copies)
+    return splitmix64(torch.full_like(indices, _wrap_int64(seed)), indices)
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
+def _logical_shift_right(z: Tensor, bits: int) -> Tensor:
     """z >> by as if it had no sign."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _whole(n: int) -> int:
+def _wrap_int64(n: int) -> int:
     """Within 64 bits, with a sign, by wrapping around."""
     return (n + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -9,46 +9,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, changed
-from keepleft.decoding.loop import aligned
-from keepleft.decoding.single import Single, grown
+from keepleft.decoding.hypotheses import Hypotheses, apply_processors
+from keepleft.decoding.loop import right_align
+from keepleft.decoding.single import SamplingStrategy, append_tokens
 
 
-def contrast(model: Any, prompt: Tensor, strategy: Single, *, alpha: float, k: int, limit: int | Sequence[int],
-             segments: Tensor | None = None, **given: Any) -> Iterator[Hypotheses]:
+def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *, alpha: float, k: int, max_new_tokens: int | Sequence[int],
+             segments: Tensor | None = None, **start_kwargs: Any) -> Iterator[Hypotheses]:
     """Yield the texts after each new token: argmax of (1 - alpha) · probability - alpha · likeness, over the k likeliest.
 
     Likeness is the largest cosine between the hidden state that a token would have and those of all tokens before it.
     """
-    tokens, real = aligned(prompt, segments)
-    rows = len(tokens)
-    limits = [limit] * rows if isinstance(limit, int) else list(limit)
-    texts, _ = strategy.begin(tokens, real, torch.tensor(limits, device=tokens.device))
-    marks = {} if real is None else {"segments": real.long()}
+    tokens, prompt_mask = right_align(prompt, segments)
+    num_rows = len(tokens)
+    limits = [max_new_tokens] * num_rows if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    hypotheses, _ = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=tokens.device))
+    segment_kwargs = {} if prompt_mask is None else {"segments": prompt_mask.long()}
     with torch.no_grad():
-        scores, state = model.start(tokens, **marks, **given)
-        memory = {"memory": given["memory"]} if "memory" in given else {}
-        context = F.normalize(model.hidden(tokens, **marks, **memory).float(), dim=-1)  # (B, T, dim)
-    known = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-    each = torch.arange(rows, device=tokens.device)
+        logits, state = model.start(tokens, **segment_kwargs, **start_kwargs)
+        memory_kwargs = {"memory": start_kwargs["memory"]} if "memory" in start_kwargs else {}
+        context_states = F.normalize(model.hidden(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1)  # (B, T, dim)
+    text_mask = torch.ones_like(tokens, dtype=torch.bool) if prompt_mask is None else prompt_mask
+    row_index = torch.arange(num_rows, device=tokens.device)
     for _ in range(max(limits)):
         with torch.no_grad():
-            scores = changed(scores, texts, strategy.transforms)
-            chances, likely = scores.float().softmax(-1).topk(min(k, scores.shape[-1]))
-            wide = likely.shape[1]
-            state.keep(each.repeat_interleave(wide))
-            hidden = model.extend(likely.reshape(-1, 1), state)
-            new = F.normalize(hidden[:, 0].float(), dim=-1).view(rows, wide, -1)
-            like = (new @ context.mT).masked_fill(~known[:, None], -1.0).amax(-1)
-            best = ((1 - alpha) * chances - alpha * like).masked_fill(chances == 0, float("-inf")).argmax(-1)
-            picked = each * wide + best
-            state.keep(picked)
-            chosen = torch.where(texts.done, texts.tokens[:, -1], likely[each, best])
-            gain = chances[each, best].log().masked_fill(texts.done, 0.0)
-            texts = grown(texts, chosen, texts.score + gain, strategy.end, strategy.stop)
-            context = torch.cat([context, new[each, best][:, None]], 1)
-            known = torch.cat([known, known.new_ones(rows, 1)], 1)
-            scores = model.head(hidden[picked][:, 0], model.token)
-        yield texts
-        if bool(texts.done.all()):
+            logits = apply_processors(logits, hypotheses, strategy.processors)
+            probs, candidates = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
+            num_candidates = candidates.shape[1]
+            state.keep(row_index.repeat_interleave(num_candidates))
+            hidden = model.extend(candidates.reshape(-1, 1), state)
+            candidate_states = F.normalize(hidden[:, 0].float(), dim=-1).view(num_rows, num_candidates, -1)
+            similarity = (candidate_states @ context_states.mT).masked_fill(~text_mask[:, None], -1.0).amax(-1)
+            best_candidate = ((1 - alpha) * probs - alpha * similarity).masked_fill(probs == 0, float("-inf")).argmax(-1)
+            picked_rows = row_index * num_candidates + best_candidate
+            state.keep(picked_rows)
+            next_tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], candidates[row_index, best_candidate])
+            logprobs = probs[row_index, best_candidate].log().masked_fill(hypotheses.done, 0.0)
+            hypotheses = append_tokens(hypotheses, next_tokens, hypotheses.score + logprobs, strategy.eos_ids, strategy.stop)
+            context_states = torch.cat([context_states, candidate_states[row_index, best_candidate][:, None]], 1)
+            text_mask = torch.cat([text_mask, text_mask.new_ones(num_rows, 1)], 1)
+            logits = model.head(hidden[picked_rows][:, 0], model.token)
+        yield hypotheses
+        if bool(hypotheses.done.all()):
             return

@@ -9,85 +9,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, Transform
-from keepleft.decoding.options import Options
+from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
+from keepleft.decoding.options import GenerationConfig
 
-OUT = float("-inf")
+NEG_INF = float("-inf")
 
 
-def of(options: Options) -> str | None:
+def grammar_from_options(options: GenerationConfig) -> str | None:
     """The rule that the options ask for, in llguidance's words."""
     if options.regex is None and options.json_schema is None and options.grammar is None:
         return None
-    kinds = _library().LLMatcher
+    matcher_class = _import_llguidance().LLMatcher
     if options.regex is not None:
-        return str(kinds.grammar_from_regex(options.regex))
+        return str(matcher_class.grammar_from_regex(options.regex))
     if options.grammar is not None:
-        return str(kinds.grammar_from_lark(options.grammar))
+        return str(matcher_class.grammar_from_lark(options.grammar))
     schema = options.json_schema
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return str(kinds.grammar_from_json_schema(text, defaults={"whitespace_flexible": False}))
+    return str(matcher_class.grammar_from_json_schema(text, defaults={"whitespace_flexible": False}))
 
 
-def obeyed(rule: str, tokenizer: Any, end: tuple[int, ...]) -> Transform:
+def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) -> LogitsProcessor:
     """Only tokens that keep to the rule; when it is fulfilled and nothing may follow, the end."""
-    guide = _library()
-    if not end:
+    llg = _import_llguidance()
+    if not eos_ids:
         raise ValueError("a text that keeps to a rule must be able to end: give eos_token_id")
-    first = guide.LLMatcher(_words(tokenizer.to_str(), tokenizer.get_vocab_size(), end[0]), rule)
-    _fine(first)
-    held: dict[tuple[int, ...], Any] = {(): first}  # where each text of the last step stands
+    initial_matcher = llg.LLMatcher(_llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar)
+    _raise_on_error(initial_matcher)
+    matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}  # where each text of the last step stands
 
-    def matcher(text: tuple[int, ...]) -> Any:
-        if text in held:
-            return held[text]
-        out = held[text[:-1]].deep_copy() if text[:-1] in held else first.deep_copy()
-        for token in text[-1:] if text[:-1] in held else text:
-            if token in end or out.is_stopped():
+    def matcher_for(sequence: tuple[int, ...]) -> Any:
+        if sequence in matchers:
+            return matchers[sequence]
+        out = matchers[sequence[:-1]].deep_copy() if sequence[:-1] in matchers else initial_matcher.deep_copy()
+        for token in sequence[-1:] if sequence[:-1] in matchers else sequence:
+            if token in eos_ids or out.is_stopped():
                 break
             out.consume_token(token)
-            _fine(out)
+            _raise_on_error(out)
         return out
 
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        nonlocal held
-        rows = [tuple(row) for row in texts.tokens[:, texts.begin:].tolist()]
-        over = texts.done.tolist()
-        now = {text: matcher(text) for text, done in zip(rows, over, strict=True) if not done}
-        out = torch.full_like(scores, OUT)
-        for n, text in enumerate(rows):
-            if over[n]:
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        nonlocal matchers
+        sequences = [tuple(row) for row in hypotheses.tokens[:, hypotheses.prompt_width:].tolist()]
+        finished = hypotheses.done.tolist()
+        next_matchers = {sequence: matcher_for(sequence) for sequence, done in zip(sequences, finished, strict=True) if not done}
+        out = torch.full_like(logits, NEG_INF)
+        for n, sequence in enumerate(sequences):
+            if finished[n]:
                 continue
-            may = _allowed(now[text], scores.shape[-1], end)
-            out[n, may] = scores[n, may]
-        held = now
+            allowed = _allowed_tokens(next_matchers[sequence], logits.shape[-1], eos_ids)
+            out[n, allowed] = logits[n, allowed]
+        matchers = next_matchers
         return out
     return apply
 
 
 @lru_cache(maxsize=4)
-def _words(tokenizer: str, vocab: int, end: int) -> Any:
+def _llg_tokenizer(tokenizer_json: str, vocab: int, eos_id: int) -> Any:
     """The tokenizer as llguidance reads it, which takes a while: it is kept for the next text."""
-    return _library().LLTokenizer(tokenizer, n_vocab=vocab, eos_token=end)
+    return _import_llguidance().LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=eos_id)
 
 
-def _allowed(matcher: Any, vocab: int, end: tuple[int, ...]) -> Tensor:
+def _allowed_tokens(matcher: Any, vocab: int, eos_ids: tuple[int, ...]) -> Tensor:
     if matcher.is_stopped():
-        return torch.tensor(end)
+        return torch.tensor(eos_ids)
     bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
-    open_ = ((bits[:, None] >> torch.arange(8)) & 1).flatten()[:vocab].nonzero()[:, 0]
-    _fine(matcher)
-    if not len(open_):
+    allowed = ((bits[:, None] >> torch.arange(8)) & 1).flatten()[:vocab].nonzero()[:, 0]
+    _raise_on_error(matcher)
+    if not len(allowed):
         raise ValueError("no token keeps to the rule here: it cannot be fulfilled with this model's tokens")
-    return open_
+    return allowed
 
 
-def _fine(matcher: Any) -> None:
+def _raise_on_error(matcher: Any) -> None:
     if matcher.is_error():
         raise ValueError(f"the rule cannot be used: {' '.join(matcher.get_error().split())}")
 
 
-def _library() -> Any:
+def _import_llguidance() -> Any:
     try:
         import llguidance
     except ImportError as error:

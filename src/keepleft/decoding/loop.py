@@ -8,88 +8,88 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, Stepper, Strategy
+from keepleft.decoding.hypotheses import Hypotheses, StepModel, Strategy
 
 
-def decode(model: Stepper, prompt: Tensor, strategy: Strategy, *, limit: int | Sequence[int], segments: Tensor | None = None,
-           chunk: int = 0, **given: Any) -> Iterator[Hypotheses]:
+def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_tokens: int | Sequence[int], segments: Tensor | None = None,
+           prefill_chunk_size: int = 0, **start_kwargs: Any) -> Iterator[Hypotheses]:
     """Yield the texts after each new token; none gets more than `limit`, which may be a number for each prompt.
 
     `prompt`: (B, T), padded on either side where `segments` say so. `chunk`: read the prompt in pieces of so many tokens.
     `given` goes to model.start(): the memory of a source, the kind of cache.
     """
-    limits = [limit] * len(prompt) if isinstance(limit, int) else list(limit)
+    limits = [max_new_tokens] * len(prompt) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if len(limits) != len(prompt) or min(limits) < 1:
-        raise ValueError(f"limit is {limit}: at least one token must be asked for, of {len(prompt)} prompts")
-    tokens, real = aligned(prompt, segments)
-    texts, rows = strategy.begin(tokens, real, torch.tensor(limits, device=prompt.device))
-    live: Tensor | None = None  # the rows that the model still goes on with; None: all
+        raise ValueError(f"limit is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts")
+    tokens, prompt_mask = right_align(prompt, segments)
+    hypotheses, rows = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=prompt.device))
+    active_rows: Tensor | None = None  # the rows that the model still goes on with; None: all
     with torch.no_grad():
-        scores, state = _read(model, tokens, real, chunk, given)
+        logits, state = _prefill(model, tokens, prompt_mask, prefill_chunk_size, start_kwargs)
     if rows is not None:
-        scores = scores[rows]
+        logits = logits[rows]
     for n in range(max(limits)):
         with torch.no_grad():
             if n:
-                if rows is not None and live is not None:
-                    place = torch.full((len(texts.tokens),), -1, device=live.device).index_copy_(
-                        0, live, torch.arange(len(live), device=live.device))
-                    rows = place[rows[live]]
+                if rows is not None and active_rows is not None:
+                    active_index = torch.full((len(hypotheses.tokens),), -1, device=active_rows.device).index_copy_(
+                        0, active_rows, torch.arange(len(active_rows), device=active_rows.device))
+                    rows = active_index[rows[active_rows]]
                 if rows is not None:
                     state.keep(rows)
-                live = _fewer(texts.done, live, state)
-                last = texts.tokens[:, -1:]
-                scores = _wide(model.step(last if live is None else last[live], state), live, len(last))
+                active_rows = _drop_finished(hypotheses.done, active_rows, state)
+                last_tokens = hypotheses.tokens[:, -1:]
+                logits = _scatter_rows(model.step(last_tokens if active_rows is None else last_tokens[active_rows], state), active_rows, len(last_tokens))
             elif rows is not None:
                 state.keep(rows)
-            texts, rows = strategy.choose(scores, texts)
-        yield texts
-        if bool(texts.done.all()):
+            hypotheses, rows = strategy.choose(logits, hypotheses)
+        yield hypotheses
+        if bool(hypotheses.done.all()):
             return
 
 
-def aligned(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def right_align(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The prompts moved to the right, so that all end in the last column, and where they are text; None: everywhere."""
     if segments is None:
         return prompt, None
-    there = segments != 0
-    if bool(there.all()):
+    mask = segments != 0
+    if bool(mask.all()):
         return prompt, None
-    if not bool(there.any(1).all()):
-        raise ValueError(f"prompt {int((~there.any(1)).nonzero()[0])} is empty: give each at least one token")
-    order = there.long().argsort(dim=1, stable=True)  # what is no text goes first, text keeps its order
-    return prompt.gather(1, order), there.gather(1, order)
+    if not bool(mask.any(1).all()):
+        raise ValueError(f"prompt {int((~mask.any(1)).nonzero()[0])} is empty: give each at least one token")
+    order = mask.long().argsort(dim=1, stable=True)  # what is no text goes first, text keeps its order
+    return prompt.gather(1, order), mask.gather(1, order)
 
 
-def _read(model: Stepper, prompt: Tensor, real: Tensor | None, chunk: int, given: dict[str, Any]) -> tuple[Tensor, Any]:
+def _prefill(model: StepModel, prompt: Tensor, prompt_mask: Tensor | None, chunk_size: int, start_kwargs: dict[str, Any]) -> tuple[Tensor, Any]:
     """Scores of what follows the prompt."""
-    parts: Any = model
+    untyped_model: Any = model
     length = max(1, prompt.shape[1])  # the model itself says what is wrong with an empty prompt
-    size = chunk or length
-    pieces = [({} if real is None else {"segments": real[:, begin:begin + size].long()}, prompt[:, begin:begin + size])
-              for begin in range(0, length, size)]
-    (marks, first), *rest = pieces
-    scores, state = model.start(first, **marks, **given)
-    for marks, part in rest:
-        scores = parts.head(parts.extend(part, state, **marks)[:, -1], parts.token)
-    return scores, state
+    chunk_length = chunk_size or length
+    chunks = [({} if prompt_mask is None else {"segments": prompt_mask[:, start:start + chunk_length].long()}, prompt[:, start:start + chunk_length])
+              for start in range(0, length, chunk_length)]
+    (segment_kwargs, first_chunk), *later_chunks = chunks
+    logits, state = model.start(first_chunk, **segment_kwargs, **start_kwargs)
+    for segment_kwargs, next_chunk in later_chunks:
+        logits = untyped_model.head(untyped_model.extend(next_chunk, state, **segment_kwargs)[:, -1], untyped_model.token)
+    return logits, state
 
 
-def _fewer(done: Tensor, live: Tensor | None, state: Any) -> Tensor | None:
+def _drop_finished(done: Tensor, active_rows: Tensor | None, state: Any) -> Tensor | None:
     """Let the model go on without texts that have ended, once these are half of all."""
     if done.is_cuda:
-        return live  # asking would mean waiting
-    left = (~done).nonzero()[:, 0]
-    now = len(done) if live is None else len(live)
-    if 2 * len(left) > now or now == 1:
-        return live
-    place = left if live is None else torch.searchsorted(live, left)
-    state.keep(place)
-    return left
+        return active_rows  # asking would mean waiting
+    unfinished = (~done).nonzero()[:, 0]
+    num_active = len(done) if active_rows is None else len(active_rows)
+    if 2 * len(unfinished) > num_active or num_active == 1:
+        return active_rows
+    active_index = unfinished if active_rows is None else torch.searchsorted(active_rows, unfinished)
+    state.keep(active_index)
+    return unfinished
 
 
-def _wide(scores: Tensor, live: Tensor | None, rows: int) -> Tensor:
+def _scatter_rows(logits: Tensor, active_rows: Tensor | None, num_rows: int) -> Tensor:
     """Scores for all rows again; those of ended texts do not matter."""
-    if live is None:
-        return scores
-    return scores.new_zeros(rows, scores.shape[1]).index_copy_(0, live, scores)
+    if active_rows is None:
+        return logits
+    return logits.new_zeros(num_rows, logits.shape[1]).index_copy_(0, active_rows, logits)

@@ -20,197 +20,197 @@ from keepleft.attention.memory import Memory
 from keepleft.decoding import swift
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
-from keepleft.decoding.single import Single
-from keepleft.models.compiled import compiled
-from keepleft.models.heads import first
-from keepleft.models.state import State
-from keepleft.models.steady import Steady, Track, hidden, stamp
-from keepleft.nn.lone import Plain
-from keepleft.nn.swift import Swift
+from keepleft.decoding.single import SamplingStrategy
+from keepleft.models.compiled import compile_step
+from keepleft.models.heads import first_real
+from keepleft.models.state import DecoderState
+from keepleft.models.steady import StaticRunner, StaticKV, padding_bias, weight_pointers
+from keepleft.nn.lone import TorchOps
+from keepleft.nn.swift import TritonOps
 
-AHEAD = 16   # steps that are begun before the first of them is done
-KEPT = 4     # recordings for each model
-MOST = 1 << 14  # tokens of a text that buffers are made for beforehand
-ROUND = 64   # capacities are multiples of it, so that recordings serve texts of many lengths
+QUEUED_STEPS = 16   # steps that are begun before the first of them is done
+MAX_GRAPHS = 4     # recordings for each model
+MAX_GRAPH_TOKENS = 1 << 14  # tokens of a text that buffers are made for beforehand
+CAPACITY_MULTIPLE = 64   # capacities are multiples of it, so that recordings serve texts of many lengths
 
 
 @dataclass
-class Recording:
+class GraphedStep:
     """One step: buffers to fill before it is played, and to read afterwards."""
 
-    steady: Steady
+    runner: StaticRunner
     strategy: Any          # Single or Beam
-    track: Track
-    texts: Any             # Hypotheses of a fixed width
-    over: Tensor           # () have all texts ended?
-    where: tuple[int, ...]  # the weights lay when it was made: it points to them
-    swift: bool = False    # the choice is a kernel of its own
-    play: Any = None
+    static_kv: StaticKV
+    hypotheses: Any             # Hypotheses of a fixed width
+    all_done: Tensor           # () have all texts ended?
+    weight_pointers: tuple[int, ...]  # the weights lay when it was made: it points to them
+    fused: bool = False    # the choice is a kernel of its own
+    replay: Any = None
     busy: bool = False     # someone is writing with it
 
-    def fill(self, state: State, rows: Tensor | None, texts: Hypotheses, first: Tensor | None, seeds: Tensor | None) -> None:
+    def fill(self, state: DecoderState, rows: Tensor | None, hypotheses: Hypotheses, starts: Tensor | None, seeds: Tensor | None) -> None:
         """Prompts that were read, and the texts so far."""
-        track = self.track
-        self.steady.lean.ready(track.whole.shape[1])
-        track.fill(state, rows)
-        track.length = 0  # only the device knows
-        if track.parents is not None:
-            track.parents.copy_(torch.arange(track.parents.shape[1], device=self.over.device).expand_as(track.parents))
-        if track.first is not None and first is not None:
-            track.first.copy_(first if rows is None else first[rows])
-        if track.memory is not None and state.memory is not None and track.bias is not None:
-            size = state.memory.pairs[0][0].shape[2]
-            for mine, given in zip(track.memory.pairs, state.memory.pairs, strict=True):
-                mine[0][:, :, :size], mine[1][:, :, :size] = given
-            unseen = hidden(state.memory.segments, track.bias.dtype)
-            track.bias.fill_(float("-inf"))
-            track.bias[:, :size] = 0.0 if unseen is None else unseen
-        _written(self.texts, texts.fixed(self.texts.tokens.shape[1]))
+        static_kv = self.static_kv
+        self.runner.decode_layers.prepare_tables(static_kv.buffer.shape[1])
+        static_kv.fill(state, rows)
+        static_kv.length = 0  # only the device knows
+        if static_kv.beam_rows is not None:
+            static_kv.beam_rows.copy_(torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device).expand_as(static_kv.beam_rows))
+        if static_kv.starts is not None and starts is not None:
+            static_kv.starts.copy_(starts if rows is None else starts[rows])
+        if static_kv.memory is not None and state.memory is not None and static_kv.source_bias is not None:
+            source_length = state.memory.layers[0][0].shape[2]
+            for layer_buffers, layer_kv in zip(static_kv.memory.layers, state.memory.layers, strict=True):
+                layer_buffers[0][:, :, :source_length], layer_buffers[1][:, :, :source_length] = layer_kv
+            source_bias = padding_bias(state.memory.segments, static_kv.source_bias.dtype)
+            static_kv.source_bias.fill_(float("-inf"))
+            static_kv.source_bias[:, :source_length] = 0.0 if source_bias is None else source_bias
+        _copy_hypotheses(self.hypotheses, hypotheses.pad_to_width(self.hypotheses.tokens.shape[1]))
         if seeds is not None:
             self.strategy.seeds.copy_(seeds)
 
     def step(self) -> None:
         """The next token of every text, all in place."""
-        track = self.track
-        if track.parents is not None:
-            track.parents.index_copy_(0, track.now, torch.arange(track.parents.shape[1], device=self.over.device)[None])
-        scores = self.steady.run(self.texts.tokens[:, -1], track)
-        if self.swift:
-            swift.advance(self.strategy, scores, self.texts, track)
+        static_kv = self.static_kv
+        if static_kv.beam_rows is not None:
+            static_kv.beam_rows.index_copy_(0, static_kv.position, torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device)[None])
+        logits = self.runner.forward(self.hypotheses.tokens[:, -1], static_kv)
+        if self.fused:
+            swift.select_and_append(self.strategy, logits, self.hypotheses, static_kv)
         else:
-            after, rows = self.strategy.choose(scores, self.texts)
-            if rows is not None and track.parents is not None:
-                track.parents.copy_(track.parents.index_select(1, rows))
-            _written(self.texts, after)
-        track.now += 1
-        torch.all(self.texts.done, 0, out=self.over)
+            next_hypotheses, rows = self.strategy.choose(logits, self.hypotheses)
+            if rows is not None and static_kv.beam_rows is not None:
+                static_kv.beam_rows.copy_(static_kv.beam_rows.index_select(1, rows))
+            _copy_hypotheses(self.hypotheses, next_hypotheses)
+        static_kv.position += 1
+        torch.all(self.hypotheses.done, 0, out=self.all_done)
 
-    def record(self) -> None:
+    def capture(self) -> None:
         """From now on the step is played, not worked out."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(2):  # kernels are compiled, and tables laid out, before anything is recorded
                 self.step()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
-        self.play = graph.replay
+        self.replay = graph.replay
 
 
-_kept: WeakKeyDictionary[Any, OrderedDict[Any, Recording]] = WeakKeyDictionary()
+_graph_cache: WeakKeyDictionary[Any, OrderedDict[Any, GraphedStep]] = WeakKeyDictionary()
 
 
-def fits(strategy: Any, longest: int) -> bool:
+def can_capture(strategy: Any, max_length: int) -> bool:
     """Can steps by this strategy, of texts of so many tokens, be recorded?"""
-    return (isinstance(strategy, Single | Beam) and strategy.stop is None and longest <= MOST
-            and all(getattr(transform, "steady", False) for transform in strategy.transforms))
+    return (isinstance(strategy, SamplingStrategy | Beam) and strategy.stop is None and max_length <= MAX_GRAPH_TOKENS
+            and all(getattr(processor, "steady", False) for processor in strategy.processors))
 
 
-def recorded(model: Any, prompt: Tensor, strategy: Single | Beam, *, limits: list[int], real: Tensor | None = None,
-             **given: Any) -> Iterator[Hypotheses]:
+def decode_graphed(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam, *, max_new_tokens: list[int], prompt_mask: Tensor | None = None,
+             **start_kwargs: Any) -> Iterator[Hypotheses]:
     """Yield the texts after each new token, some after all have ended. Each step writes over what the one before yielded.
 
     Prompts, (B, T), all end in the last column. `given` goes to model.start().
     """
-    texts, rows = strategy.begin(prompt, real, torch.tensor(limits, device=prompt.device))
+    hypotheses, rows = strategy.begin(prompt, prompt_mask, torch.tensor(max_new_tokens, device=prompt.device))
     with torch.no_grad():
-        scores, state = model.start(prompt, **({} if real is None else {"segments": real.long()}), **given)
-        texts, chosen = strategy.choose(scores if rows is None else scores[rows], texts)  # type: ignore[arg-type]
-        rows = chosen if rows is None else rows if chosen is None else rows[chosen]
-    yield texts
-    if max(limits) == 1:
+        logits, state = model.start(prompt, **({} if prompt_mask is None else {"segments": prompt_mask.long()}), **start_kwargs)
+        hypotheses, parents = strategy.choose(logits if rows is None else logits[rows], hypotheses)  # type: ignore[arg-type]
+        rows = parents if rows is None else rows if parents is None else rows[parents]
+    yield hypotheses
+    if max(max_new_tokens) == 1:
         return
     with torch.no_grad():
-        recording = _recording(model, prompt, strategy, texts, rows, max(limits), real, state)
-    recording.busy = True
+        graphed_step = _get_graphed_step(model, prompt, strategy, hypotheses, rows, max(max_new_tokens), prompt_mask, state)
+    graphed_step.busy = True
     try:
-        past: deque[Any] = deque()
-        told = torch.zeros((), dtype=torch.bool, pin_memory=prompt.is_cuda)
-        for _ in range(1, max(limits)):
+        pending_events: deque[Any] = deque()
+        finished = torch.zeros((), dtype=torch.bool, pin_memory=prompt.is_cuda)
+        for _ in range(1, max(max_new_tokens)):
             with torch.no_grad():
-                recording.play()
-            yield recording.texts
-            told.copy_(recording.over, non_blocking=True)
+                graphed_step.replay()
+            yield graphed_step.hypotheses
+            finished.copy_(graphed_step.all_done, non_blocking=True)
             if not prompt.is_cuda:
-                if bool(told):
+                if bool(finished):
                     return
                 continue
-            past.append(torch.cuda.Event())
-            past[-1].record()
-            if len(past) > AHEAD:
-                past.popleft().synchronize()  # not the last step: the device always has some to do
-                if bool(told):
+            pending_events.append(torch.cuda.Event())
+            pending_events[-1].record()
+            if len(pending_events) > QUEUED_STEPS:
+                pending_events.popleft().synchronize()  # not the last step: the device always has some to do
+                if bool(finished):
                     return
     finally:
-        recording.busy = False
+        graphed_step.busy = False
 
 
-def _recording(model: Any, prompt: Tensor, strategy: Single | Beam, texts: Hypotheses, rows: Tensor | None, limit: int,
-               real: Tensor | None, state: State) -> Recording:
+def _get_graphed_step(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam, hypotheses: Hypotheses, rows: Tensor | None, max_new_tokens: int,
+               prompt_mask: Tensor | None, state: DecoderState) -> GraphedStep:
     """One for these shapes and this strategy, filled."""
-    to = ROUND if prompt.is_cuda else 2 * ROUND  # compiling takes longer than recording
-    capacity = _rounded(prompt.shape[1] + limit, to)
-    source = None
+    multiple = CAPACITY_MULTIPLE if prompt.is_cuda else 2 * CAPACITY_MULTIPLE  # compiling takes longer than recording
+    capacity = _round_up(prompt.shape[1] + max_new_tokens, multiple)
+    source_shape = None
     if state.memory is not None:
-        keys = state.memory.pairs[0][0]
-        source = len(keys), _rounded(keys.shape[2], to // 2)
-    plan = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
-    key = (type(strategy), plan, tuple(map(id, strategy.transforms)), strategy.seeds is None, len(texts.tokens), capacity,
-           source, real is None, prompt.device)
-    kept = _kept.setdefault(model, OrderedDict())
-    found = kept.get(key)
-    begin = None if real is None else first(real)
-    if found is None or found.busy or found.where != stamp(model):
-        found = _made(model, strategy, texts, capacity, source, real is not None)
+        keys = state.memory.layers[0][0]
+        source_shape = len(keys), _round_up(keys.shape[2], multiple // 2)
+    strategy_fields = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
+    key = (type(strategy), strategy_fields, tuple(map(id, strategy.processors)), strategy.seeds is None, len(hypotheses.tokens), capacity,
+           source_shape, prompt_mask is None, prompt.device)
+    graphs = _graph_cache.setdefault(model, OrderedDict())
+    graphed_step = graphs.get(key)
+    starts = None if prompt_mask is None else first_real(prompt_mask)
+    if graphed_step is None or graphed_step.busy or graphed_step.weight_pointers != weight_pointers(model):
+        graphed_step = _build_graphed_step(model, strategy, hypotheses, capacity, source_shape, prompt_mask is not None)
         if prompt.is_cuda:
-            found.fill(state, rows, texts, begin, strategy.seeds)
-            found.record()
+            graphed_step.fill(state, rows, hypotheses, starts, strategy.seeds)
+            graphed_step.capture()
         else:
-            found.play = found.step
-        kept[key] = found
-        while len(kept) > KEPT:
-            kept.popitem(last=False)
-    kept.move_to_end(key)
-    found.fill(state, rows, texts, begin, strategy.seeds)
-    return found
+            graphed_step.replay = graphed_step.step
+        graphs[key] = graphed_step
+        while len(graphs) > MAX_GRAPHS:
+            graphs.popitem(last=False)
+    graphs.move_to_end(key)
+    graphed_step.fill(state, rows, hypotheses, starts, strategy.seeds)
+    return graphed_step
 
 
-def _made(model: Any, strategy: Single | Beam, texts: Hypotheses, capacity: int, source: tuple[int, int] | None,
-          padded: bool) -> Recording:
+def _build_graphed_step(model: Any, strategy: SamplingStrategy | Beam, hypotheses: Hypotheses, capacity: int, source_shape: tuple[int, int] | None,
+          has_padding: bool) -> GraphedStep:
     """Empty buffers, and the step over them."""
-    device, rows = texts.tokens.device, len(texts.tokens)
-    steady = Steady(model, Swift() if device.type == "cuda" else Plain(whole=True))
+    device, rows = hypotheses.tokens.device, len(hypotheses.tokens)
+    runner = StaticRunner(model, TritonOps() if device.type == "cuda" else TorchOps(static_shapes=True))
     if model.compiled:
-        steady.run = compiled(steady.run)  # type: ignore[method-assign]
-    given: dict[str, Any] = {}
-    if source is not None:
-        shape, table = model.design.attention, model.token.weight
-        pair = lambda: table.new_zeros(source[0], shape.kv_heads, source[1], shape.width)
-        given = {"memory": Memory([(pair(), pair()) for _ in steady.lean.layers], None, rows // source[0]),
-                 "bias": table.new_zeros(source)}
+        runner.forward = compile_step(runner.forward)  # type: ignore[method-assign]
+    kv_fields: dict[str, Any] = {}
+    if source_shape is not None:
+        config, table = model.design.attention, model.token.weight
+        make_buffer = lambda: table.new_zeros(source_shape[0], config.kv_heads, source_shape[1], config.width)
+        kv_fields = {"memory": Memory([(make_buffer(), make_buffer()) for _ in runner.decode_layers.layers], None, rows // source_shape[0]),
+                 "bias": table.new_zeros(source_shape)}
     if isinstance(strategy, Beam):
-        given["parents"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
-    if padded:
-        given["first"] = torch.zeros(rows, dtype=torch.long, device=device)
-    own = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
-    wide = texts.fixed(capacity)
-    own_texts: dict[str, Any] = {field.name: value.clone(memory_format=torch.contiguous_format) for field in fields(wide)
-                                 if isinstance(value := getattr(wide, field.name), Tensor)}
-    held = replace(wide, **own_texts)
-    over = torch.zeros((), dtype=torch.bool, device=device)
-    return Recording(steady, own, steady.blank(rows, capacity, **given), held, over, stamp(model),
-                     swift=device.type == "cuda" and swift.fits(own, held))
+        kv_fields["parents"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
+    if has_padding:
+        kv_fields["first"] = torch.zeros(rows, dtype=torch.long, device=device)
+    own_strategy = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
+    padded_hypotheses = hypotheses.pad_to_width(capacity)
+    tensors: dict[str, Any] = {field.name: value.clone(memory_format=torch.contiguous_format) for field in fields(padded_hypotheses)
+                                 if isinstance(value := getattr(padded_hypotheses, field.name), Tensor)}
+    own_hypotheses = replace(padded_hypotheses, **tensors)
+    all_done = torch.zeros((), dtype=torch.bool, device=device)
+    return GraphedStep(runner, own_strategy, runner.allocate(rows, capacity, **kv_fields), own_hypotheses, all_done, weight_pointers(model),
+                     fused=device.type == "cuda" and swift.is_supported(own_strategy, own_hypotheses))
 
 
-def _written(mine: Hypotheses, given: Hypotheses) -> None:
+def _copy_hypotheses(target: Hypotheses, source: Hypotheses) -> None:
     """One set of texts over another."""
-    for field in fields(mine):
-        value = getattr(given, field.name)
-        if isinstance(value, Tensor) and value is not (own := getattr(mine, field.name)):
-            own.copy_(value)
+    for field in fields(target):
+        value = getattr(source, field.name)
+        if isinstance(value, Tensor) and value is not (buffer := getattr(target, field.name)):
+            buffer.copy_(value)
 
 
-def _rounded(n: int, to: int) -> int:
-    return -(-n // to) * to
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -9,106 +9,106 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from keepleft.decoding import filters, transforms
-from keepleft.decoding.hypotheses import Transform
-from keepleft.decoding.options import Options, whole
+from keepleft.decoding.hypotheses import LogitsProcessor
+from keepleft.decoding.options import GenerationConfig, as_list
 
 
 @dataclass(frozen=True)
-class Scene:
+class PromptContext:
     """What transforms may want to know of the prompts."""
 
-    begin: int                         # tokens before them
+    prompt_width: int                         # tokens before them
     source: Tensor | None = None       # (B, S) of an encoder-decoder
-    source_known: Tensor | None = None
+    source_mask: Tensor | None = None
 
 
-class Row(NamedTuple):
+class ProcessorRow(NamedTuple):
     name: str
-    make: Callable[[Any, Options, Scene], Transform | None]  # from its value, all options and the scene
-    drawing: bool = False                                    # only where tokens are drawn
+    make: Callable[[Any, GenerationConfig, PromptContext], LogitsProcessor | None]  # from its value, all options and the scene
+    sampling_only: bool = False                                    # only where tokens are drawn
 
 
-def _least(options: Options) -> int:
+def _min_tokens_to_keep(options: GenerationConfig) -> int:
     """Beams that draw need one more than there are ends."""
-    return len(options.end) + 1 if options.beams > 1 else 1
+    return len(options.eos_ids) + 1 if options.beam_count > 1 else 1
 
 
-def _bans(value: list[list[int]], options: Options, scene: Scene) -> Transform:
-    if not value or not all(isinstance(run, list) and run for run in value):
+def _bad_words(value: list[list[int]], options: GenerationConfig, prompt: PromptContext) -> LogitsProcessor:
+    if not value or not all(isinstance(sequence, list) and sequence for sequence in value):
         raise ValueError(f"bad_words_ids is {value!r}: it must be a list of lists of tokens, none of them empty")
-    return transforms.bias({tuple(run): float("-inf") for run in value if not (len(run) == 1 and run[0] in options.end)})
+    return transforms.sequence_bias({tuple(sequence): float("-inf") for sequence in value if not (len(sequence) == 1 and sequence[0] in options.eos_ids)})
 
 
-def _biases(value: Any, options: Options, scene: Scene) -> Transform:
-    pairs = value.items() if isinstance(value, dict) else [(run, added) for run, added in value]
-    return transforms.bias({tuple(run): float(added) for run, added in pairs})
+def _sequence_bias(value: Any, options: GenerationConfig, prompt: PromptContext) -> LogitsProcessor:
+    pairs = value.items() if isinstance(value, dict) else [(sequence, bias) for sequence, bias in value]
+    return transforms.sequence_bias({tuple(sequence): float(bias) for sequence, bias in pairs})
 
 
-def _ending(before: int, options: Options) -> Transform | None:
-    return transforms.never(options.end, until=before) if options.end and before > 0 else None
+def _min_new_tokens(min_tokens: int, options: GenerationConfig) -> LogitsProcessor | None:
+    return transforms.suppress_tokens(options.eos_ids, until=min_tokens) if options.eos_ids and min_tokens > 0 else None
 
 
-def _not_first(value: list[int], options: Options, scene: Scene) -> Transform | None:
+def _begin_suppress_tokens(value: list[int], options: GenerationConfig, prompt: PromptContext) -> LogitsProcessor | None:
     if not value:
         return None
-    return transforms.never(value, only_at=1 if scene.begin == 1 and options.forced_bos_token_id is not None else 0)
+    return transforms.suppress_tokens(value, only_at=1 if prompt.prompt_width == 1 and options.forced_bos_token_id is not None else 0)
 
 
-ROWS = (
-    Row("sequence_bias", _biases),
-    Row("logit_bias", lambda v, o, s: transforms.bias({(int(token),): float(added) for token, added in v.items()})),
-    Row("encoder_repetition_penalty", lambda v, o, s: None if s.source is None or v == 1 else
-        transforms.from_source(v, s.source, s.source_known)),
-    Row("repetition_penalty", lambda v, o, s: None if v == 1 else transforms.repetition(v)),
-    Row("presence_penalty", lambda v, o, s: transforms.presence(v) if v else None),
-    Row("frequency_penalty", lambda v, o, s: transforms.frequency(v) if v else None),
-    Row("no_repeat_ngram_size", lambda v, o, s: transforms.no_repeat(v) if v else None),
-    Row("encoder_no_repeat_ngram_size", lambda v, o, s: transforms.no_repeat_of(s.source, v, s.source_known)
+PROCESSORS = (
+    ProcessorRow("sequence_bias", _sequence_bias),
+    ProcessorRow("logit_bias", lambda v, o, s: transforms.sequence_bias({(int(token),): float(added) for token, added in v.items()})),
+    ProcessorRow("encoder_repetition_penalty", lambda v, o, s: None if s.source is None or v == 1 else
+        transforms.encoder_repetition_penalty(v, s.source, s.source_known)),
+    ProcessorRow("repetition_penalty", lambda v, o, s: None if v == 1 else transforms.repetition_penalty(v)),
+    ProcessorRow("presence_penalty", lambda v, o, s: transforms.presence_penalty(v) if v else None),
+    ProcessorRow("frequency_penalty", lambda v, o, s: transforms.frequency_penalty(v) if v else None),
+    ProcessorRow("no_repeat_ngram_size", lambda v, o, s: transforms.no_repeat_ngram(v) if v else None),
+    ProcessorRow("encoder_no_repeat_ngram_size", lambda v, o, s: transforms.encoder_no_repeat_ngram(s.source, v, s.source_known)
         if v and s.source is not None else None),
-    Row("bad_words_ids", _bans),
-    Row("min_length", lambda v, o, s: transforms.never_before(o.end, v) if o.end and o.min_new_tokens is None else None),
-    Row("min_new_tokens", lambda v, o, s: _ending(v, o)),
-    Row("forced_bos_token_id", lambda v, o, s: transforms.forced([v], 0) if s.begin == 1 else None),
-    Row("forced_eos_token_id", lambda v, o, s: transforms.forced_last(whole(v)) if whole(v) else None),
-    Row("remove_invalid_values", lambda v, o, s: transforms.finite if v else None),
-    Row("exponential_decay_length_penalty", lambda v, o, s: transforms.ending_sooner(int(v[0]), float(v[1]), o.end)
+    ProcessorRow("bad_words_ids", _bad_words),
+    ProcessorRow("min_length", lambda v, o, s: transforms.min_length(o.end, v) if o.end and o.min_new_tokens is None else None),
+    ProcessorRow("min_new_tokens", lambda v, o, s: _min_new_tokens(v, o)),
+    ProcessorRow("forced_bos_token_id", lambda v, o, s: transforms.force_tokens([v], 0) if s.begin == 1 else None),
+    ProcessorRow("forced_eos_token_id", lambda v, o, s: transforms.force_last(as_list(v)) if as_list(v) else None),
+    ProcessorRow("remove_invalid_values", lambda v, o, s: transforms.remove_invalid if v else None),
+    ProcessorRow("exponential_decay_length_penalty", lambda v, o, s: transforms.exponential_decay_length_penalty(int(v[0]), float(v[1]), o.end)
         if o.end else None),
-    Row("suppress_tokens", lambda v, o, s: transforms.never(v) if v else None),
-    Row("begin_suppress_tokens", _not_first),
-    Row("shortlist", lambda v, o, s: transforms.only(v)),
-    Row("temperature", lambda v, o, s: None if v == 1 else filters.temperature(v), True),
-    Row("top_h", lambda v, o, s: filters.top_h(v), True),
-    Row("top_k", lambda v, o, s: filters.top_k(v, _least(o)) if v else None, True),
-    Row("top_p", lambda v, o, s: filters.top_p(v, _least(o)) if v < 1 else None, True),
-    Row("min_p", lambda v, o, s: filters.min_p(v, _least(o)), True),
-    Row("typical_p", lambda v, o, s: filters.typical(v, _least(o)) if v < 1 else None, True),
-    Row("epsilon_cutoff", lambda v, o, s: filters.epsilon(v, _least(o)) if v else None, True),
-    Row("eta_cutoff", lambda v, o, s: filters.eta(v, _least(o)) if v else None, True),
-    Row("renormalize_logits", lambda v, o, s: transforms.normal if v else None),
+    ProcessorRow("suppress_tokens", lambda v, o, s: transforms.suppress_tokens(v) if v else None),
+    ProcessorRow("begin_suppress_tokens", _begin_suppress_tokens),
+    ProcessorRow("shortlist", lambda v, o, s: transforms.allow_only(v)),
+    ProcessorRow("temperature", lambda v, o, s: None if v == 1 else filters.temperature(v), True),
+    ProcessorRow("top_h", lambda v, o, s: filters.top_h(v), True),
+    ProcessorRow("top_k", lambda v, o, s: filters.top_k(v, _min_tokens_to_keep(o)) if v else None, True),
+    ProcessorRow("top_p", lambda v, o, s: filters.top_p(v, _min_tokens_to_keep(o)) if v < 1 else None, True),
+    ProcessorRow("min_p", lambda v, o, s: filters.min_p(v, _min_tokens_to_keep(o)), True),
+    ProcessorRow("typical_p", lambda v, o, s: filters.typical_p(v, _min_tokens_to_keep(o)) if v < 1 else None, True),
+    ProcessorRow("epsilon_cutoff", lambda v, o, s: filters.epsilon_cutoff(v, _min_tokens_to_keep(o)) if v else None, True),
+    ProcessorRow("eta_cutoff", lambda v, o, s: filters.eta_cutoff(v, _min_tokens_to_keep(o)) if v else None, True),
+    ProcessorRow("renormalize_logits", lambda v, o, s: transforms.renormalize if v else None),
 )
 
 
-KEPT = 64
+MAX_CACHED_PROCESSORS = 64
 # the same wish gets the same transforms, so that what was recorded with them is found again
-_made: dict[Any, tuple[Transform, ...]] = {}
+_processor_cache: dict[Any, tuple[LogitsProcessor, ...]] = {}
 
 
-def transforms_of(options: Options, scene: Scene) -> list[Transform]:
+def make_processors(options: GenerationConfig, prompt: PromptContext) -> list[LogitsProcessor]:
     """All that the options ask for."""
-    wanted = [(row, value) for row in ROWS if (value := getattr(options, row.name)) is not None
-              and (options.do_sample or not row.drawing)]
-    of_source = scene.source is not None and any(row.name.startswith("encoder_") for row, _ in wanted)
-    key = (tuple((row.name, repr(value)) for row, value in wanted), options.end, options.beams, scene.begin == 1)
-    if not of_source and key in _made:
-        return list(_made[key])
-    made = []
-    for row, value in wanted:
-        if (transform := row.make(value, options, scene)) is not None:
-            transform.steady = True  # type: ignore[attr-defined]
-            transform.blind = row.drawing  # type: ignore[attr-defined]  # it looks at scores alone
-            made.append(transform)
-    if not of_source:
-        if len(_made) >= KEPT:
-            del _made[next(iter(_made))]
-        _made[key] = tuple(made)
-    return made
+    requested = [(row, value) for row in PROCESSORS if (value := getattr(options, row.name)) is not None
+              and (options.do_sample or not row.sampling_only)]
+    uses_source = prompt.source is not None and any(row.name.startswith("encoder_") for row, _ in requested)
+    key = (tuple((row.name, repr(value)) for row, value in requested), options.eos_ids, options.beam_count, prompt.prompt_width == 1)
+    if not uses_source and key in _processor_cache:
+        return list(_processor_cache[key])
+    processors = []
+    for row, value in requested:
+        if (processor := row.make(value, options, prompt)) is not None:
+            processor.steady = True  # type: ignore[attr-defined]
+            processor.blind = row.sampling_only  # type: ignore[attr-defined]  # it looks at scores alone
+            processors.append(processor)
+    if not uses_source:
+        if len(_processor_cache) >= MAX_CACHED_PROCESSORS:
+            del _processor_cache[next(iter(_processor_cache))]
+        _processor_cache[key] = tuple(processors)
+    return processors

@@ -12,90 +12,90 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, Stepper
-from keepleft.decoding.options import Options
-from keepleft.decoding.single import Single
+from keepleft.decoding.hypotheses import Hypotheses, StepModel
+from keepleft.decoding.options import GenerationConfig
+from keepleft.decoding.single import SamplingStrategy
 
-Guess = Callable[[Hypotheses, int], list[int]]  # the text so far, and the most tokens to guess
+Drafter = Callable[[Hypotheses, int], list[int]]  # the text so far, and the most tokens to guess
 
 
-def speculate(model: Any, prompt: Tensor, strategy: Single, guess: Guess, *, limit: int, **given: Any) -> Iterator[Hypotheses]:
+def speculative_decode(model: Any, prompt: Tensor, strategy: SamplingStrategy, drafter: Drafter, *, max_new_tokens: int, **start_kwargs: Any) -> Iterator[Hypotheses]:
     """One prompt, (1, T): yield the text after each new token."""
-    if len(prompt) != 1 or strategy.copies != 1:
-        raise ValueError(f"{len(prompt)} prompts with {strategy.copies} texts each: guessing ahead takes one at a time")
-    texts, _ = strategy.begin(prompt, None, torch.tensor([limit], device=prompt.device))
+    if len(prompt) != 1 or strategy.num_sequences != 1:
+        raise ValueError(f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a time")
+    hypotheses, _ = strategy.begin(prompt, None, torch.tensor([max_new_tokens], device=prompt.device))
     with torch.no_grad():
-        scores, state = model.start(prompt, **given)
-        texts, _ = strategy.choose(scores, texts)
-    yield texts
-    while texts.written < limit and not bool(texts.done):
-        guesses = guess(texts, limit - texts.written - 1)
+        logits, state = model.start(prompt, **start_kwargs)
+        hypotheses, _ = strategy.choose(logits, hypotheses)
+    yield hypotheses
+    while hypotheses.new_width < max_new_tokens and not bool(hypotheses.done):
+        draft = drafter(hypotheses, max_new_tokens - hypotheses.new_width - 1)
         with torch.no_grad():
-            new = torch.cat([texts.tokens[:, -1:], torch.tensor([guesses], dtype=torch.long, device=prompt.device)], 1)
-            all_ = model.head(model.extend(new, state), model.token)[0]
-        for n, scores in enumerate(all_):
+            new_tokens = torch.cat([hypotheses.tokens[:, -1:], torch.tensor([draft], dtype=torch.long, device=prompt.device)], 1)
+            all_logits = model.head(model.extend(new_tokens, state), model.token)[0]
+        for n, logits in enumerate(all_logits):
             with torch.no_grad():
-                texts, _ = strategy.choose(scores[None], texts)
-            yield texts
-            if bool(texts.done):
+                hypotheses, _ = strategy.choose(logits[None], hypotheses)
+            yield hypotheses
+            if bool(hypotheses.done):
                 return
-            if n < len(guesses) and int(texts.tokens[0, -1]) != guesses[n]:
-                state.drop(len(guesses) - n)
+            if n < len(draft) and int(hypotheses.tokens[0, -1]) != draft[n]:
+                state.drop(len(draft) - n)
                 break
 
 
-def guessing(draft: Any, options: Options, strategy: Single, source: Tensor | None = None, **given: Any) -> Guess:
+def make_drafter(draft_model: Any, options: GenerationConfig, strategy: SamplingStrategy, source: Tensor | None = None, **start_kwargs: Any) -> Drafter:
     """A smaller model's guesses, or those that the text itself suggests."""
-    if draft is not None:
-        return Draft(draft, strategy, options.num_assistant_tokens or 5, given)
-    return lookup(options.prompt_lookup_num_tokens or 10, options.max_matching_ngram_size or 2, source)
+    if draft_model is not None:
+        return DraftModel(draft_model, strategy, options.num_assistant_tokens or 5, start_kwargs)
+    return prompt_lookup(options.prompt_lookup_num_tokens or 10, options.max_matching_ngram_size or 2, source)
 
 
-def lookup(count: int, longest: int, source: Tensor | None = None) -> Guess:
+def prompt_lookup(num_tokens: int, max_ngram_size: int, source: Tensor | None = None) -> Drafter:
     """What followed the last tokens when they came before, in the source or in the text."""
-    before = [] if source is None else source[0].tolist()
+    source_tokens = [] if source is None else source[0].tolist()
 
-    def guess(texts: Hypotheses, most: int) -> list[int]:
-        text = texts.tokens[0].tolist()
-        there = [*before, *text]
-        for size in range(min(longest, len(text)), 0, -1):
-            tail = text[-size:]
-            for begin in range(len(there) - size - 1, -1, -1):
-                if there[begin:begin + size] == tail:
-                    return there[begin + size:begin + size + min(count, most)]
+    def draft(hypotheses: Hypotheses, max_tokens: int) -> list[int]:
+        sequence = hypotheses.tokens[0].tolist()
+        history = [*source_tokens, *sequence]
+        for size in range(min(max_ngram_size, len(sequence)), 0, -1):
+            tail = sequence[-size:]
+            for start in range(len(history) - size - 1, -1, -1):
+                if history[start:start + size] == tail:
+                    return history[start + size:start + size + min(num_tokens, max_tokens)]
         return []
-    return guess
+    return draft
 
 
-class Draft:
+class DraftModel:
     """Another model with the same tokens, which writes ahead by the same strategy."""
 
-    def __init__(self, model: Stepper, strategy: Single, count: int, given: dict[str, Any]) -> None:
-        self.model, self.strategy, self.count, self.given = model, strategy, count, given
+    def __init__(self, model: StepModel, strategy: SamplingStrategy, num_tokens: int, start_kwargs: dict[str, Any]) -> None:
+        self.model, self.strategy, self.num_tokens, self.start_kwargs = model, strategy, num_tokens, start_kwargs
         self.state: Any = None
-        self.read: list[int] = []  # the tokens that its state holds
+        self.cached_tokens: list[int] = []  # the tokens that its state holds
 
-    def __call__(self, texts: Hypotheses, most: int) -> list[int]:
-        out: list[int] = []
-        reach = getattr(getattr(self.model, "design", None), "longest", None)
-        room = most if reach is None else min(most, reach - texts.tokens.shape[1])
+    def __call__(self, hypotheses: Hypotheses, max_tokens: int) -> list[int]:
+        draft: list[int] = []
+        max_positions = getattr(getattr(self.model, "design", None), "longest", None)
+        limit = max_tokens if max_positions is None else min(max_tokens, max_positions - hypotheses.tokens.shape[1])
         with torch.no_grad():
-            for _ in range(min(self.count, room)):
-                texts, _ = self.strategy.choose(self._scores(texts.tokens), texts)
-                out.append(int(texts.tokens[0, -1]))
-                if bool(texts.done):
+            for _ in range(min(self.num_tokens, limit)):
+                hypotheses, _ = self.strategy.choose(self._next_logits(hypotheses.tokens), hypotheses)
+                draft.append(int(hypotheses.tokens[0, -1]))
+                if bool(hypotheses.done):
                     break
-        return out
+        return draft
 
-    def _scores(self, tokens: Tensor) -> Tensor:
+    def _next_logits(self, tokens: Tensor) -> Tensor:
         """Of what follows these: what is known already is not read again."""
-        text = tokens[0].tolist()
+        sequence = tokens[0].tolist()
         if self.state is None:
-            scores, self.state = self.model.start(tokens, **self.given)
+            logits, self.state = self.model.start(tokens, **self.start_kwargs)
         else:
-            same = next((n for n, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b),
-                        min(len(self.read), len(text) - 1))
-            self.state.drop(len(self.read) - same)
-            scores = self.model.step(tokens[:, same:], self.state)
-        self.read = text
-        return scores
+            common_length = next((n for n, (a, b) in enumerate(zip(self.cached_tokens, sequence, strict=False)) if a != b),
+                        min(len(self.cached_tokens), len(sequence) - 1))
+            self.state.drop(len(self.cached_tokens) - common_length)
+            logits = self.model.step(tokens[:, common_length:], self.state)
+        self.cached_tokens = sequence
+        return logits

@@ -10,194 +10,194 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.beam import NEVER, Beam
-from keepleft.decoding.hypotheses import held
-from keepleft.decoding.single import Single
-from keepleft.nn.best import best
-from keepleft.nn.gpu import jit, power, tl
+from keepleft.decoding.beam import EXCLUDED_SCORE, Beam
+from keepleft.decoding.hypotheses import device_constant
+from keepleft.decoding.single import SamplingStrategy
+from keepleft.nn.best import topk_logsumexp
+from keepleft.nn.gpu import jit, next_power_of_2, tl
 
-LARGE = 1 << 13  # numbers that one program can hold
-RULES = {True: 1, False: 0, "never": 2}
+MAX_BLOCK_ELEMENTS = 1 << 13  # numbers that one program can hold
+EARLY_STOPPING = {True: 1, False: 0, "never": 2}
 
 
-def fits(strategy: Any, texts: Any) -> bool:
+def is_supported(strategy: Any, hypotheses: Any) -> bool:
     """Plain scores, and histories that one program can move."""
-    if strategy.transforms or strategy.seeds is not None or strategy.stop is not None or texts.score.dtype != torch.float32:
+    if strategy.transforms or strategy.seeds is not None or strategy.stop is not None or hypotheses.score.dtype != torch.float32:
         return False
-    rows = 1 if isinstance(strategy, Single) else 2 * strategy.width
-    return rows * texts.tokens.shape[1] <= LARGE and (isinstance(strategy, Single) or strategy.groups == 1)
+    num_rows = 1 if isinstance(strategy, SamplingStrategy) else 2 * strategy.width
+    return num_rows * hypotheses.tokens.shape[1] <= MAX_BLOCK_ELEMENTS and (isinstance(strategy, SamplingStrategy) or strategy.groups == 1)
 
 
-def advance(strategy: Single | Beam, scores: Tensor, texts: Any, track: Any) -> None:
+def select_and_append(strategy: SamplingStrategy | Beam, logits: Tensor, hypotheses: Any, static_kv: Any) -> None:
     """The next token of every text, written over what was there."""
-    columns = texts.tokens.shape[1]
-    ends = held(strategy.end or (-1,), scores.device)
-    if isinstance(strategy, Single):
-        found = best(scores, 1)
-        _single_kernel[(len(scores),)](
-            *found, texts.tokens, texts.real, texts.score, texts.done, texts.size, texts.most, ends, len(ends), columns,
-            power(columns), num_warps=4)
+    columns = hypotheses.tokens.shape[1]
+    eos_ids = device_constant(strategy.eos_ids or (-1,), logits.device)
+    if isinstance(strategy, SamplingStrategy):
+        top = topk_logsumexp(logits, 1)
+        _greedy_kernel[(len(logits),)](
+            *top, hypotheses.tokens, hypotheses.real, hypotheses.score, hypotheses.done, hypotheses.size, hypotheses.most, eos_ids, len(eos_ids), columns,
+            next_power_of_2(columns), num_warps=4)
     else:
-        width, rows = strategy.width, len(texts.ended)
-        count = strategy.candidates(scores.shape[1])
-        found = best(scores, count)
-        each = found.scores.shape[1]
-        _beam_kernel[(rows,)](
-            *found, texts.tokens, texts.real, texts.score, texts.done, texts.size, texts.most, texts.ended, texts.ended_score,
-            texts.ended_size, texts.full, texts.hope, texts.count, track.parents, track.now, ends, len(ends), columns,
-            len(track.parents), strategy.penalty, width, power(width), each, power(width * each), count,
-            power(width + count), RULES[strategy.early], power(columns), power(len(track.parents)), NEVER, num_warps=8)
-    texts.count.add_(1)
+        width, num_prompts = strategy.width, len(hypotheses.ended)
+        num_candidates = strategy.num_candidates(logits.shape[1])
+        top = topk_logsumexp(logits, num_candidates)
+        per_beam = top.values.shape[1]
+        _beam_kernel[(num_prompts,)](
+            *top, hypotheses.tokens, hypotheses.real, hypotheses.score, hypotheses.done, hypotheses.size, hypotheses.most, hypotheses.ended, hypotheses.ended_score,
+            hypotheses.ended_size, hypotheses.full, hypotheses.hope, hypotheses.count, static_kv.parents, static_kv.now, eos_ids, len(eos_ids), columns,
+            len(static_kv.parents), strategy.length_penalty, width, next_power_of_2(width), per_beam, next_power_of_2(width * per_beam), num_candidates,
+            next_power_of_2(width + num_candidates), EARLY_STOPPING[strategy.early_stopping], next_power_of_2(columns), next_power_of_2(len(static_kv.parents)), EXCLUDED_SCORE, num_warps=8)
+    hypotheses.count.add_(1)
 
 
 @jit  # type: ignore[untyped-decorator]
-def _single_kernel(likely, chosen, total, tokens, real, score, done, size, most, ends, many, columns,  # type: ignore
+def _greedy_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, score, done, lengths, max_new_tokens, eos_ids, num_eos, columns,  # type: ignore
                    block: tl.constexpr):
     r = tl.program_id(0)
-    over = tl.load(done + r) != 0
+    finished = tl.load(done + r) != 0
     column = tl.arange(0, block)
-    at = r * columns + column
-    history = tl.load(tokens + at + 1, mask=column < columns - 1, other=0)
-    marks = tl.load(real + at + 1, mask=column < columns - 1, other=0)
-    token = tl.where(over, tl.load(tokens + r * columns + columns - 1), tl.load(chosen + r))
-    length = tl.load(size + r) + tl.where(over, 0, 1)
-    gain = tl.where(over, 0.0, tl.load(likely + r) - tl.load(total + r))
-    whole = tl.load(score + r) + gain
-    over = over | (length >= tl.load(most + r))
-    for n in range(many):
-        over = over | (token == tl.load(ends + n))
+    offsets = r * columns + column
+    history = tl.load(tokens + offsets + 1, mask=column < columns - 1, other=0)
+    mask_history = tl.load(text_mask + offsets + 1, mask=column < columns - 1, other=0)
+    token = tl.where(finished, tl.load(tokens + r * columns + columns - 1), tl.load(top_tokens + r))
+    length = tl.load(lengths + r) + tl.where(finished, 0, 1)
+    logprob = tl.where(finished, 0.0, tl.load(top_logits + r) - tl.load(logsumexp + r))
+    new_score = tl.load(score + r) + logprob
+    finished = finished | (length >= tl.load(max_new_tokens + r))
+    for n in range(num_eos):
+        finished = finished | (token == tl.load(eos_ids + n))
     tl.debug_barrier()  # all is read before anything is written
-    tl.store(tokens + at, tl.where(column == columns - 1, token, history), mask=column < columns)
-    tl.store(real + at, tl.where(column == columns - 1, 1, marks).to(tl.int1), mask=column < columns)
-    tl.store(score + r, whole)
-    tl.store(size + r, length)
-    tl.store(done + r, over)
+    tl.store(tokens + offsets, tl.where(column == columns - 1, token, history), mask=column < columns)
+    tl.store(text_mask + offsets, tl.where(column == columns - 1, 1, mask_history).to(tl.int1), mask=column < columns)
+    tl.store(score + r, new_score)
+    tl.store(lengths + r, length)
+    tl.store(done + r, finished)
 
 
 @jit  # type: ignore[untyped-decorator]
-def _beam_kernel(likely, chosen, total, tokens, real, score, done, size, most, ended, ended_score, ended_size, full, hope,  # type: ignore
-                 added, parents, now, ends, many, columns, capacity, penalty, width: tl.constexpr, wide: tl.constexpr,
-                 each: tl.constexpr, pool: tl.constexpr, count: tl.constexpr, lanes: tl.constexpr, early: tl.constexpr,
-                 block: tl.constexpr, deep: tl.constexpr, never: tl.constexpr):
+def _beam_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, score, done, lengths, max_new_tokens, finished_tokens, finished_scores, finished_lengths, has_finished, can_improve,  # type: ignore
+                 num_new, beam_rows, position, eos_ids, num_eos, columns, capacity, length_penalty, width: tl.constexpr, width_block: tl.constexpr,
+                 per_beam: tl.constexpr, pool_block: tl.constexpr, num_candidates: tl.constexpr, lanes: tl.constexpr, early_stopping: tl.constexpr,
+                 block: tl.constexpr, capacity_block: tl.constexpr, excluded_score: tl.constexpr):
     b = tl.program_id(0)
-    length = tl.load(added) + 1
-    limit = tl.load(most + b * width)
+    length = tl.load(num_new) + 1
+    limit = tl.load(max_new_tokens + b * width)
     # the likeliest continuations of all texts of this prompt, one after the other
-    at = tl.arange(0, pool)
-    row = b * width + at // each
-    there = at < width * each
-    x = (tl.load(score + row, mask=there, other=0.0)
-         + (tl.load(likely + b * width * each + at, mask=there, other=0.0) - tl.load(total + row, mask=there, other=0.0)))
-    x = tl.where(there, x, float("nan"))
-    token = tl.load(chosen + b * width * each + at, mask=there, other=0)
+    pool_index = tl.arange(0, pool_block)
+    row = b * width + pool_index // per_beam
+    valid = pool_index < width * per_beam
+    x = (tl.load(score + row, mask=valid, other=0.0)
+         + (tl.load(top_logits + b * width * per_beam + pool_index, mask=valid, other=0.0) - tl.load(logsumexp + row, mask=valid, other=0.0)))
+    x = tl.where(valid, x, float("nan"))
+    token = tl.load(top_tokens + b * width * per_beam + pool_index, mask=valid, other=0)
     lane = tl.arange(0, lanes)  # candidates first, then what had ended
     value = tl.zeros([lanes], tl.float32)
     parent = tl.zeros([lanes], tl.int64)
-    last = tl.zeros([lanes], tl.int64)
-    for n in range(count):
+    last_token = tl.zeros([lanes], tl.int64)
+    for n in range(num_candidates):
         top = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        place = tl.min(tl.where(x == top, at, pool), 0)
+        index = tl.min(tl.where(x == top, pool_index, pool_block), 0)
         value = tl.where(lane == n, top, value)
-        parent = tl.where(lane == n, (place // each).to(tl.int64), parent)
-        last = tl.where(lane == n, tl.sum(tl.where(at == place, token, 0), 0), last)
-        x = tl.where(at == place, float("nan"), x)
-    candidate = lane < count
-    finish = candidate & (length >= limit)
-    for n in range(many):
-        finish = finish | (candidate & (last == tl.load(ends + n)))
+        parent = tl.where(lane == n, (index // per_beam).to(tl.int64), parent)
+        last_token = tl.where(lane == n, tl.sum(tl.where(pool_index == index, token, 0), 0), last_token)
+        x = tl.where(pool_index == index, float("nan"), x)
+    candidate = lane < num_candidates
+    finishes = candidate & (length >= limit)
+    for n in range(num_eos):
+        finishes = finishes | (candidate & (last_token == tl.load(eos_ids + n)))
     # those that go on
-    x = tl.where(candidate, value + tl.where(finish, never, 0.0), float("nan"))
-    out = tl.arange(0, wide)
-    on = tl.zeros([wide], tl.float32)
-    on_parent = tl.zeros([wide], tl.int64)
-    on_last = tl.zeros([wide], tl.int64)
+    x = tl.where(candidate, value + tl.where(finishes, excluded_score, 0.0), float("nan"))
+    beam = tl.arange(0, width_block)
+    running_score = tl.zeros([width_block], tl.float32)
+    running_parent = tl.zeros([width_block], tl.int64)
+    running_token = tl.zeros([width_block], tl.int64)
     for n in range(width):
         top = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        place = tl.min(tl.where(x == top, lane, lanes), 0)
-        on = tl.where(out == n, top, on)
-        on_parent = tl.where(out == n, tl.sum(tl.where(lane == place, parent, 0), 0), on_parent)
-        on_last = tl.where(out == n, tl.sum(tl.where(lane == place, last, 0), 0), on_last)
-        x = tl.where(lane == place, float("nan"), x)
+        index = tl.min(tl.where(x == top, lane, lanes), 0)
+        running_score = tl.where(beam == n, top, running_score)
+        running_parent = tl.where(beam == n, tl.sum(tl.where(lane == index, parent, 0), 0), running_parent)
+        running_token = tl.where(beam == n, tl.sum(tl.where(lane == index, last_token, 0), 0), running_token)
+        x = tl.where(lane == index, float("nan"), x)
     # those that have ended, now or before: these come first where scores are equal
-    before = (lane >= count) & (lane < count + width)
-    place = b * width + lane - count
-    was_full = tl.load(full + place, mask=before, other=0) != 0
-    hoped = tl.load(hope + b) != 0
-    shut = hoped == 0
-    if early == 1:
-        shut = shut | (tl.sum(tl.where(before & was_full, 1, 0), 0) == width)
-    just = finish & (lane < width)
-    told = value / _raised(length, penalty)
-    told = told + tl.where(just, 0.0, never)
-    told = told + tl.where(shut, never, 0.0)
-    x = tl.where(before, tl.load(ended_score + place, mask=before, other=0.0), tl.where(candidate, told, float("nan")))
-    fill = tl.where(before, was_full, just)
-    sizes = tl.where(before, tl.load(ended_size + place, mask=before, other=0), length)
-    origin = tl.where(before, lane - count, width + parent)
-    order = tl.where(before, lane - count, lane + width)
-    end_score = tl.zeros([wide], tl.float32)
-    end_size = tl.zeros([wide], tl.int64)
-    end_full = out < 0
-    end_from = tl.zeros([wide], tl.int64)
-    end_last = tl.zeros([wide], tl.int64)
+    is_old = (lane >= num_candidates) & (lane < num_candidates + width)
+    index = b * width + lane - num_candidates
+    old_finished = tl.load(has_finished + index, mask=is_old, other=0) != 0
+    improvable = tl.load(can_improve + b) != 0
+    closed = improvable == 0
+    if early_stopping == 1:
+        closed = closed | (tl.sum(tl.where(is_old & old_finished, 1, 0), 0) == width)
+    newly_finished = finishes & (lane < width)
+    finish_score = value / _length_power(length, length_penalty)
+    finish_score = finish_score + tl.where(newly_finished, 0.0, excluded_score)
+    finish_score = finish_score + tl.where(closed, excluded_score, 0.0)
+    x = tl.where(is_old, tl.load(finished_scores + index, mask=is_old, other=0.0), tl.where(candidate, finish_score, float("nan")))
+    filled = tl.where(is_old, old_finished, newly_finished)
+    lane_lengths = tl.where(is_old, tl.load(finished_lengths + index, mask=is_old, other=0), length)
+    origin = tl.where(is_old, lane - num_candidates, width + parent)
+    order = tl.where(is_old, lane - num_candidates, lane + width)
+    best_score = tl.zeros([width_block], tl.float32)
+    best_length = tl.zeros([width_block], tl.int64)
+    best_finished = beam < 0
+    best_origin = tl.zeros([width_block], tl.int64)
+    best_token = tl.zeros([width_block], tl.int64)
     for n in range(width):
         top = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        first = tl.min(tl.where(x == top, order, 2 * lanes), 0)
-        mine = order == first
-        mine = mine & (before | candidate)
-        end_score = tl.where(out == n, top, end_score)
-        end_size = tl.where(out == n, tl.sum(tl.where(mine, sizes, 0), 0), end_size)
-        end_full = end_full | ((out == n) & (tl.sum(tl.where(mine & fill, 1, 0), 0) > 0))
-        end_from = tl.where(out == n, tl.sum(tl.where(mine, origin, 0), 0), end_from)
-        end_last = tl.where(out == n, tl.sum(tl.where(mine, last, 0), 0), end_last)
-        x = tl.where(mine, float("nan"), x)
-    inside = out < width
-    lowest = tl.min(tl.where(inside, end_score, float("inf")), 0)
-    highest = tl.max(tl.where(out == 0, on, float("-inf")), 0)
-    farthest = length
-    if early == 2:
-        farthest = tl.where(penalty > 0, limit, length)
-    reach = highest / _raised(farthest, penalty)
-    better = tl.sum(tl.where(inside & (reach > tl.where(end_full, lowest, never)), 1, 0), 0) > 0
-    hoped = hoped & better
-    over = (hoped == 0) | (tl.sum(tl.where(candidate & (finish == 0), 1, 0), 0) == 0)
-    if early == 1:
-        over = over | (tl.sum(tl.where(inside & end_full, 1, 0), 0) == width)
+        best_order = tl.min(tl.where(x == top, order, 2 * lanes), 0)
+        selected = order == best_order
+        selected = selected & (is_old | candidate)
+        best_score = tl.where(beam == n, top, best_score)
+        best_length = tl.where(beam == n, tl.sum(tl.where(selected, lane_lengths, 0), 0), best_length)
+        best_finished = best_finished | ((beam == n) & (tl.sum(tl.where(selected & filled, 1, 0), 0) > 0))
+        best_origin = tl.where(beam == n, tl.sum(tl.where(selected, origin, 0), 0), best_origin)
+        best_token = tl.where(beam == n, tl.sum(tl.where(selected, last_token, 0), 0), best_token)
+        x = tl.where(selected, float("nan"), x)
+    in_beam = beam < width
+    lowest = tl.min(tl.where(in_beam, best_score, float("inf")), 0)
+    highest = tl.max(tl.where(beam == 0, running_score, float("-inf")), 0)
+    max_length = length
+    if early_stopping == 2:
+        max_length = tl.where(length_penalty > 0, limit, length)
+    best_possible = highest / _length_power(max_length, length_penalty)
+    better = tl.sum(tl.where(in_beam & (best_possible > tl.where(best_finished, lowest, excluded_score)), 1, 0), 0) > 0
+    improvable = improvable & better
+    all_done = (improvable == 0) | (tl.sum(tl.where(candidate & (finishes == 0), 1, 0), 0) == 0)
+    if early_stopping == 1:
+        all_done = all_done | (tl.sum(tl.where(in_beam & best_finished, 1, 0), 0) == width)
     # histories: all are read, then all are written, one column to the left
     column = tl.arange(0, block)
-    moved = (column < columns - 1)[None, :] & inside[:, None]
-    text = tokens + (b * width + on_parent)[:, None] * columns + column[None, :] + 1
-    on_text = tl.load(text, mask=moved, other=0)
-    on_real = tl.load(real + (b * width + on_parent)[:, None] * columns + column[None, :] + 1, mask=moved, other=0)
-    old = end_from < width
-    end_text = tl.load(ended + (b * width + end_from)[:, None] * columns + column[None, :] + 1,
-                       mask=moved & old[:, None], other=0)
-    end_text += tl.load(tokens + (b * width + end_from - width)[:, None] * columns + column[None, :] + 1,
-                        mask=moved & (old == 0)[:, None], other=0)
-    step = tl.arange(0, deep)
+    shift_mask = (column < columns - 1)[None, :] & in_beam[:, None]
+    running_pointers = tokens + (b * width + running_parent)[:, None] * columns + column[None, :] + 1
+    running_history = tl.load(running_pointers, mask=shift_mask, other=0)
+    running_mask = tl.load(text_mask + (b * width + running_parent)[:, None] * columns + column[None, :] + 1, mask=shift_mask, other=0)
+    from_finished = best_origin < width
+    best_history = tl.load(finished_tokens + (b * width + best_origin)[:, None] * columns + column[None, :] + 1,
+                       mask=shift_mask & from_finished[:, None], other=0)
+    best_history += tl.load(tokens + (b * width + best_origin - width)[:, None] * columns + column[None, :] + 1,
+                        mask=shift_mask & (from_finished == 0)[:, None], other=0)
+    step = tl.arange(0, capacity_block)
     rows = tl.num_programs(0) * width
-    kept = (step < capacity)[:, None] & inside[None, :]
-    table = tl.load(parents + step[:, None] * rows + (b * width + on_parent)[None, :], mask=kept, other=0)
-    table = tl.where((step == tl.load(now))[:, None], (b * width + on_parent)[None, :], table)
+    table_mask = (step < capacity)[:, None] & in_beam[None, :]
+    table = tl.load(beam_rows + step[:, None] * rows + (b * width + running_parent)[None, :], mask=table_mask, other=0)
+    table = tl.where((step == tl.load(position))[:, None], (b * width + running_parent)[None, :], table)
     tl.debug_barrier()
-    here = (column < columns)[None, :] & inside[:, None]
-    at_row = (b * width + out)[:, None] * columns + column[None, :]
-    final = (column == columns - 1)[None, :]
-    tl.store(tokens + at_row, tl.where(final, on_last[:, None], on_text), mask=here)
-    tl.store(real + at_row, tl.where(final, 1, on_real).to(tl.int1), mask=here)
-    tl.store(ended + at_row, tl.where(final, end_last[:, None], end_text), mask=here)
-    tl.store(parents + step[:, None] * rows + (b * width + out)[None, :], table, mask=kept)
-    at_out = b * width + out
-    tl.store(score + at_out, on, mask=inside)
-    tl.store(size + at_out, tl.load(size + at_out, mask=inside, other=0) + 1, mask=inside)
-    tl.store(done + at_out, over & inside, mask=inside)
-    tl.store(ended_score + at_out, end_score, mask=inside)
-    tl.store(ended_size + at_out, end_size, mask=inside)
-    tl.store(full + at_out, end_full, mask=inside)
-    tl.store(hope + b, hoped)
+    store_mask = (column < columns)[None, :] & in_beam[:, None]
+    row_offsets = (b * width + beam)[:, None] * columns + column[None, :]
+    is_last_column = (column == columns - 1)[None, :]
+    tl.store(tokens + row_offsets, tl.where(is_last_column, running_token[:, None], running_history), mask=store_mask)
+    tl.store(text_mask + row_offsets, tl.where(is_last_column, 1, running_mask).to(tl.int1), mask=store_mask)
+    tl.store(finished_tokens + row_offsets, tl.where(is_last_column, best_token[:, None], best_history), mask=store_mask)
+    tl.store(beam_rows + step[:, None] * rows + (b * width + beam)[None, :], table, mask=table_mask)
+    beam_offsets = b * width + beam
+    tl.store(score + beam_offsets, running_score, mask=in_beam)
+    tl.store(lengths + beam_offsets, tl.load(lengths + beam_offsets, mask=in_beam, other=0) + 1, mask=in_beam)
+    tl.store(done + beam_offsets, all_done & in_beam, mask=in_beam)
+    tl.store(finished_scores + beam_offsets, best_score, mask=in_beam)
+    tl.store(finished_lengths + beam_offsets, best_length, mask=in_beam)
+    tl.store(has_finished + beam_offsets, best_finished, mask=in_beam)
+    tl.store(can_improve + b, improvable)
 
 
 @jit  # type: ignore[untyped-decorator]
-def _raised(length, penalty):  # type: ignore
+def _length_power(length, length_penalty):  # type: ignore
     """length ** penalty, as precisely as PyTorch's"""
-    return tl.exp2(penalty * tl.log2(length.to(tl.float64))).to(tl.float32)
+    return tl.exp2(length_penalty * tl.log2(length.to(tl.float64))).to(tl.float32)

@@ -11,184 +11,184 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from keepleft.decoding.hypotheses import Hypotheses, Transform, held
+from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, device_constant
 
-OUT = float("-inf")
+NEG_INF = float("-inf")
 
 
-def repetition(penalty: float) -> Transform:
+def repetition_penalty(penalty: float) -> LogitsProcessor:
     """Scores of tokens that were there already, divided by the penalty, or times it where they are negative."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        return torch.where(seen(scores, texts), punished(scores, penalty), scores)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        return torch.where(seen_tokens(logits, hypotheses), apply_penalty(logits, penalty), logits)
     return apply
 
 
-def punished(scores: Tensor, penalty: float) -> Tensor:
-    return torch.where(scores < 0, scores * penalty, scores / penalty)
+def apply_penalty(logits: Tensor, penalty: float) -> Tensor:
+    return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
-def seen(scores: Tensor, texts: Hypotheses) -> Tensor:
+def seen_tokens(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
     """(N, V) which tokens are in the text."""
-    return counted(scores, texts.tokens, texts.known()) > 0
+    return token_counts(logits, hypotheses.tokens, hypotheses.text_mask()) > 0
 
 
-def counted(scores: Tensor, tokens: Tensor, known: Tensor | None) -> Tensor:
+def token_counts(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
     """(N, V) how often each token is among these, (N, T)."""
-    ones = torch.ones_like(tokens, dtype=scores.dtype) if known is None else known.to(scores.dtype)
-    return torch.zeros_like(scores).scatter_add_(1, tokens.clamp(max=scores.shape[-1] - 1), ones)
+    ones = torch.ones_like(tokens, dtype=logits.dtype) if mask is None else mask.to(logits.dtype)
+    return torch.zeros_like(logits).scatter_add_(1, tokens.clamp(max=logits.shape[-1] - 1), ones)
 
 
-def presence(penalty: float) -> Transform:
+def presence_penalty(penalty: float) -> LogitsProcessor:
     """Taken off once for a token that was written already (the prompt does not count), as in OpenAI's interface."""
-    return lambda scores, texts: scores - penalty * (counted(scores, *texts.own()) > 0)
+    return lambda logits, hypotheses: logits - penalty * (token_counts(logits, *hypotheses.new_tokens()) > 0)
 
 
-def frequency(penalty: float) -> Transform:
+def frequency_penalty(penalty: float) -> LogitsProcessor:
     """Taken off for each time that a token was written already."""
-    return lambda scores, texts: scores - penalty * counted(scores, *texts.own())
+    return lambda logits, hypotheses: logits - penalty * token_counts(logits, *hypotheses.new_tokens())
 
 
-def no_repeat(size: int) -> Transform:
+def no_repeat_ngram(ngram_size: int) -> LogitsProcessor:
     """No run of `size` tokens comes twice."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        return _unrepeated(scores, texts.tokens, texts.tokens, texts.known(), size)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        return _ban_repeated_ngrams(logits, hypotheses.tokens, hypotheses.tokens, hypotheses.text_mask(), ngram_size)
     return apply
 
 
-def no_repeat_of(source: Tensor, size: int, known: Tensor | None = None) -> Transform:
+def encoder_no_repeat_ngram(source: Tensor, ngram_size: int, source_mask: Tensor | None = None) -> LogitsProcessor:
     """No run of `size` tokens of the source comes. (B, S), a row for each prompt."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        each = len(scores) // len(source)
-        rows = source.repeat_interleave(each, 0)
-        return _unrepeated(scores, texts.tokens, rows, None if known is None else known.repeat_interleave(each, 0), size)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        rows_per_source = len(logits) // len(source)
+        source_tokens = source.repeat_interleave(rows_per_source, 0)
+        return _ban_repeated_ngrams(logits, hypotheses.tokens, source_tokens, None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0), ngram_size)
     return apply
 
 
-def _unrepeated(scores: Tensor, tokens: Tensor, there: Tensor, known: Tensor | None, size: int) -> Tensor:
-    if there.shape[1] < size or tokens.shape[1] < size - 1:
-        return scores
-    runs = there.unfold(1, size, 1)  # (N, runs, size)
-    same = (runs[..., :-1] == tokens[:, None, tokens.shape[1] - size + 1:]).all(-1)
-    if known is not None:
-        same = same & known.unfold(1, size, 1).all(-1)
-    return scores.masked_fill(counted(scores, runs[..., -1], same) > 0, OUT)
+def _ban_repeated_ngrams(logits: Tensor, tokens: Tensor, history: Tensor, mask: Tensor | None, ngram_size: int) -> Tensor:
+    if history.shape[1] < ngram_size or tokens.shape[1] < ngram_size - 1:
+        return logits
+    ngrams = history.unfold(1, ngram_size, 1)  # (N, runs, size)
+    matches = (ngrams[..., :-1] == tokens[:, None, tokens.shape[1] - ngram_size + 1:]).all(-1)
+    if mask is not None:
+        matches = matches & mask.unfold(1, ngram_size, 1).all(-1)
+    return logits.masked_fill(token_counts(logits, ngrams[..., -1], matches) > 0, NEG_INF)
 
 
-def from_source(penalty: float, source: Tensor, known: Tensor | None = None) -> Transform:
+def encoder_repetition_penalty(penalty: float, source: Tensor, source_mask: Tensor | None = None) -> LogitsProcessor:
     """Tokens of the source made likelier (above 1) or less likely: Hugging Face's encoder_repetition_penalty."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        each = len(scores) // len(source)
-        rows = source.repeat_interleave(each, 0)
-        there = counted(scores, rows, None if known is None else known.repeat_interleave(each, 0)) > 0
-        return torch.where(there, punished(scores, 1.0 / penalty), scores)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        rows_per_source = len(logits) // len(source)
+        source_tokens = source.repeat_interleave(rows_per_source, 0)
+        in_source = token_counts(logits, source_tokens, None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0)) > 0
+        return torch.where(in_source, apply_penalty(logits, 1.0 / penalty), logits)
     return apply
 
 
-def bias(of: Mapping[tuple[int, ...], float]) -> Transform:
+def sequence_bias(biases: Mapping[tuple[int, ...], float]) -> LogitsProcessor:
     """Something added to the last token of a run whose other tokens have just come; -∞ bans it."""
-    singles = {run[0]: value for run, value in of.items() if len(run) == 1}
-    longer = [(run, value) for run, value in of.items() if len(run) > 1]
+    token_biases = {sequence[0]: value for sequence, value in biases.items() if len(sequence) == 1}
+    sequence_biases = [(sequence, value) for sequence, value in biases.items() if len(sequence) > 1]
 
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, [token for run in of for token in run])
-        scores = scores.clone()
-        if singles:
-            scores[:, held(tuple(singles), scores.device)] += held(tuple(singles.values()), scores.device).to(scores.dtype)
-        known = texts.known()
-        for run, value in longer:
-            size = len(run) - 1
-            if size > texts.tokens.shape[1]:
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, [token for sequence in biases for token in sequence])
+        logits = logits.clone()
+        if token_biases:
+            logits[:, device_constant(tuple(token_biases), logits.device)] += device_constant(tuple(token_biases.values()), logits.device).to(logits.dtype)
+        text_mask = hypotheses.text_mask()
+        for sequence, value in sequence_biases:
+            prefix_length = len(sequence) - 1
+            if prefix_length > hypotheses.tokens.shape[1]:
                 continue
-            just = (texts.tokens[:, -size:] == held(run[:-1], scores.device)).all(1)
-            if known is not None:
-                just = just & known[:, -size:].all(1)
-            scores[:, run[-1]] += torch.where(just, value, 0.0)
-        return scores
+            matches = (hypotheses.tokens[:, -prefix_length:] == device_constant(sequence[:-1], logits.device)).all(1)
+            if text_mask is not None:
+                matches = matches & text_mask[:, -prefix_length:].all(1)
+            logits[:, sequence[-1]] += torch.where(matches, value, 0.0)
+        return logits
     return apply
 
 
-def within(scores: Tensor, tokens: Sequence[int]) -> None:
-    if beyond := [token for token in tokens if not 0 <= token < scores.shape[-1]]:
-        raise ValueError(f"token {beyond[0]} is not one of the {scores.shape[-1]} that the model knows: take it out")
+def check_in_vocabulary(logits: Tensor, tokens: Sequence[int]) -> None:
+    if out_of_range := [token for token in tokens if not 0 <= token < logits.shape[-1]]:
+        raise ValueError(f"token {out_of_range[0]} is not one of the {logits.shape[-1]} that the model knows: take it out")
 
 
-def never(tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None) -> Transform:
+def suppress_tokens(tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None) -> LogitsProcessor:
     """Tokens that do not come: at all, before so many tokens were written, or just at one of them."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, tokens)
-        now: bool | Tensor = True
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, tokens)
+        active: bool | Tensor = True
         if until is not None:
-            now = texts.added < until
+            active = hypotheses.num_new < until
         elif only_at is not None:
-            now = texts.added == only_at
-        return _when(now, lambda: scores.index_fill(1, held(tuple(tokens), scores.device), OUT), scores)
+            active = hypotheses.num_new == only_at
+        return _apply_if(active, lambda: logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF), logits)
     return apply
 
 
-def never_before(tokens: Sequence[int], length: int) -> Transform:
+def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
     """Tokens that do not come before the text, prompt included, has so many."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, tokens)
-        known = texts.known()
-        short = (scores.new_full((len(scores),), texts.tokens.shape[1]) if known is None else known.sum(1)) < length
-        return torch.where(short[:, None], scores.index_fill(1, held(tuple(tokens), scores.device), OUT), scores)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, tokens)
+        text_mask = hypotheses.text_mask()
+        too_short = (logits.new_full((len(logits),), hypotheses.tokens.shape[1]) if text_mask is None else text_mask.sum(1)) < length
+        return torch.where(too_short[:, None], logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF), logits)
     return apply
 
 
-def only(tokens: Sequence[int]) -> Transform:
+def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
     """A shortlist: no other token comes."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, tokens)
-        at = held(tuple(tokens), scores.device)
-        return torch.full_like(scores, OUT).index_copy_(1, at, scores[:, at])
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, tokens)
+        indices = device_constant(tuple(tokens), logits.device)
+        return torch.full_like(logits, NEG_INF).index_copy_(1, indices, logits[:, indices])
     return apply
 
 
-def forced(tokens: Sequence[int], at: int) -> Transform:
+def force_tokens(tokens: Sequence[int], position: int) -> LogitsProcessor:
     """One of these, and no other, when so many tokens were written."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, tokens)
-        return _when(texts.added == at, lambda: _just(tokens, scores), scores)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, tokens)
+        return _apply_if(hypotheses.num_new == position, lambda: _only_tokens(tokens, logits), logits)
     return apply
 
 
-def forced_last(tokens: Sequence[int]) -> Transform:
+def force_last(tokens: Sequence[int]) -> LogitsProcessor:
     """One of these, and no other, as the last token that a text may have."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        within(scores, tokens)
-        return torch.where((texts.most == texts.added + 1)[:, None], _just(tokens, scores), scores)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        check_in_vocabulary(logits, tokens)
+        return torch.where((hypotheses.max_new_tokens == hypotheses.num_new + 1)[:, None], _only_tokens(tokens, logits), logits)
     return apply
 
 
-def ending_sooner(start: int, factor: float, end: Sequence[int]) -> Transform:
+def exponential_decay_length_penalty(start: int, factor: float, eos_ids: Sequence[int]) -> LogitsProcessor:
     """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's exponential_decay_length_penalty."""
-    def apply(scores: Tensor, texts: Hypotheses) -> Tensor:
-        past, at = texts.added - start, held(tuple(end), scores.device)
+    def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        excess, indices = hypotheses.num_new - start, device_constant(tuple(eos_ids), logits.device)
 
-        def sooner() -> Tensor:
-            growth = factor ** past if isinstance(past, int) else (factor ** past.double()).to(scores.dtype).view(-1, 1)
-            return scores.index_add(1, at, (scores[:, at].abs() * (growth - 1)).masked_fill(~scores[:, at].isfinite(), 0.0))
-        return _when(past > 0, sooner, scores)
+        def boost_eos() -> Tensor:
+            growth = factor ** excess if isinstance(excess, int) else (factor ** excess.double()).to(logits.dtype).view(-1, 1)
+            return logits.index_add(1, indices, (logits[:, indices].abs() * (growth - 1)).masked_fill(~logits[:, indices].isfinite(), 0.0))
+        return _apply_if(excess > 0, boost_eos, logits)
     return apply
 
 
-def _just(tokens: Sequence[int], scores: Tensor) -> Tensor:
+def _only_tokens(tokens: Sequence[int], logits: Tensor) -> Tensor:
     """Nothing but these."""
-    return torch.full_like(scores, OUT).index_fill_(1, held(tuple(tokens), scores.device), 0.0)
+    return torch.full_like(logits, NEG_INF).index_fill_(1, device_constant(tuple(tokens), logits.device), 0.0)
 
 
-def _when(now: bool | Tensor, then: Callable[[], Tensor], scores: Tensor) -> Tensor:
+def _apply_if(condition: bool | Tensor, make_logits: Callable[[], Tensor], logits: Tensor) -> Tensor:
     """One or the other; where only the device knows, both are worked out."""
-    if isinstance(now, bool):
-        return then() if now else scores
-    return torch.where(now.view(-1, 1), then(), scores)
+    if isinstance(condition, bool):
+        return make_logits() if condition else logits
+    return torch.where(condition.view(-1, 1), make_logits(), logits)
 
 
-def finite(scores: Tensor, texts: Hypotheses) -> Tensor:
+def remove_invalid(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
     """What is no number becomes 0, what is infinite the largest number there is."""
-    return torch.nan_to_num(scores)
+    return torch.nan_to_num(logits)
 
 
-def normal(scores: Tensor, texts: Hypotheses) -> Tensor:
+def renormalize(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
     """Log-probabilities again, after other transforms."""
-    return scores.log_softmax(-1)
+    return logits.log_softmax(-1)

@@ -10,56 +10,56 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PART = ".part"
+PART_SUFFIX = ".part"
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A place to write a file; it becomes `path` when all went well, and vanishes otherwise."""
-    part = path.with_name(path.name + PART)
+    temporary = path.with_name(path.name + PART_SUFFIX)
     try:
-        yield part
-        sync(part)
-        part.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
         sync(path.parent)
     except BaseException:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill; it becomes `folder`, in place of what was there, when all went well, and vanishes otherwise."""
-    part = folder.with_name(folder.name + PART)
-    shutil.rmtree(part, ignore_errors=True)  # a crash may have left one
-    part.mkdir(parents=True)
+    temporary = folder.with_name(folder.name + PART_SUFFIX)
+    shutil.rmtree(temporary, ignore_errors=True)  # a crash may have left one
+    temporary.mkdir(parents=True)
     try:
-        yield part
-        for path in sorted(part.rglob("*")):
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
             sync(path)
-        sync(part)
-        removed(folder)
-        part.rename(folder)
+        sync(temporary)
+        remove_folder(folder)
+        temporary.rename(folder)
         sync(folder.parent)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def explain_os_error(description: str) -> Iterator[None]:
     """What goes wrong with the disk says what could not be written, and what to do."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO):
             raise
-        raise OSError(error.errno, f"{what} could not be written ({error.strerror}): free some space, or give another folder") \
+        raise OSError(error.errno, f"{description} could not be written ({error.strerror}): free some space, or give another folder") \
             from error
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep a folder to oneself for a while; where another process has it, that is an error. It ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
@@ -75,33 +75,33 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str) -> None:
     """A small file, at once or not at all."""
-    with written(path) as part:
-        part.write_text(content, "utf-8")
+    with atomic_file(path) as temporary:
+        temporary.write_text(content, "utf-8")
 
 
-def removed(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Take a folder away so that no one meets it half gone: its name goes first."""
     if folder.exists():
-        gone = folder.with_name(folder.name + ".gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        trash = folder.with_name(folder.name + ".gone")
+        shutil.rmtree(trash, ignore_errors=True)
+        folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def checksum(path: Path) -> int:
     """CRC-32 of a file, a few megabytes at a time."""
-    total = 0
+    crc = 0
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(1 << 22):
-            total = zlib.crc32(piece, total)
-    return total
+        while chunk := file.read(1 << 22):
+            crc = zlib.crc32(chunk, crc)
+    return crc

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from keepleft.disk.atomic import sync
 
-SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-SHARD = 5 << 30  # bytes
-CHECKSUMS = "keepleft.crc32"  # in a file's metadata: one for each tensor
+SINGLE_FILE, INDEX_FILE, CONFIG_FILE = "model.safetensors", "model.safetensors.index.json", "config.json"
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+MAX_SHARD_BYTES = 5 << 30  # bytes
+CHECKSUMS_KEY = "keepleft.crc32"  # in a file's metadata: one for each tensor
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 
 
-class File:
+class SafetensorsFile:
     """One file. Opening it checks its header, its size and, where it carries checksums, every byte as it is read."""
 
     def __init__(self, path: Path) -> None:
@@ -34,14 +34,14 @@ class File:
             with safe_open(path, framework="pt") as file:  # the library's own checks: header, offsets, size
                 metadata = file.metadata() or {}
             with path.open("rb") as raw:
-                size = int.from_bytes(raw.read(8), "little")
-                self.header: dict[str, Any] = json.loads(raw.read(size))
-            self.sums: dict[str, int] = dict(json.loads(metadata.get(CHECKSUMS, "{}")))
+                header_size = int.from_bytes(raw.read(8), "little")
+                self.header: dict[str, Any] = json.loads(raw.read(header_size))
+            self.checksums: dict[str, int] = dict(json.loads(metadata.get(CHECKSUMS_KEY, "{}")))
         except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from error
         self.header.pop("__metadata__", None)
-        self.begin = 8 + size
-        self.read: dict[str, tuple[int, int]] = {}  # how many bytes of a tensor were read in order, and their checksum
+        self.data_start = 8 + header_size
+        self.running_checksums: dict[str, tuple[int, int]] = {}  # how many bytes of a tensor were read in order, and their checksum
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.header[name]["shape"])
@@ -52,49 +52,49 @@ class File:
             raise ValueError(f"the tensor {name!r} in {self.path} is of type {entry['dtype']}: "
                              f"there are {', '.join(DTYPES)}")
         dtype, (_, *rest) = DTYPES[entry["dtype"]], entry["shape"] or [1]
-        width = torch.Size(rest).numel() * dtype.itemsize
+        row_bytes = torch.Size(rest).numel() * dtype.itemsize
         start, stop = entry["data_offsets"]
-        data = bytearray((end - begin) * width)
+        data = bytearray((end - begin) * row_bytes)
         with self.path.open("rb", buffering=0) as raw:
-            raw.seek(self.begin + start + begin * width)
-            view, done = memoryview(data), 0
-            while done < len(data) and (got := raw.readinto(view[done:])):
-                done += got
-        self._check(name, data, begin * width, stop - start)
+            raw.seek(self.data_start + start + begin * row_bytes)
+            view, filled = memoryview(data), 0
+            while filled < len(data) and (num_read := raw.readinto(view[filled:])):
+                filled += num_read
+        self._verify_checksum(name, data, begin * row_bytes, stop - start)
         return torch.frombuffer(data, dtype=dtype).view(end - begin, *rest) if data else torch.empty(0, *rest, dtype=dtype)
 
-    def _check(self, name: str, data: bytearray, at: int, total: int) -> None:
-        if name not in self.sums:
+    def _verify_checksum(self, name: str, data: bytearray, offset: int, total: int) -> None:
+        if name not in self.checksums:
             return
-        done, sum_ = self.read.get(name, (0, 0))
-        if at == 0:
-            done, sum_ = 0, 0
-        if at != done:
+        num_checked, crc = self.running_checksums.get(name, (0, 0))
+        if offset == 0:
+            num_checked, crc = 0, 0
+        if offset != num_checked:
             return
-        done, sum_ = done + len(data), zlib.crc32(data, sum_)
-        self.read[name] = (done, sum_)
-        if done == total and sum_ != self.sums[name]:
+        num_checked, crc = num_checked + len(data), zlib.crc32(data, crc)
+        self.running_checksums[name] = (num_checked, crc)
+        if num_checked == total and crc != self.checksums[name]:
             raise ValueError(f"the tensor {name!r} in {self.path} is damaged (its checksum differs): copy or download it again")
 
 
-class Directory:
+class ShardedDirectory:
     """A model directory's tensors, in one file or in shards."""
 
     def __init__(self, folder: Path) -> None:
-        self.files: dict[str, File] = {}
-        if (folder / INDEX).exists():
-            for shard, names in _shards(folder).items():
+        self.files: dict[str, SafetensorsFile] = {}
+        if (folder / INDEX_FILE).exists():
+            for shard, names in _read_index(folder).items():
                 if not (folder / shard).exists():
-                    raise ValueError(f"{folder / shard} is missing, though {INDEX} names it: copy or download it again")
-                file = File(folder / shard)
-                if lost := [name for name in names if name not in file.header]:
-                    raise ValueError(f"{folder / shard} lacks {lost[0]!r}, though {INDEX} promises it there")
+                    raise ValueError(f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it again")
+                file = SafetensorsFile(folder / shard)
+                if missing := [name for name in names if name not in file.header]:
+                    raise ValueError(f"{folder / shard} lacks {missing[0]!r}, though {INDEX_FILE} promises it there")
                 self.files |= dict.fromkeys(names, file)
-        elif (folder / SINGLE).exists():
-            file = File(folder / SINGLE)
+        elif (folder / SINGLE_FILE).exists():
+            file = SafetensorsFile(folder / SINGLE_FILE)
             self.files = dict.fromkeys(file.header, file)
         else:
-            raise ValueError(_nothing(folder))
+            raise ValueError(_no_weights_message(folder))
 
     def names(self) -> list[str]:
         return list(self.files)
@@ -106,95 +106,95 @@ class Directory:
         return self.files[name].rows(name, begin, end)
 
 
-def _shards(folder: Path) -> dict[str, list[str]]:
+def _read_index(folder: Path) -> dict[str, list[str]]:
     try:
-        weight_map = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"]
+        weight_map = json.loads((folder / INDEX_FILE).read_text("utf-8"))["weight_map"]
         if not isinstance(weight_map, dict):
             raise TypeError("its weight_map is no object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / INDEX} is not a shard index ({error}): copy or download it again") from error
+        raise ValueError(f"{folder / INDEX_FILE} is not a shard index ({error}): copy or download it again") from error
     shards: dict[str, list[str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
-            raise ValueError(f"{folder / INDEX} names the shard {shard!r}: shards must lie beside it")
+            raise ValueError(f"{folder / INDEX_FILE} names the shard {shard!r}: shards must lie beside it")
         shards.setdefault(shard, []).append(name)
     return shards
 
 
-def _nothing(folder: Path) -> str:
-    pickles = sorted(path for pattern in PICKLES for path in folder.glob(pattern))
+def _no_weights_message(folder: Path) -> str:
+    pickles = sorted(path for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
     if pickles:
-        return pickled(pickles[0])
-    return f"{folder} holds no {SINGLE} and no {INDEX}: is it a model directory?"
+        return pickle_message(pickles[0])
+    return f"{folder} holds no {SINGLE_FILE} and no {INDEX_FILE}: is it a model directory?"
 
 
-def pickled(path: Path) -> str:
+def pickle_message(path: Path) -> str:
     return (f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it where you trust "
             "it: load it with the program that made it and save it as safetensors "
             "(in transformers: model.save_pretrained(folder))")
 
 
-def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, texts: Mapping[str, str], *, shard: int = SHARD) -> None:
+def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Write tensors, as one file or as shards, and the texts beside them, config.json among them.
 
     All is written under other names first, so that what goes wrong leaves the old files as they were. Then names change:
     config.json goes first and comes last, so that no one ever reads old and new files together.
     """
-    _tidy(folder)
+    _remove_parts(folder)
     try:
-        ready = _prepared(tensors, folder, texts, shard)
+        part_paths = _write_parts(tensors, folder, text_files, max_shard_bytes)
     except BaseException:
-        _tidy(folder)
+        _remove_parts(folder)
         raise
-    (folder / CONFIG).unlink(missing_ok=True)
-    for old in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX, folder / SINGLE):
-        old.unlink(missing_ok=True)
-    for name, part in ready.items():
+    (folder / CONFIG_FILE).unlink(missing_ok=True)
+    for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX_FILE, folder / SINGLE_FILE):
+        stale.unlink(missing_ok=True)
+    for name, part in part_paths.items():
         os.replace(part, folder / name)
 
 
-def _prepared(tensors: Iterable[tuple[str, Tensor]], folder: Path, texts: Mapping[str, str], shard: int) -> dict[str, Path]:
+def _write_parts(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], max_shard_bytes: int) -> dict[str, Path]:
     """Everything written and on the disk, under the name that it will have; config.json last."""
-    batches: list[list[str]] = []
+    names_by_shard: list[list[str]] = []
     total = 0
-    for number, batch in enumerate(_batches(tensors, shard), 1):
-        _write(batch, folder / f"model-{number:05d}.part")
-        batches.append(list(batch))
-        total += sum(tensor.nbytes for tensor in batch.values())
-    files = [SINGLE] if len(batches) == 1 else [f"model-{n:05d}-of-{len(batches):05d}.safetensors"
-                                                for n in range(1, len(batches) + 1)]
-    ready = {name: folder / f"model-{number:05d}.part" for number, name in enumerate(files, 1)}
+    for number, shard_tensors in enumerate(_split_into_shards(tensors, max_shard_bytes), 1):
+        _write_file(shard_tensors, folder / f"model-{number:05d}.part")
+        names_by_shard.append(list(shard_tensors))
+        total += sum(tensor.nbytes for tensor in shard_tensors.values())
+    files = [SINGLE_FILE] if len(names_by_shard) == 1 else [f"model-{n:05d}-of-{len(names_by_shard):05d}.safetensors"
+                                                for n in range(1, len(names_by_shard) + 1)]
+    part_paths = {name: folder / f"model-{number:05d}.part" for number, name in enumerate(files, 1)}
     if len(files) > 1:
-        where = {name: file for file, names in zip(files, batches, strict=True) for name in names}
-        texts = {INDEX: json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2) + "\n", **texts}
-    for name in sorted(texts, key=lambda name: name == CONFIG):
-        ready[name] = folder / f"{name}.part"
-        ready[name].write_text(texts[name], "utf-8")
-        sync(ready[name])
-    return ready
+        weight_map = {name: file for file, names in zip(files, names_by_shard, strict=True) for name in names}
+        text_files = {INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n", **text_files}
+    for name in sorted(text_files, key=lambda name: name == CONFIG_FILE):
+        part_paths[name] = folder / f"{name}.part"
+        part_paths[name].write_text(text_files[name], "utf-8")
+        sync(part_paths[name])
+    return part_paths
 
 
-def _tidy(folder: Path) -> None:
+def _remove_parts(folder: Path) -> None:
     """What a crash left behind goes."""
     for pattern in ("model*.part", "*.json.part", "*.jinja.part"):
         for part in folder.glob(pattern):
             part.unlink()
 
 
-def _batches(tensors: Iterable[tuple[str, Tensor]], shard: int) -> Iterator[dict[str, Tensor]]:
-    batch: dict[str, Tensor] = {}
+def _split_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    shard_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors:
-        if batch and sum(t.nbytes for t in batch.values()) + tensor.nbytes > shard:
-            yield batch
-            batch = {}
-        batch[name] = tensor
-    yield batch
+        if shard_tensors and sum(t.nbytes for t in shard_tensors.values()) + tensor.nbytes > max_shard_bytes:
+            yield shard_tensors
+            shard_tensors = {}
+        shard_tensors[name] = tensor
+    yield shard_tensors
 
 
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
+def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    sums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
-    save_file(tensors, path, metadata={"format": "pt", CHECKSUMS: json.dumps(sums)})
+    checksums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)})
     sync(path)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def parsed(content: bytes, name: object) -> Tokenizer:
+def parse_tokenizer(content: bytes, source_name: object) -> Tokenizer:
     """Of the content of a tokenizer.json; `name` is what an error speaks of.
 
     Some files ask for padding and a length: every text would be read with padding behind it, or cut off without a word.
@@ -16,9 +16,9 @@ def parsed(content: bytes, name: object) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        out = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{name} is not a tokenizer: {error}") from error
-    out.no_padding()
-    out.no_truncation()
-    return out
+        raise ValueError(f"{source_name} is not a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer

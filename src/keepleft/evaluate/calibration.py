@@ -29,26 +29,26 @@ class Calibration:
 
 def calibration(probabilities: Any, true: Sequence[int], *, bins: int = 15) -> Calibration:
     """(N, labels) probabilities, each row summing to 1, and the N true labels as column numbers."""
-    given, wanted = np.asarray(probabilities, dtype=np.float64), np.asarray(true)
-    if given.ndim != 2 or len(given) != len(wanted) or not len(given):
-        raise ValueError(f"probabilities of shape {given.shape} beside {len(wanted)} labels: a row for each label is needed, "
+    probs, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(true)
+    if probs.ndim != 2 or len(probs) != len(targets) or not len(probs):
+        raise ValueError(f"probabilities of shape {probs.shape} beside {len(targets)} labels: a row for each label is needed, "
                          "and at least one")
-    if given.min() < 0 or np.abs(given.sum(1) - 1).max() > 1e-3:
+    if probs.min() < 0 or np.abs(probs.sum(1) - 1).max() > 1e-3:
         raise ValueError("a row of probabilities does not sum to 1, or has one below 0: are these scores? Take their softmax")
-    if wanted.dtype.kind not in "iu" or wanted.min() < 0 or wanted.max() >= given.shape[1]:
-        raise ValueError(f"the true labels must be column numbers from 0 to {given.shape[1] - 1}")
+    if targets.dtype.kind not in "iu" or targets.min() < 0 or targets.max() >= probs.shape[1]:
+        raise ValueError(f"the true labels must be column numbers from 0 to {probs.shape[1] - 1}")
     if bins < 1:
         raise ValueError(f"{bins} bins: at least one is needed")
-    sure, right = given.max(1), given.argmax(1) == wanted
+    confidences, correct = probs.max(1), probs.argmax(1) == targets
     edges = np.linspace(0.0, 1.0, bins + 1)
-    place = np.clip(np.searchsorted(edges, sure, side="left") - 1, 0, bins - 1)  # a probability on an edge is in the bin below
-    found = []
+    bin_index = np.clip(np.searchsorted(edges, confidences, side="left") - 1, 0, bins - 1)  # a probability on an edge is in the bin below
+    bin_stats = []
     for n in range(bins):
-        inside = place == n
-        count = int(inside.sum())
-        found.append(Bin(float(edges[n]), float(edges[n + 1]), count, *(
-            (float(sure[inside].mean()), float(right[inside].mean())) if count else (0.0, 0.0))))
-    error = sum(one.count * abs(one.confidence - one.accuracy) for one in found) / len(given)
-    far = given.copy()
-    far[np.arange(len(given)), wanted] -= 1.0
-    return Calibration(error, float((far ** 2).sum(1).mean()), tuple(found))
+        in_bin = bin_index == n
+        count = int(in_bin.sum())
+        bin_stats.append(Bin(float(edges[n]), float(edges[n + 1]), count, *(
+            (float(confidences[in_bin].mean()), float(correct[in_bin].mean())) if count else (0.0, 0.0))))
+    error = sum(stats.count * abs(stats.confidence - stats.accuracy) for stats in bin_stats) / len(probs)
+    residuals = probs.copy()
+    residuals[np.arange(len(probs)), targets] -= 1.0
+    return Calibration(error, float((residuals ** 2).sum(1).mean()), tuple(bin_stats))

@@ -21,28 +21,28 @@ class Verdict:
     sentence: str
 
 
-def bootstrap(one: Sequence[float], other: Sequence[float], *, names: tuple[str, str] = ("the first", "the second"),
+def bootstrap(first: Sequence[float], second: Sequence[float], *, names: tuple[str, str] = ("the first", "the second"),
               level: float = 0.95, samples: int = 10_000, seed: int = 0, lower_is_better: bool = False) -> Verdict:
     """A paired bootstrap over examples: scores of two systems on the same examples, in the same order.
 
     Examples are drawn again with replacement, `samples` times. The interval is that of the percentiles, p twice the share of
     draws on the far side of zero, so the one excludes zero where the other is below 1 - level.
     """
-    _sensible(one, other, level, samples)
-    gaps = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    if not np.isfinite(gaps).all():
+    _validate(first, second, level, samples)
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    if not np.isfinite(differences).all():
         raise ValueError("a score is not a finite number: leave such examples out on both sides")
-    drawn = _means(gaps, samples, np.random.default_rng(seed))
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    fewer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    p = min(1.0, 2 * (fewer + 1) / (samples + 1))  # the + 1: so many draws cannot show a smaller chance
-    difference = float(gaps.mean())
-    return Verdict(difference, low, high, p, sentence(
+    resampled = _resampled_means(differences, samples, np.random.default_rng(seed))
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    tail_count = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
+    p = min(1.0, 2 * (tail_count + 1) / (samples + 1))  # the + 1: so many draws cannot show a smaller chance
+    difference = float(differences.mean())
+    return Verdict(difference, low, high, p, verdict_sentence(
         names, difference, p, level=level, lower_is_better=lower_is_better,
-        more=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}, {len(gaps)} examples, paired bootstrap"))
+        details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}, {len(differences)} examples, paired bootstrap"))
 
 
-def mcnemar(one: Sequence[bool], other: Sequence[bool], *, names: tuple[str, str] = ("the first", "the second"),
+def mcnemar(first: Sequence[bool], second: Sequence[bool], *, names: tuple[str, str] = ("the first", "the second"),
             level: float = 0.95) -> Verdict:
     """McNemar's exact test of two classifiers: whether each was right, on the same examples, in the same order.
 
@@ -50,49 +50,49 @@ def mcnemar(one: Sequence[bool], other: Sequence[bool], *, names: tuple[str, str
     The interval of the difference in accuracy is Agresti and Min's (2005): Wald's, with half an example more in each of the
     four cells. It is close, not exact, so near the level it may touch zero where p says otherwise; the verdict goes by p.
     """
-    _sensible(one, other, level)
-    only_one = sum(bool(a) and not b for a, b in zip(one, other, strict=True))
-    only_other = sum(bool(b) and not a for a, b in zip(one, other, strict=True))
-    apart, count = only_one + only_other, len(one)
-    p = min(1.0, 2 * _at_most(min(only_one, only_other), apart))
-    difference, middle = (only_one - only_other) / count, (only_one - only_other) / (count + 2)
-    spread = math.sqrt((apart + 1) / (count + 2) - middle ** 2) / math.sqrt(count + 2)
-    spread *= NormalDist().inv_cdf((1 + level) / 2)
-    low, high = max(-1.0, middle - spread), min(1.0, middle + spread)
-    return Verdict(difference, low, high, p, sentence(
+    _validate(first, second, level)
+    only_first = sum(bool(a) and not b for a, b in zip(first, second, strict=True))
+    only_second = sum(bool(b) and not a for a, b in zip(first, second, strict=True))
+    discordant, count = only_first + only_second, len(first)
+    p = min(1.0, 2 * _binomial_cdf(min(only_first, only_second), discordant))
+    difference, center = (only_first - only_second) / count, (only_first - only_second) / (count + 2)
+    half_width = math.sqrt((discordant + 1) / (count + 2) - center ** 2) / math.sqrt(count + 2)
+    half_width *= NormalDist().inv_cdf((1 + level) / 2)
+    low, high = max(-1.0, center - half_width), min(1.0, center + half_width)
+    return Verdict(difference, low, high, p, verdict_sentence(
         names, difference, p, level=level,
-        more=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}; alone right: {only_one} and {only_other} of {count} "
+        details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}; alone right: {only_first} and {only_second} of {count} "
              "examples, McNemar's exact test"))
 
 
-def sentence(names: tuple[str, str], difference: float, p: float, *, more: str, level: float = 0.95, unit: str = "",
+def verdict_sentence(names: tuple[str, str], difference: float, p: float, *, details: str, level: float = 0.95, unit: str = "",
              lower_is_better: bool = False) -> str:
     """The verdict in plain words; `unit` follows the difference."""
     amount = f"{abs(difference):.4g}{unit and ' ' + unit}"
     if p >= 1 - level or difference == 0:
-        return f"{names[0]} and {names[1]} cannot be told apart: a difference of {amount} ({more})"
+        return f"{names[0]} and {names[1]} cannot be told apart: a difference of {amount} ({details})"
     better, worse = names if (difference > 0) != lower_is_better else names[::-1]
-    return f"{better} is better than {worse} by {amount} ({more})"
+    return f"{better} is better than {worse} by {amount} ({details})"
 
 
-def _sensible(one: Sequence[object], other: Sequence[object], level: float, samples: int = 1) -> None:
-    if len(one) != len(other) or not len(one):
-        raise ValueError(f"{len(one)} examples beside {len(other)}: two systems are compared on the same ones, at least one")
+def _validate(first: Sequence[object], second: Sequence[object], level: float, samples: int = 1) -> None:
+    if len(first) != len(second) or not len(first):
+        raise ValueError(f"{len(first)} examples beside {len(second)}: two systems are compared on the same ones, at least one")
     if not 0 < level < 1:
         raise ValueError(f"a level of {level}: it lies between 0 and 1, such as 0.95")
     if samples < 1:
         raise ValueError(f"{samples} samples: at least one is needed, and some thousands are usual")
 
 
-def _means(gaps: np.ndarray, samples: int, chance: np.random.Generator) -> np.ndarray:
+def _resampled_means(differences: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
     """(samples,) means of examples drawn with replacement, some draws at a time: all at once would fill the memory."""
-    at_once = max(1, (1 << 22) // len(gaps))
-    return np.concatenate([gaps[chance.integers(len(gaps), size=(min(at_once, samples - done), len(gaps)))].mean(1)
-                           for done in range(0, samples, at_once)])
+    chunk_size = max(1, (1 << 22) // len(differences))
+    return np.concatenate([differences[rng.integers(len(differences), size=(min(chunk_size, samples - start), len(differences)))].mean(1)
+                           for start in range(0, samples, chunk_size)])
 
 
-def _at_most(wins: int, count: int) -> float:
+def _binomial_cdf(wins: int, count: int) -> float:
     """The chance of at most so many wins in `count` tosses of a fair coin."""
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])  # of factorials
+    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])  # of factorials
     k = np.arange(wins + 1)
-    return float(np.exp(logs[count] - logs[k] - logs[count - k] - count * math.log(2)).sum())
+    return float(np.exp(log_factorials[count] - log_factorials[k] - log_factorials[count - k] - count * math.log(2)).sum())

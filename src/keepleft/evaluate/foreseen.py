@@ -7,41 +7,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.models.design import Vocabulary
+from keepleft.models.design import LMHead
 
-NOTHING = -1        # a target that is not asked for
-ROWS = 1 << 27      # scores held at once: half a gigabyte in float32
+IGNORE_INDEX = -1        # a target that is not asked for
+MAX_LOGITS = 1 << 27      # scores held at once: half a gigabyte in float32
 
 
-def reader(model: nn.Module) -> Any:
+def require_language_model(model: nn.Module) -> Any:
     """The model, if it reads from left to right, says what comes next, and says the same each time."""
-    known: Any = model
-    design = known.design
-    if design.decoder is None or design.encoder is not None or not isinstance(design.head, Vocabulary):
+    language_model: Any = model
+    design = language_model.design
+    if design.decoder is None or design.encoder is not None or not isinstance(design.head, LMHead):
         raise ValueError(f"{type(model).__name__} with {type(design.head).__name__} is no language model from left to right: a "
                          "decoder with a vocabulary is needed (for an encoder-decoder there is likelihood)")
     if model.training:
         raise ValueError("the model is in training mode, and its dropout would blur the numbers: call model.eval() first")
-    return known
+    return language_model
 
 
-def room(model: nn.Module) -> int | None:
+def max_positions(model: nn.Module) -> int | None:
     """The positions that a model was made for; None where its design does not say."""
-    known: Any = model
-    return getattr(known.design.position, "length", None)
+    language_model: Any = model
+    return getattr(language_model.design.position, "length", None)
 
 
 @torch.no_grad()
-def foreseen(model: nn.Module, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def target_logprobs(model: nn.Module, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(B, T) tokens and what follows each, NOTHING where that is not asked → (asked,) log-probabilities, row after row, and
     whether each is the likeliest. Scores are worked out for what is asked only, some at a time."""
-    known = reader(model)
-    asked = targets != NOTHING
-    x, wanted = known.states(tokens, segments=segments)[asked], targets[asked]
-    logs, likeliest = [], []
-    for part, goal in zip(*(whole.split(max(1, ROWS // known.design.vocab)) for whole in (x, wanted)), strict=True):
-        scores = known.head(part, known.token)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-        logs.append(scores.gather(-1, goal[:, None])[:, 0] - scores.logsumexp(-1))
-        likeliest.append(scores.argmax(-1) == goal)
-    return torch.cat(logs), torch.cat(likeliest)
+    language_model = require_language_model(model)
+    scored = targets != IGNORE_INDEX
+    hidden, labels = language_model.states(tokens, segments=segments)[scored], targets[scored]
+    logprobs, is_greedy = [], []
+    for hidden_chunk, label_chunk in zip(*(tensor.split(max(1, MAX_LOGITS // language_model.design.vocab)) for tensor in (hidden, labels)), strict=True):
+        logits = language_model.head(hidden_chunk, language_model.token)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logprobs.append(logits.gather(-1, label_chunk[:, None])[:, 0] - logits.logsumexp(-1))
+        is_greedy.append(logits.argmax(-1) == label_chunk)
+    return torch.cat(logprobs), torch.cat(is_greedy)

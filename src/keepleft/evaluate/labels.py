@@ -10,41 +10,41 @@ Label = str | int
 
 
 @dataclass(frozen=True)
-class Of:
+class LabelMetrics:
     """One label."""
 
     precision: float    # of the examples said to have it, how many do; 0 where none was said to
     recall: float       # of the examples that have it, how many were said to; 0 where none has
     f1: float           # their harmonic mean
-    count: int          # the examples that have it
+    support: int          # the examples that have it
 
 
 @dataclass(frozen=True)
-class Labels:
+class ClassificationMetrics:
     """All of them together."""
 
     accuracy: float
     macro_f1: float                             # the plain mean over labels, so a rare one counts as much as a common one
-    each: dict[Label, Of]
+    per_label: dict[Label, LabelMetrics]
     confusion: tuple[tuple[int, ...], ...]      # a row for each true label, a column for each said one, in the order of `each`
 
 
-def labels(said: Sequence[Label], true: Sequence[Label], *, names: Sequence[Label] | None = None) -> Labels:
+def classification_metrics(predicted: Sequence[Label], true: Sequence[Label], *, names: Sequence[Label] | None = None) -> ClassificationMetrics:
     """What was said beside what is true. The labels are `names`, or all that occur on either side."""
-    if len(said) != len(true) or not len(said):
-        raise ValueError(f"{len(said)} labels beside {len(true)} true ones: there must be as many, and at least one")
-    seen = set(said) | set(true)
-    known = list(names) if names is not None else sorted(seen, key=lambda label: (isinstance(label, str), label))
-    if strange := sorted(map(str, seen - set(known))):
-        raise ValueError(f"{', '.join(strange)} is not among the labels {', '.join(map(str, known))}: name all of them")
-    pairs = Counter(zip(true, said, strict=True))
-    have, told = Counter(true), Counter(said)
-    each = {label: _of(pairs[label, label], told[label], have[label]) for label in known}
-    return Labels(accuracy=sum(pairs[label, label] for label in known) / len(true),
-                  macro_f1=sum(one.f1 for one in each.values()) / len(each), each=each,
-                  confusion=tuple(tuple(pairs[a, b] for b in known) for a in known))
+    if len(predicted) != len(true) or not len(predicted):
+        raise ValueError(f"{len(predicted)} labels beside {len(true)} true ones: there must be as many, and at least one")
+    label_set = set(predicted) | set(true)
+    labels = list(names) if names is not None else sorted(label_set, key=lambda label: (isinstance(label, str), label))
+    if unknown := sorted(map(str, label_set - set(labels))):
+        raise ValueError(f"{', '.join(unknown)} is not among the labels {', '.join(map(str, labels))}: name all of them")
+    confusion_counts = Counter(zip(true, predicted, strict=True))
+    true_counts, predicted_counts = Counter(true), Counter(predicted)
+    per_label = {label: _label_metrics(confusion_counts[label, label], predicted_counts[label], true_counts[label]) for label in labels}
+    return ClassificationMetrics(accuracy=sum(confusion_counts[label, label] for label in labels) / len(true),
+                  macro_f1=sum(metrics.f1 for metrics in per_label.values()) / len(per_label), per_label=per_label,
+                  confusion=tuple(tuple(confusion_counts[a, b] for b in labels) for a in labels))
 
 
-def _of(right: int, told: int, have: int) -> Of:
-    share = lambda whole: right / whole if whole else 0.0
-    return Of(share(told), share(have), 2 * right / (told + have) if told + have else 0.0, have)
+def _label_metrics(correct: int, predicted: int, support: int) -> LabelMetrics:
+    ratio = lambda total: correct / total if total else 0.0
+    return LabelMetrics(ratio(predicted), ratio(support), 2 * correct / (predicted + support) if predicted + support else 0.0, support)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keepleft.evaluate.words import words
+from keepleft.evaluate.words import split_words
 
-KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
-class Words:
+class ScriptTokenizer:
     """Our words as rouge-score wants them; its own tokenizer drops all that is not ASCII. With a stemmer, English ones cut."""
 
     def __init__(self, stemmer: Any = None) -> None:
@@ -18,8 +18,8 @@ class Words:
 
     def tokenize(self, text: str) -> list[str]:
         if self.stemmer is None:
-            return words(text)
-        return [self.stemmer.stem(word) if len(word) > 3 else word for word in words(text)]  # as rouge-score does
+            return split_words(text)
+        return [self.stemmer.stem(word) if len(word) > 3 else word for word in split_words(text)]  # as rouge-score does
 
 
 def scorer(stem: bool = False) -> Any:
@@ -29,24 +29,24 @@ def scorer(stem: bool = False) -> Any:
     except ImportError as error:
         raise ImportError("ROUGE needs rouge-score: pip install 'keepleft[metrics]'") from error
     if not stem:
-        return RougeScorer(list(KINDS), tokenizer=Words())
+        return RougeScorer(list(ROUGE_TYPES), tokenizer=ScriptTokenizer())
     from nltk.stem.porter import PorterStemmer
 
-    return RougeScorer(list(KINDS), tokenizer=Words(PorterStemmer()))
+    return RougeScorer(list(ROUGE_TYPES), tokenizer=ScriptTokenizer(PorterStemmer()))
 
 
-def rouge(written: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, list[float]]:
+def rouge(predictions: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, list[float]]:
     """The F1 of each text, from 0 to 1, under rouge1, rouge2, rougeL and rougeLsum. For Lsum each line is a sentence."""
-    if len(written) != len(references) or not written:
-        raise ValueError(f"{len(written)} texts beside {len(references)} references: there must be as many, and at least one")
-    by = scorer(stem)
-    found = [by.score(reference, text) for text, reference in zip(written, references, strict=True)]
-    return {kind: [float(one[kind].fmeasure) for one in found] for kind in KINDS}
+    if len(predictions) != len(references) or not predictions:
+        raise ValueError(f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one")
+    rouge_scorer = scorer(stem)
+    scores = [rouge_scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)]
+    return {rouge_type: [float(score[rouge_type].fmeasure) for score in scores] for rouge_type in ROUGE_TYPES}
 
 
-def summary(written: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, float]:
+def mean_rouge(predictions: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, float]:
     """The mean F1 over all texts, from 0 to 1, of each kind of ROUGE."""
-    return {kind: sum(each) / len(each) for kind, each in rouge(written, references, stem=stem).items()}
+    return {rouge_type: sum(values) / len(values) for rouge_type, values in rouge(predictions, references, stem=stem).items()}
 
 
 def signature(*, stem: bool = False) -> str:

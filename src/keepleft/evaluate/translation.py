@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keepleft.evaluate.compare import sentence
+from keepleft.evaluate.compare import verdict_sentence
 
-KINDS = ("bleu", "chrf", "ter")
+METRIC_NAMES = ("bleu", "chrf", "ter")
 LOWER_IS_BETTER = frozenset({"ter"})
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricScore:
     """One number, and how it came about."""
 
     name: str           # as sacrebleu writes it: BLEU, chrF2, TER
@@ -22,12 +22,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedBootstrapResult:
     """Two systems by one metric, by sacrebleu's paired bootstrap."""
 
     name: str
     scores: tuple[float, float]
-    spreads: tuple[float, float]    # half of each score's 95 % interval
+    half_widths: tuple[float, float]    # half of each score's 95 % interval
     difference: float               # the first one's score minus the second one's
     p: float
     signature: str
@@ -43,66 +43,66 @@ def metrics() -> tuple[Any, Any]:
     return BLEU, CHRF
 
 
-def translation(written: Sequence[str], references: Sequence[str], *, tokenize: str = "13a",
+def translation(predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a",
                 lowercase: bool = False) -> dict[str, float]:
     """bleu, chrf and exact (the share of texts that are the reference to the letter). For text that is already split into
     words, tokenize="none"."""
-    _alike(written, references)
-    found = measured(written, references, kinds=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase)
-    same = sum(a == b for a, b in zip(written, references, strict=True))
-    return {**{kind: one.score for kind, one in found.items()}, "exact": same / len(written)}
+    _check_lengths(predictions, references)
+    results = corpus_metrics(predictions, references, metric_names=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase)
+    exact_matches = sum(a == b for a, b in zip(predictions, references, strict=True))
+    return {**{metric_name: result.score for metric_name, result in results.items()}, "exact": exact_matches / len(predictions)}
 
 
-def measured(written: Sequence[str], references: Sequence[str], *, kinds: Sequence[str] = KINDS, tokenize: str = "13a",
-             lowercase: bool = False) -> dict[str, Measured]:
+def corpus_metrics(predictions: Sequence[str], references: Sequence[str], *, metric_names: Sequence[str] = METRIC_NAMES, tokenize: str = "13a",
+             lowercase: bool = False) -> dict[str, MetricScore]:
     """Each metric with its signature. `tokenize` is BLEU's: "13a", or "zh", "ja-mecab", "ko-mecab", "none" …"""
-    _alike(written, references)
+    _check_lengths(predictions, references)
     out = {}
-    for kind in kinds:
-        metric = _metric(kind, tokenize, lowercase)
-        found = metric.corpus_score(list(written), [list(references)])
-        out[kind] = Measured(found.name, float(found.score), str(metric.get_signature()))
+    for metric_name in metric_names:
+        metric = _metric(metric_name, tokenize, lowercase)
+        result = metric.corpus_score(list(predictions), [list(references)])
+        out[metric_name] = MetricScore(result.name, float(result.score), str(metric.get_signature()))
     return out
 
 
-def paired(one: Sequence[str], other: Sequence[str], references: Sequence[str], *, kinds: Sequence[str] = KINDS,
+def paired_bootstrap(first: Sequence[str], second: Sequence[str], references: Sequence[str], *, metric_names: Sequence[str] = METRIC_NAMES,
            tokenize: str = "13a", lowercase: bool = False, samples: int = 1000,
-           names: tuple[str, str] = ("the first", "the second")) -> dict[str, Paired]:
+           names: tuple[str, str] = ("the first", "the second")) -> dict[str, PairedBootstrapResult]:
     """Two systems on the same texts. sacrebleu draws sentences again; its seed is in the signature (SACREBLEU_SEED sets it)."""
-    _alike(one, references)
-    _alike(other, references)
-    made = {kind: _metric(kind, tokenize, lowercase) for kind in kinds}
+    _check_lengths(first, references)
+    _check_lengths(second, references)
+    scorers = {metric_name: _metric(metric_name, tokenize, lowercase) for metric_name in metric_names}
     from sacrebleu.significance import PairedTest
 
-    test: Any = PairedTest([("other", list(other)), ("one", list(one))], made, [list(references)], test_type="bs",
+    test: Any = PairedTest([("other", list(second)), ("one", list(first))], scorers, [list(references)], test_type="bs",
                       n_samples=samples)
-    signatures, found = test()
+    signatures, results = test()
     out = {}
-    for kind, name in zip(kinds, signatures, strict=True):
-        base, system = found[name]
+    for metric_name, name in zip(metric_names, signatures, strict=True):
+        base, system = results[name]
         difference = float(system.score - base.score)
         p = float(system.p_value) if difference else 1.0  # sacrebleu's p of a system beside itself is the smallest there is
-        scores, spreads = (float(system.score), float(base.score)), (float(system.ci), float(base.ci))
-        said = sentence(names, difference, p, unit=name, lower_is_better=kind in LOWER_IS_BETTER,
-                        more=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, paired bootstrap")
-        out[kind] = Paired(name, scores, spreads, difference, p, str(signatures[name]), said)
+        scores, half_widths = (float(system.score), float(base.score)), (float(system.ci), float(base.ci))
+        verdict = verdict_sentence(names, difference, p, unit=name, lower_is_better=metric_name in LOWER_IS_BETTER,
+                        details=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, paired bootstrap")
+        out[metric_name] = PairedBootstrapResult(name, scores, half_widths, difference, p, str(signatures[name]), verdict)
     return out
 
 
-def _metric(kind: str, tokenize: str, lowercase: bool) -> Any:
-    of_words, of_letters = metrics()
-    match kind:
+def _metric(metric_name: str, tokenize: str, lowercase: bool) -> Any:
+    bleu_class, chrf_class = metrics()
+    match metric_name:
         case "bleu":
-            return of_words(tokenize=tokenize, lowercase=lowercase, force=True)
+            return bleu_class(tokenize=tokenize, lowercase=lowercase, force=True)
         case "chrf":
-            return of_letters(lowercase=lowercase)
+            return chrf_class(lowercase=lowercase)
         case "ter":
             from sacrebleu.metrics import TER
 
             return TER()  # takes no notice of case, as its authors had it
-    raise ValueError(f"no metric is called {kind!r}: there are {', '.join(KINDS)}")
+    raise ValueError(f"no metric is called {metric_name!r}: there are {', '.join(METRIC_NAMES)}")
 
 
-def _alike(written: Sequence[str], references: Sequence[str]) -> None:
-    if len(written) != len(references) or not written:
-        raise ValueError(f"{len(written)} texts beside {len(references)} references: there must be as many, and at least one")
+def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
+    if len(predictions) != len(references) or not predictions:
+        raise ValueError(f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one")

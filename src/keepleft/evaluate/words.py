@@ -6,29 +6,29 @@ import unicodedata
 
 # scripts written without spaces, in which a character is the nearest thing to a word:
 # Thai, Lao, Myanmar, Khmer, Japanese syllables, Chinese characters
-UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
+UNSPACED_SCRIPTS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF),
             (0xF900, 0xFAFF), (0x20000, 0x323AF))
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words in lower case, without punctuation; in scripts without spaces, characters with their marks.
 
     On ASCII these are the tokens of rouge-score's own tokenizer, which drops everything else. Python's `\\w` would not do: it
     splits at vowel signs, and with them most words of Hindi.
     """
     out: list[str] = []
-    last = ""  # what the last character was: of a spaced word, one alone, or no part of a word
+    previous = ""  # what the last character was: of a spaced word, one alone, or no part of a word
     for c in unicodedata.normalize("NFKC", text).casefold():
-        kind = unicodedata.category(c)
-        if kind == "Cf":  # joiners and other invisible characters neither part words nor belong to them
+        category = unicodedata.category(c)
+        if category == "Cf":  # joiners and other invisible characters neither part words nor belong to them
             continue
-        if kind[0] not in "LMN":
-            last = ""
+        if category[0] not in "LMN":
+            previous = ""
             continue
-        alone = any(low <= ord(c) <= high for low, high in UNSPACED)
-        if (last and kind[0] == "M") or (last == "spaced" and not alone):
+        is_unspaced = any(low <= ord(c) <= high for low, high in UNSPACED_SCRIPTS)
+        if (previous and category[0] == "M") or (previous == "spaced" and not is_unspaced):
             out[-1] += c
         else:
             out.append(c)
-            last = "alone" if alone else "spaced"
+            previous = "alone" if is_unspaced else "spaced"
     return out

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from keepleft.nn.loss import Sums, label_loss, vocabulary_loss
+from keepleft.nn.loss import LossSums, classification_loss, linear_cross_entropy
 
 
-def answered(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, smoothing: float = 0.0) -> Sums:
+def model_loss(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, label_smoothing: float = 0.0) -> LossSums:
     """The arguments of the model, and the targets: (B, T) tokens or (B,) labels."""
-    parts: Any = model
+    module: Any = model
     if targets.dim() == 1:
-        return label_loss(parts(**inputs), targets, smoothing)
-    x = parts.head.ready(parts.states(**inputs))
-    weight, bias = parts.head.matrix(parts.token)
-    return vocabulary_loss(x, weight, bias, targets, smoothing=smoothing)
+        return classification_loss(module(**inputs), targets, label_smoothing)
+    x = module.head.ready(module.states(**inputs))
+    weight, bias = module.head.matrix(module.token)
+    return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing)

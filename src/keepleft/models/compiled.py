@@ -12,32 +12,32 @@ from typing import Any
 import torch
 
 # weights are laid out when the step is compiled, products are chosen by trial, and the step is one function of C++
-CHOICES: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN",
+INDUCTOR_OPTIONS: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN",
                            "cpp_wrapper": True, "cpp.weight_prepack": True}
 
-SHAPES = 256  # that one process may compile
+MAX_COMPILED_SHAPES = 256  # that one process may compile
 
 
-def compiler() -> str | None:
+def find_cxx_compiler() -> str | None:
     """The C++ compiler that there is; None: there is none."""
-    return next((found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None)
+    return next((path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))), None)
 
 
-def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, compiled when it is first called: always for tensors of the same shape."""
-    quick = torch.compile(step, dynamic=False, fullgraph=True)
-    ready = False
+    compiled_step = torch.compile(step, dynamic=False, fullgraph=True)
+    is_compiled = False
 
-    def run(*given: Any) -> Any:
-        nonlocal ready
-        if ready:
-            return quick(*given)
+    def run(*args: Any) -> Any:
+        nonlocal is_compiled
+        if is_compiled:
+            return compiled_step(*args)
         from torch._dynamo import config as tracing
         from torch._inductor import config as compiling
 
         # not as options of torch.compile: what is traced must know already that weights never change
-        with compiling.patch(CHOICES), tracing.patch(recompile_limit=SHAPES), redirect_stderr(io.StringIO()):
-            out = quick(*given)  # trials of products are told at length: nobody wants to hear it
-        ready = True
+        with compiling.patch(INDUCTOR_OPTIONS), tracing.patch(recompile_limit=MAX_COMPILED_SHAPES), redirect_stderr(io.StringIO()):
+            out = compiled_step(*args)  # trials of products are told at length: nobody wants to hear it
+        is_compiled = True
         return out
     return run

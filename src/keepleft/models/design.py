@@ -11,31 +11,31 @@ from typing import Any, Literal
 
 from keepleft.attention.masks import Mask
 from keepleft.nn import sense
-from keepleft.nn.attention import Heads
+from keepleft.nn.attention import AttentionConfig
 from keepleft.nn.feedforward import ACTIVATIONS, Activation, FeedForward
 from keepleft.nn.norm import LayerNorm, Norm, RMSNorm
-from keepleft.nn.position import Learned, Position, RelativeBias, Rotary, Sinusoidal
+from keepleft.nn.position import LearnedPositions, Position, RelativeBias, Rotary, Sinusoidal
 
-POOLS = ("mean", "first", "last", "tanh")
+POOLING_MODES = ("mean", "first", "last", "tanh")
 
 # choices that belong to whole models; those of a part live beside it, in nn/ ------------------
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackDesign:
     layers: int
     mask: tuple[Mask, ...]   # taken in turn by the layers: (causal,) or (causal, causal & window(256))
     final_norm: bool = True
 
     def __post_init__(self) -> None:
-        sense.whole("layers", self.layers)
-        sense.flag("final_norm", self.final_norm)
+        sense.check_int("layers", self.layers)
+        sense.check_bool("final_norm", self.final_norm)
         if not isinstance(self.mask, tuple) or not self.mask or not all(isinstance(mask, Mask) for mask in self.mask):
             raise ValueError(f"mask is {self.mask!r}: give a tuple of masks such as (causal,), at least one")
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class LMHead:
     """A score for every token: the language-model head."""
 
     tied: bool = True        # its weights are the embedding
@@ -44,33 +44,33 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         for name in ("tied", "bias", "scale"):
-            sense.flag(name, getattr(self, name))
+            sense.check_bool(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedLMHead:
     """A score for every token through one more layer: BERT's masked-language-model head."""
 
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
-        sense.word("activation", self.activation, ACTIVATIONS)
+        sense.check_choice("activation", self.activation, ACTIVATIONS)
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PoolingHead:
     """One vector for each text: the mean of its tokens, its first, its last, or BERT's tanh layer on the first."""
 
     how: Literal["mean", "first", "last", "tanh"] = "mean"
     unit: bool = False       # scaled to length 1
 
     def __post_init__(self) -> None:
-        sense.word("pooling", self.how, POOLS)
-        sense.flag("unit", self.unit)
+        sense.check_choice("pooling", self.how, POOLING_MODES)
+        sense.check_bool("unit", self.unit)
 
 
 @dataclass(frozen=True)
-class Classes:
+class ClassificationHead:
     """A score for every label, from one vector for each text."""
 
     labels: int
@@ -78,36 +78,36 @@ class Classes:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        sense.whole("labels", self.labels)
-        sense.word("pooling", self.pool, POOLS)
-        sense.flag("bias", self.bias)
+        sense.check_int("labels", self.labels)
+        sense.check_choice("pooling", self.pool, POOLING_MODES)
+        sense.check_bool("bias", self.bias)
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalInit:
     """Gaussian weights; those that write to the residual stream are smaller the deeper the stack, as in GPT-2."""
 
     std: float = 0.02
     by_depth: bool = False
 
     def __post_init__(self) -> None:
-        sense.real("std", self.std)
-        sense.flag("by_depth", self.by_depth)
+        sense.check_number("std", self.std)
+        sense.check_bool("by_depth", self.by_depth)
 
 
 @dataclass(frozen=True)
-class Xavier:
+class XavierInit:
     """Uniform by fan-in and fan-out; embeddings Gaussian with 1/sqrt(dim)."""
 
 
 @dataclass(frozen=True)
-class Folded:
+class T5Init:
     """T5's: Gaussian by fan-in, with the scale of the attention scores folded into the queries."""
 
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        sense.real("factor", self.factor, above=0)
+        sense.check_number("factor", self.factor, above=0)
 
 
 # the design ---------------------------------------------------------------------------------
@@ -122,9 +122,9 @@ class Design:
     position: Position
     norm: Norm
     norm_first: bool
-    encoder: Stack | None = None   # encoder, decoder or both: what a model is follows from what is here
-    decoder: Stack | None = None
-    head: Vocabulary | Masked | Pooled | Classes | None = Vocabulary()
+    encoder: StackDesign | None = None   # encoder, decoder or both: what a model is follows from what is here
+    decoder: StackDesign | None = None
+    head: LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None = LMHead()
     source_vocab: int | None = None  # None: encoder and decoder share their embedding
     kv_heads: int | None = None    # None: as many as heads
     head_dim: int | None = None    # None: dim / heads
@@ -134,22 +134,22 @@ class Design:
     scale_embedding: bool = False  # by sqrt(dim)
     scale_scores: bool = True      # by 1/sqrt(head_dim)
     norm_embedding: bool = False
-    kinds: int = 0                 # BERT's sentence A / B
+    token_types: int = 0                 # BERT's sentence A / B
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    initial: Normal | Xavier | Folded = Normal()
+    initial: NormalInit | XavierInit | T5Init = NormalInit()
 
     def __post_init__(self) -> None:
         for name in ("vocab", "dim", "heads", "kv_heads", "head_dim", "source_vocab"):
             if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
-                sense.whole(name, getattr(self, name))
-        sense.whole("kinds", self.kinds, least=0)
+                sense.check_int(name, getattr(self, name))
+        sense.check_int("kinds", self.token_types, minimum=0)
         for name in ("bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"):
             if getattr(self, name) is not None or name == "bias":
-                sense.flag(name, getattr(self, name))
-        for name, kinds in _KINDS.items():
-            if not isinstance(getattr(self, name), kinds):
-                known = ", ".join(kind.__name__ for kind in kinds if kind is not type(None))
+                sense.check_bool(name, getattr(self, name))
+        for name, allowed_types in _FIELD_TYPES.items():
+            if not isinstance(getattr(self, name), allowed_types):
+                known = ", ".join(allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None))
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {known}")
         if self.head_dim is None and self.dim % self.heads:
             raise ValueError(f"dim {self.dim} does not divide into {self.heads} heads: give head_dim, or change one")
@@ -166,7 +166,7 @@ class Design:
         if isinstance(self.position, Rotary) and (self.head_width % 2):
             raise ValueError(f"rotary positions need heads of even width, not {self.head_width}")
         for name in ("dropout", "attention_dropout"):
-            sense.real(name, getattr(self, name))
+            sense.check_number(name, getattr(self, name))
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
 
@@ -175,16 +175,16 @@ class Design:
         return self.head_dim or self.dim // self.heads
 
     @property
-    def attention(self) -> Heads:
+    def attention(self) -> AttentionConfig:
         """The numbers of each attention."""
-        pick = lambda own: self.bias if own is None else own
-        return Heads(self.dim, self.heads, self.kv_heads or self.heads, self.head_width, pick(self.bias_qkv),
-                     pick(self.bias_out), None if self.scale_scores else 1.0, self.attention_dropout)
+        resolve = lambda override: self.bias if override is None else override
+        return AttentionConfig(self.dim, self.heads, self.kv_heads or self.heads, self.head_width, resolve(self.bias_qkv),
+                     resolve(self.bias_out), None if self.scale_scores else 1.0, self.attention_dropout)
 
     @property
-    def longest(self) -> int | None:
+    def max_positions(self) -> int | None:
         """The most positions it can tell apart; None where there is no end."""
-        return self.position.length if isinstance(self.position, Learned) else None
+        return self.position.length if isinstance(self.position, LearnedPositions) else None
 
     def but(self, **changes: Any) -> Design:
         """The same design with some choices changed."""
@@ -194,8 +194,8 @@ class Design:
         return replace(self, **changes)
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "feedforward": (FeedForward,), "position": (Sinusoidal, Learned, Rotary, RelativeBias), "norm": (LayerNorm, RMSNorm),
-    "encoder": (Stack, type(None)), "decoder": (Stack, type(None)),
-    "head": (Vocabulary, Masked, Pooled, Classes, type(None)), "initial": (Normal, Xavier, Folded),
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "feedforward": (FeedForward,), "position": (Sinusoidal, LearnedPositions, Rotary, RelativeBias), "norm": (LayerNorm, RMSNorm),
+    "encoder": (StackDesign, type(None)), "decoder": (StackDesign, type(None)),
+    "head": (LMHead, MaskedLMHead, PoolingHead, ClassificationHead, type(None)), "initial": (NormalInit, XavierInit, T5Init),
 }

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.models.design import Design
-from keepleft.nn.norm import norm
-from keepleft.nn.position import Learned, PositionTable, Sinusoidal, waves
+from keepleft.nn.norm import make_norm
+from keepleft.nn.position import LearnedPositions, LearnedPositionEmbedding, Sinusoidal, sinusoidal_encoding
 
 
-def table(size: int, dim: int) -> nn.Embedding:
+def embedding_table(size: int, dim: int) -> nn.Embedding:
     """Arbitrary weights. nn.Embedding alone would draw them, and on device 'meta' load PyTorch's compiler for that: seconds."""
     return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
 
@@ -23,35 +23,35 @@ class Embed(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        self.waves: Callable[[Tensor, int], Tensor] = waves
-        if isinstance(design.position, Learned):
-            self.position = PositionTable(design.position, design.dim)
-        if design.kinds:
-            self.kind = table(design.kinds, design.dim)
+        self.sinusoids: Callable[[Tensor, int], Tensor] = sinusoidal_encoding
+        if isinstance(design.position, LearnedPositions):
+            self.position = LearnedPositionEmbedding(design.position, design.dim)
+        if design.token_types:
+            self.kind = embedding_table(design.token_types, design.dim)
         if design.norm_embedding:
-            self.norm = norm(design.norm, design.dim)
+            self.norm = make_norm(design.norm, design.dim)
         self.dropout = nn.Dropout(design.dropout)
 
-    def forward(self, table: nn.Embedding, tokens: Tensor, positions: Tensor, kinds: Tensor | None = None) -> Tensor:
+    def forward(self, table: nn.Embedding, tokens: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
         """(B, T) tokens at (B or 1, T) positions → (B, T, dim)"""
         design, x = self.design, table(tokens)
         if design.scale_embedding:
             x = x * design.dim ** 0.5
         if isinstance(design.position, Sinusoidal):
-            x = x + self.waves(positions, design.dim).to(x.dtype)
-        elif isinstance(design.position, Learned):
+            x = x + self.sinusoids(positions, design.dim).to(x.dtype)
+        elif isinstance(design.position, LearnedPositions):
             x = x + self.position(positions)
-        if design.kinds:
-            x = x + self.kind(torch.zeros_like(tokens) if kinds is None else kinds)
+        if design.token_types:
+            x = x + self.kind(torch.zeros_like(tokens) if token_types is None else token_types)
         return self.dropout(self.norm(x) if design.norm_embedding else x)
 
 
-WHOLE = (torch.int64, torch.int32)  # what a table can be asked with
+INTEGER_DTYPES = (torch.int64, torch.int32)  # what a table can be asked with
 
 
-def check(name: str, tokens: Tensor, vocab: int) -> None:
+def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
     """Every token must be in the vocabulary. On a GPU this waits for the device: call it where that is cheap."""
-    if tokens.dim() != 2 or tokens.dtype not in WHOLE:
+    if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
         raise ValueError(f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
                          "int64 or int32, are needed")
     if not tokens.numel():
@@ -62,13 +62,13 @@ def check(name: str, tokens: Tensor, vocab: int) -> None:
                          "do the tokenizer and the model belong together?")
 
 
-def alike(word: str, given: Tensor | None, name: str, tokens: Tensor) -> None:
+def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) -> None:
     """What goes with the tokens has their shape, and is made of whole numbers of at least 0."""
-    if given is None:
+    if values is None:
         return
-    if given.shape != tokens.shape:
-        raise ValueError(f"{word} have shape {tuple(given.shape)}, {name} have {tuple(tokens.shape)}: they must be the same")
-    if given.dtype not in WHOLE:
-        raise ValueError(f"{word} are {given.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)")
-    if given.device.type == "cpu" and (low := int(given.min())) < 0:
-        raise ValueError(f"{word} go down to {low}: they begin at 0")
+    if values.shape != tokens.shape:
+        raise ValueError(f"{argument} have shape {tuple(values.shape)}, {name} have {tuple(tokens.shape)}: they must be the same")
+    if values.dtype not in INTEGER_DTYPES:
+        raise ValueError(f"{argument} are {values.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)")
+    if values.device.type == "cpu" and (low := int(values.min())) < 0:
+        raise ValueError(f"{argument} go down to {low}: they begin at 0")

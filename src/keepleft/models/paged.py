@@ -19,138 +19,138 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.memory import Memory
-from keepleft.attention.pages import EMPTY, Leaves, Pool
-from keepleft.models.ancestry import Ancestry
-from keepleft.models.in_place import InPlace
-from keepleft.models.leaf import Leaf, next_places
-from keepleft.models.lean import why_not
-from keepleft.models.tabled import Tabled
+from keepleft.attention.pages import EMPTY_SLOT, PagedCacheView, PagePool
+from keepleft.models.ancestry import BeamSlots
+from keepleft.models.in_place import PagedCPUStep
+from keepleft.models.leaf import PageTable, next_slots
+from keepleft.models.lean import unsupported_reason
+from keepleft.models.tabled import PagedCUDAStep
 
 
-class Seen(Protocol):
+class SlotTracking(Protocol):
     """What must be remembered of which text sees which slots."""
 
-    def blank(self, pool: Pool, leaf: Leaf, pages: list[int]) -> None: ...
-    def shown(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
-    def heard(self, leaves: Sequence[Leaf], slots: Sequence[np.ndarray]) -> None: ...
-    def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None: ...
-    def left(self, leaf: Leaf) -> None: ...
+    def clear_pages(self, pool: PagePool, page_table: PageTable, pages: list[int]) -> None: ...
+    def mark_shared(self, page_tables: Sequence[PageTable], slots: Sequence[np.ndarray]) -> None: ...
+    def mark_source(self, page_tables: Sequence[PageTable], slots: Sequence[np.ndarray]) -> None: ...
+    def reorder(self, page_tables: Sequence[PageTable], parents: Tensor) -> None: ...
+    def release(self, page_table: PageTable) -> None: ...
 
 
-class Way(Protocol):
+class DecodeStep(Protocol):
     """How steps are taken."""
 
-    def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor: ...
+    def step(self, page_tables: Sequence[PageTable], tokens: Sequence[int]) -> Tensor: ...
 
 
-class Paged:
+class PagedRunner:
     """A model over a pool of pages, and one of pages for sources where it reads some. `rows` and `longest` bound tables."""
 
-    def __init__(self, model: Any, *, pages: int, size: int = 128, source_pages: int = 0, rows: int = 256,
-                 longest: int = 4096) -> None:
-        shape, like = model.design.attention, model.token.weight
+    def __init__(self, model: Any, *, num_pages: int, page_size: int = 128, num_source_pages: int = 0, max_rows: int = 256,
+                 max_length: int = 4096) -> None:
+        config, like = model.design.attention, model.token.weight
         self.model, self.device = model, like.device
         layers = len(model.decoder.layers)
-        quick = why_not(model) is None
-        tabled = quick and self.device.type == "cuda"
-        self.pool = Pool(layers, pages + tabled, size, shape.kv_heads, shape.width, like)
-        self.sources = Pool(layers, source_pages, size, shape.kv_heads, shape.width, like) if source_pages else None
-        self.seen: Seen
-        self.way: Way
-        if tabled:
-            self.seen = self.way = Tabled(model, self.pool, self.sources, rows, longest)
+        fused = unsupported_reason(model) is None
+        on_cuda = fused and self.device.type == "cuda"
+        self.pool = PagePool(layers, num_pages + on_cuda, page_size, config.kv_heads, config.width, like)
+        self.source_pool = PagePool(layers, num_source_pages, page_size, config.kv_heads, config.width, like) if num_source_pages else None
+        self.slot_tracking: SlotTracking
+        self.decode_step: DecodeStep
+        if on_cuda:
+            self.slot_tracking = self.decode_step = PagedCUDAStep(model, self.pool, self.source_pool, max_rows, max_length)
         else:
-            self.seen = ancestry = Ancestry(self.pool)
-            self.way = InPlace(model, self.pool, self.sources, ancestry) if quick else General(self, ancestry)
+            self.slot_tracking = beam_slots = BeamSlots(self.pool)
+            self.decode_step = PagedCPUStep(model, self.pool, self.source_pool, beam_slots) if fused else GatherStep(self, beam_slots)
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Whatever can be made ready before the first text comes."""
-        if isinstance(self.way, Tabled):
-            self.way.warm()
+        if isinstance(self.decode_step, PagedCUDAStep):
+            self.decode_step.warm_up()
 
-    def room(self, leaf: Leaf, slots: int) -> bool:
+    def reserve(self, page_table: PageTable, num_slots: int) -> bool:
         """Pages for so many slots in all; False where there are not enough."""
-        more = self.pool.needed(slots) - len(leaf.pages)
-        if more > self.pool.free:
+        num_new_pages = self.pool.pages_for(num_slots) - len(page_table.pages)
+        if num_new_pages > self.pool.num_free:
             return False
-        if more > 0:
-            pages = self.pool.take(more, high=leaf.width > 1)
-            leaf.pages += pages
-            self.seen.blank(self.pool, leaf, pages)
+        if num_new_pages > 0:
+            pages = self.pool.allocate(num_new_pages, from_end=page_table.width > 1)
+            page_table.pages += pages
+            self.slot_tracking.clear_pages(self.pool, page_table, pages)
         return True
 
-    def room_for_source(self, leaf: Leaf, tokens: int) -> bool:
-        assert self.sources is not None
-        if self.sources.needed(tokens) > self.sources.free:
+    def reserve_source(self, page_table: PageTable, num_tokens: int) -> bool:
+        assert self.source_pool is not None
+        if self.source_pool.pages_for(num_tokens) > self.source_pool.num_free:
             return False
-        leaf.source = self.sources.take(self.sources.needed(tokens), high=leaf.width > 1)
-        self.seen.blank(self.sources, leaf, leaf.source)
+        page_table.source_pages = self.source_pool.allocate(self.source_pool.pages_for(num_tokens), from_end=page_table.width > 1)
+        self.slot_tracking.clear_pages(self.source_pool, page_table, page_table.source_pages)
         return True
 
-    def found(self, leaf: Leaf, pages: list[int]) -> None:
+    def attach_prefix(self, page_table: PageTable, pages: list[int]) -> None:
         """A leaf begins with pages that another one filled."""
         if not pages:
             return
-        filled = len(pages) * self.pool.size
-        leaf.pages = list(pages)
-        self.seen.shown([leaf], [leaf.span(self.pool.size, 0, filled)])
-        leaf.used = leaf.length = filled
+        num_slots = len(pages) * self.pool.page_size
+        page_table.pages = list(pages)
+        self.slot_tracking.mark_shared([page_table], [page_table.slot_range(self.pool.page_size, 0, num_slots)])
+        page_table.num_slots = page_table.num_tokens = num_slots
 
-    def free(self, leaf: Leaf) -> None:
+    def free(self, page_table: PageTable) -> None:
         """All that it holds, at once."""
-        self.pool.give(leaf.pages)
-        if self.sources is not None:
-            self.sources.give(leaf.source)
-        self.seen.left(leaf)
-        leaf.pages, leaf.source, leaf.used, leaf.length, leaf.heard = [], [], 0, 0, 0
+        self.pool.release(page_table.pages)
+        if self.source_pool is not None:
+            self.source_pool.release(page_table.source_pages)
+        self.slot_tracking.release(page_table)
+        page_table.pages, page_table.source_pages, page_table.num_slots, page_table.num_tokens, page_table.num_source_tokens = [], [], 0, 0, 0
 
     @torch.no_grad()
-    def hear(self, leaves: Sequence[Leaf], sources: Sequence[Sequence[int]]) -> None:
+    def encode_sources(self, page_tables: Sequence[PageTable], sources: Sequence[Sequence[int]]) -> None:
         """Sources, read together; each leaf has pages for its own already."""
-        assert self.sources is not None
-        tokens, segments = self._padded(sources)
+        assert self.source_pool is not None
+        tokens, segments = self._pad_tokens(sources)
         memory = self.model.read(tokens, segments=segments)
-        each = [leaf.source_span(self.sources.size, len(source)) for leaf, source in zip(leaves, sources, strict=True)]
-        slots = self._table(each)
-        cache = Leaves(self.sources, slots[:, :0], slots, self._filled(each))
+        source_slots = [page_table.source_slot_range(self.source_pool.page_size, len(source)) for page_table, source in zip(page_tables, sources, strict=True)]
+        slots = self._pad_rows(source_slots)
+        cache = PagedCacheView(self.source_pool, slots[:, :0], slots, self._filled_indices(source_slots))
         cache.admit(slots.shape[1], torch.arange(slots.shape[1], device=self.device).expand_as(slots))
         for n, (k, v) in enumerate(memory.pairs):
-            cache.put(n, k, v)
-        self.seen.heard(leaves, each)
-        for leaf, source in zip(leaves, sources, strict=True):
-            leaf.heard = len(source)
+            cache.update(n, k, v)
+        self.slot_tracking.mark_source(page_tables, source_slots)
+        for page_table, source in zip(page_tables, sources, strict=True):
+            page_table.num_source_tokens = len(source)
 
     @torch.no_grad()
-    def read(self, leaves: Sequence[Leaf], chunks: Sequence[Sequence[int]]) -> None:
+    def prefill(self, page_tables: Sequence[PageTable], chunks: Sequence[Sequence[int]]) -> None:
         """More tokens of the prompts, before their texts part."""
-        tokens, segments = self._padded(chunks)
-        size = self.pool.size
-        before = self._table([leaf.span(size, 0, leaf.used) for leaf in leaves])
-        slots = [leaf.span(size, leaf.used, len(chunk)) for leaf, chunk in zip(leaves, chunks, strict=True)]
-        new = self._table(slots)
-        start = torch.tensor([leaf.length for leaf in leaves], device=self.device)
-        positions = torch.where(new == EMPTY, 0, start[:, None] + torch.arange(new.shape[1], device=self.device))
-        cache = Leaves(self.pool, before, new, self._filled(slots))
-        self.extended(tokens, cache, positions, segments, self.memory(leaves))
-        self.seen.shown(leaves, slots)
-        for leaf, chunk in zip(leaves, chunks, strict=True):
-            leaf.used += len(chunk)
-            leaf.length += len(chunk)
+        tokens, segments = self._pad_tokens(chunks)
+        page_size = self.pool.page_size
+        past_slots = self._pad_rows([page_table.slot_range(page_size, 0, page_table.num_slots) for page_table in page_tables])
+        slots = [page_table.slot_range(page_size, page_table.num_slots, len(chunk)) for page_table, chunk in zip(page_tables, chunks, strict=True)]
+        new_slots = self._pad_rows(slots)
+        starts = torch.tensor([page_table.num_tokens for page_table in page_tables], device=self.device)
+        positions = torch.where(new_slots == EMPTY_SLOT, 0, starts[:, None] + torch.arange(new_slots.shape[1], device=self.device))
+        cache = PagedCacheView(self.pool, past_slots, new_slots, self._filled_indices(slots))
+        self.forward(tokens, cache, positions, segments, self.source_memory(page_tables))
+        self.slot_tracking.mark_shared(page_tables, slots)
+        for page_table, chunk in zip(page_tables, chunks, strict=True):
+            page_table.num_slots += len(chunk)
+            page_table.num_tokens += len(chunk)
 
     @torch.no_grad()
-    def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
+    def decode(self, page_tables: Sequence[PageTable], tokens: Sequence[int]) -> Tensor:
         """One more token for each text of each leaf, leaves of one width side by side → (R, V). There must be room for it."""
-        scores = self.way.step(leaves, tokens)
-        for leaf in leaves:
-            leaf.used += leaf.width
-            leaf.length += 1
-        return scores
+        logits = self.decode_step.step(page_tables, tokens)
+        for page_table in page_tables:
+            page_table.num_slots += page_table.width
+            page_table.num_tokens += 1
+        return logits
 
-    def moved(self, leaves: Sequence[Leaf], parents: Tensor) -> None:
+    def reorder_beams(self, page_tables: Sequence[PageTable], parents: Tensor) -> None:
         """(B, width): each text of these leaves goes on as another of the same leaf did."""
-        self.seen.moved(leaves, parents)
+        self.slot_tracking.reorder(page_tables, parents)
 
-    def extended(self, tokens: Tensor, cache: Leaves, positions: Tensor, segments: Tensor | None,
+    def forward(self, tokens: Tensor, cache: PagedCacheView, positions: Tensor, segments: Tensor | None,
                  memory: Memory | None) -> Tensor:
         """(B, n) tokens through the model's own layers → (B, n, dim)"""
         model = self.model
@@ -160,56 +160,56 @@ class Paged:
         x = model.embed(model.token, tokens, positions)
         return model.decoder(x, positions, grids, [cache] * len(grids), memory, segments)
 
-    def memory(self, leaves: Sequence[Leaf]) -> Memory | None:
+    def source_memory(self, page_tables: Sequence[PageTable]) -> Memory | None:
         """The sources of some leaves, side by side."""
-        if self.sources is None:
+        if self.source_pool is None:
             return None
-        slots = self._table([leaf.source_span(self.sources.size, leaf.heard) for leaf in leaves])
-        where = self.sources.where(slots)
-        pairs = [self.sources.at(n, where) for n in range(len(self.sources.pairs))]
-        return Memory(pairs, (slots != EMPTY).long())
+        slots = self._pad_rows([page_table.source_slot_range(self.source_pool.page_size, page_table.num_source_tokens) for page_table in page_tables])
+        slot_index = self.source_pool.locate(slots)
+        kv_pairs = [self.source_pool.gather(n, slot_index) for n in range(len(self.source_pool.layers))]
+        return Memory(kv_pairs, (slots != EMPTY_SLOT).long())
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    def _pad_tokens(self, token_rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """(B, T) tokens, and segments where they are not equally long."""
-        tokens = self._table([np.array(row) for row in rows])
-        if all(len(row) == tokens.shape[1] for row in rows):
+        tokens = self._pad_rows([np.array(row) for row in token_rows])
+        if all(len(row) == tokens.shape[1] for row in token_rows):
             return tokens, None
-        return tokens.clamp(min=0), (tokens != EMPTY).long()
+        return tokens.clamp(min=0), (tokens != EMPTY_SLOT).long()
 
-    def _table(self, rows: Sequence[np.ndarray]) -> Tensor:
+    def _pad_rows(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """(R, K), filled up with nothing."""
-        out = np.full((len(rows), max(map(len, rows))), EMPTY, dtype=np.int64)
-        for mine, row in zip(out, rows, strict=True):
-            mine[:len(row)] = row
+        out = np.full((len(arrays), max(map(len, arrays))), EMPTY_SLOT, dtype=np.int64)
+        for padded_row, row in zip(out, arrays, strict=True):
+            padded_row[:len(row)] = row
         return torch.from_numpy(out).to(self.device)
 
-    def _filled(self, rows: Sequence[np.ndarray]) -> Tensor:
+    def _filled_indices(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """Which places of such a table hold something, counted through all rows."""
-        width = max(map(len, rows))
-        return torch.from_numpy(np.concatenate([n * width + np.arange(len(row)) for n, row in enumerate(rows)])).to(self.device)
+        width = max(map(len, arrays))
+        return torch.from_numpy(np.concatenate([n * width + np.arange(len(row)) for n, row in enumerate(arrays)])).to(self.device)
 
 
-class General:
+class GatherStep:
     """Steps by the model itself, which serves any mask: what each text sees is gathered anew each time."""
 
-    def __init__(self, paged: Paged, ancestry: Ancestry) -> None:
-        self.paged, self.ancestry = paged, ancestry
+    def __init__(self, runner: PagedRunner, beam_slots: BeamSlots) -> None:
+        self.runner, self.beam_slots = runner, beam_slots
 
-    def step(self, leaves: Sequence[Leaf], tokens: Sequence[int]) -> Tensor:
-        paged, size = self.paged, self.paged.pool.size
-        number = lambda values: torch.tensor(values, device=paged.device)
-        slots, lengths = map(number, next_places(leaves, size))
-        before = [some for leaf in leaves for some in self._seen(leaf)]
-        self.ancestry.added(leaves, slots)
-        cache = Leaves(paged.pool, paged._table(before), slots[:, None])
-        each = [leaf for leaf in leaves for _ in range(leaf.width)]
-        x = paged.extended(number(tokens)[:, None], cache, lengths[:, None], None, paged.memory(each))
-        return paged.model.head(x[:, -1], paged.model.token)
+    def step(self, page_tables: Sequence[PageTable], tokens: Sequence[int]) -> Tensor:
+        runner, page_size = self.runner, self.runner.pool.page_size
+        to_tensor = lambda values: torch.tensor(values, device=runner.device)
+        slots, lengths = map(to_tensor, next_slots(page_tables, page_size))
+        past_slots = [row_slots for page_table in page_tables for row_slots in self._visible_slots(page_table)]
+        self.beam_slots.mark_own(page_tables, slots)
+        cache = PagedCacheView(runner.pool, runner._pad_rows(past_slots), slots[:, None])
+        row_tables = [page_table for page_table in page_tables for _ in range(page_table.width)]
+        x = runner.forward(to_tensor(tokens)[:, None], cache, lengths[:, None], None, runner.source_memory(row_tables))
+        return runner.model.head(x[:, -1], runner.model.token)
 
-    def _seen(self, leaf: Leaf) -> list[np.ndarray]:
+    def _visible_slots(self, page_table: PageTable) -> list[np.ndarray]:
         """The slots that each text sees."""
-        every = leaf.span(self.paged.pool.size, 0, leaf.used)
-        if leaf.width == 1:
-            return [every]
-        seen = self.ancestry.of(leaf.width)[leaf.pages].transpose(0, 1).flatten(1)[:, :leaf.used]
-        return [every[mine] for mine in seen.cpu().numpy()]
+        all_slots = page_table.slot_range(self.runner.pool.page_size, 0, page_table.num_slots)
+        if page_table.width == 1:
+            return [all_slots]
+        visible = self.beam_slots.table(page_table.width)[page_table.pages].transpose(0, 1).flatten(1)[:, :page_table.num_slots]
+        return [all_slots[row_mask] for row_mask in visible.cpu().numpy()]

@@ -15,71 +15,71 @@ from keepleft.attention.masks import Mask, full
 from keepleft.attention.memory import Memory
 from keepleft.models import design as plan
 from keepleft.models.design import Design
-from keepleft.nn.block import Block, Source
-from keepleft.nn.norm import norm
-from keepleft.nn.position import Nearness, RelativeBias, Rotary, rotation
+from keepleft.nn.block import TransformerBlock, CrossInput
+from keepleft.nn.norm import make_norm
+from keepleft.nn.position import RelativePositionBias, RelativeBias, Rotary, rope_cos_sin
 
 
-class Stack(nn.Module):
+class LayerStack(nn.Module):
     """(B, T, dim) in, (B, T, dim) out."""
 
-    def __init__(self, design: Design, choice: plan.Stack, *, cross: bool) -> None:
+    def __init__(self, design: Design, config: plan.StackDesign, *, cross: bool) -> None:
         super().__init__()
-        self.design, self.masks = design, choice.mask
+        self.design, self.masks = design, config.mask
         self.layers = nn.ModuleList(
-            Block(design.attention, design.feedforward, design.norm, norm_first=design.norm_first, cross=cross,
+            TransformerBlock(design.attention, design.feedforward, design.norm, norm_first=design.norm_first, cross=cross,
                   bias=design.bias, dropout=design.dropout)
-            for _ in range(choice.layers))
-        self.norm = norm(design.norm, design.dim) if choice.final_norm else nn.Identity()
+            for _ in range(config.layers))
+        self.norm = make_norm(design.norm, design.dim) if config.final_norm else nn.Identity()
         if isinstance(design.position, RelativeBias):
-            self.nearness = Nearness(design.position, design.heads, both_ways=choice.mask == (full,))
+            self.nearness = RelativePositionBias(design.position, design.heads, bidirectional=config.mask == (full,))
         self.backend: str | None = None  # None: whatever suits
 
     def forward(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
                 memory: Memory | None = None, segments: Tensor | None = None) -> Tensor:
         """A grid, and where tokens come step by step a cache, for each mask that the layers take in turn."""
-        layer = self.ready(x, positions, grids, caches, memory, segments)
+        layer = self.layer_runner(x, positions, grids, caches, memory, segments)
         for n in range(len(self.layers)):
             x = layer(n, x)
         return self.norm(x)
 
-    def ready(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
+    def layer_runner(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
               memory: Memory | None = None, segments: Tensor | None = None) -> Callable[[int, Tensor], Tensor]:
         """The layers by number, with what they share worked out for what is about to come."""
         sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
-        turn = None
+        rotary = None
         if isinstance(self.design.position, Rotary):
-            turn = rotation(self.design.position, positions, self.design.head_width, x.dtype)
-        across = None
+            rotary = rope_cos_sin(self.design.position, positions, self.design.head_width, x.dtype)
+        cross_sight = None
         if memory is not None:
-            if memory.share > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
-                memory = memory.apart()  # who watches wants a map for each row
-            across = self.sight(full, memory.grid(x.shape[1], segments), len(x) // memory.share, x)
+            if memory.rows_per_source > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
+                memory = memory.unshare()  # who watches wants a map for each row
+            cross_sight = self.sight(full, memory.grid(x.shape[1], segments), len(x) // memory.rows_per_source, x)
 
         def layer(n: int, x: Tensor) -> Tensor:
-            lane = n % len(self.masks)
-            remember = None if caches is None else partial(caches[lane].put, n)
-            source = None if memory is None or across is None else Source(*memory.pairs[n], across)
-            return self.layers[n](x, sights[lane], turn, remember, source)  # type: ignore[no-any-return]
+            mask_index = n % len(self.masks)
+            kv_write = None if caches is None else partial(caches[mask_index].update, n)
+            cross_input = None if memory is None or cross_sight is None else CrossInput(*memory.layers[n], cross_sight)
+            return self.layers[n](x, sights[mask_index], rotary, kv_write, cross_input)  # type: ignore[no-any-return]
         return layer
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
         """What a layer's self-attention sees, with the bias of nearness where the design has one."""
         sight = self.sight(mask, grid, len(x), x)
         if isinstance(self.design.position, RelativeBias):
-            return sight.plus(self.nearness(*places(grid, x.device)))
+            return sight.add_bias(self.nearness(*grid_positions(grid, x.device)))
         return sight
 
     def sight(self, mask: Mask, grid: Grid, batch: int, x: Tensor) -> Sight:
         return see(mask, grid, batch=batch, heads=self.design.heads, device=x.device, dtype=x.dtype,
                    backend=self.backend)
 
-    def memorise(self, encoded: Tensor, segments: Tensor | None) -> Memory:
+    def cross_memory(self, encoder_output: Tensor, segments: Tensor | None) -> Memory:
         """Every layer's keys and values of the source, once."""
-        return Memory([layer.cross.memorise(encoded) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
+        return Memory([layer.cross.memorise(encoder_output) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
 
 
-def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
     """The positions of a grid's queries and keys, (B or 1, Q) and (B or 1, K), counted out where nothing is given."""
     q, k = grid.q_pos, grid.k_pos
     if q is None:
@@ -89,7 +89,7 @@ def places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
     return q, k
 
 
-def positions_of(segments: Tensor) -> Tensor:
+def positions_from_segments(segments: Tensor) -> Tensor:
     """Where each token stands in its own text: (B, T) segments → (B, T), counting from 0 in each segment.
 
     Padding stands at 0. Tokens of one number are one text, even where others lie between them: were each piece counted
@@ -98,9 +98,9 @@ def positions_of(segments: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # a sort takes minutes to compile: count instead
         same = segments[:, :, None] == segments[:, None, :]
         return torch.where(segments == 0, 0, same.tril(-1).sum(2))
-    together, order = segments.sort(dim=1, stable=True)
+    sorted_segments, order = segments.sort(dim=1, stable=True)
     index = torch.arange(segments.shape[1], device=segments.device)
-    opens = torch.ones_like(segments, dtype=torch.bool)
-    opens[:, 1:] = together[:, 1:] != together[:, :-1]
-    counted = index - torch.where(opens, index, 0).cummax(1).values
-    return torch.zeros_like(order).scatter(1, order, torch.where(together == 0, 0, counted))
+    is_start = torch.ones_like(segments, dtype=torch.bool)
+    is_start[:, 1:] = sorted_segments[:, 1:] != sorted_segments[:, :-1]
+    offsets = index - torch.where(is_start, index, 0).cummax(1).values
+    return torch.zeros_like(order).scatter(1, order, torch.where(sorted_segments == 0, 0, offsets))

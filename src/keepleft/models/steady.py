@@ -16,186 +16,186 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepleft.attention.memory import Memory
-from keepleft.models.embed import check
-from keepleft.models.heads import first
-from keepleft.models.lean import At, Lean
-from keepleft.models.state import State
-from keepleft.models.wholes import Writer
-from keepleft.nn.lone import Here, Plain, Tools
+from keepleft.models.embed import check_tokens
+from keepleft.models.heads import first_real
+from keepleft.models.lean import ByPosition, DecodeLayers
+from keepleft.models.state import DecoderState
+from keepleft.models.wholes import CausalModel
+from keepleft.nn.lone import DecodeContext, TorchOps, DecodeOps
 
-ROOM = 64  # tokens that are made room for at least
+GROW_BY = 64  # tokens that are made room for at least
 
 
 @dataclass
-class Track:
+class StaticKV:
     """What a steady step keeps between tokens."""
 
-    pairs: list[tuple[Tensor, Tensor]]  # of each layer: keys and values (capacity, R, Hk, D), parts of `whole`
-    whole: Tensor                       # (2 · layers, capacity, R, Hk, D)
+    layers: list[tuple[Tensor, Tensor]]  # of each layer: keys and values (capacity, R, Hk, D), parts of `whole`
+    buffer: Tensor                       # (2 · layers, capacity, R, Hk, D)
     length: int                         # tokens so far
-    now: Tensor                         # (1,) the same, on the device
-    first: Tensor | None = None         # (R,) the column where each row's text begins; None: 0
+    position: Tensor                         # (1,) the same, on the device
+    starts: Tensor | None = None         # (R,) the column where each row's text begins; None: 0
     memory: Memory | None = None
-    bias: Tensor | None = None          # (B, S) 0 or -∞ by what is text of the sources; None: all is
-    parents: Tensor | None = None       # (capacity, R) which row of the buffers holds a column of a row; None: itself
-    grows: bool = False                 # more room is made where it is needed
+    source_bias: Tensor | None = None          # (B, S) 0 or -∞ by what is text of the sources; None: all is
+    beam_rows: Tensor | None = None       # (capacity, R) which row of the buffers holds a column of a row; None: itself
+    growable: bool = False                 # more room is made where it is needed
 
     @classmethod
-    def blank(cls, whole: Tensor, **given: Any) -> Track:
-        pairs = list(zip(whole[::2].unbind(), whole[1::2].unbind(), strict=True))
-        return cls(pairs, whole, 0, torch.zeros(1, dtype=torch.long, device=whole.device), **given)
+    def allocate(cls, buffer: Tensor, **fields: Any) -> StaticKV:
+        layers = list(zip(buffer[::2].unbind(), buffer[1::2].unbind(), strict=True))
+        return cls(layers, buffer, 0, torch.zeros(1, dtype=torch.long, device=buffer.device), **fields)
 
-    def fill(self, state: State, rows: Tensor | None = None) -> None:
+    def fill(self, state: DecoderState, rows: Tensor | None = None) -> None:
         """What a model remembers of prompts; some of them, or some several times."""
-        for n, pair in enumerate(self.pairs):
+        for n, buffers in enumerate(self.layers):
             cache: Any = state.caches[n % len(state.caches)]
             self.length = cache.length
-            for mine, given in zip(pair, cache.pairs[n], strict=True):
-                there = given[:, :, :self.length] if rows is None else given[:, :, :self.length][rows]
-                mine[:self.length] = there.permute(2, 0, 1, 3)
-        self.now.fill_(self.length)
+            for layer_buffer, cached in zip(buffers, cache.pairs[n], strict=True):
+                filled = cached[:, :, :self.length] if rows is None else cached[:, :, :self.length][rows]
+                layer_buffer[:self.length] = filled.permute(2, 0, 1, 3)
+        self.position.fill_(self.length)
 
-    def keep(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor) -> None:
         """Reorder, drop or repeat rows; where their number stays, only those that change are moved."""
-        self.first = None if self.first is None else self.first[rows]
+        self.starts = None if self.starts is None else self.starts[rows]
         if self.memory is not None:
-            before = self.memory.segments
-            self.memory.keep(rows)
-            if self.memory.segments is not before:
-                self.bias = hidden(self.memory.segments, self.whole.dtype)
-        filled = self.whole[:, :self.length]
-        if len(rows) != self.whole.shape[2]:
-            self.moved(filled.index_select(2, rows), self.whole.shape[1])
-        elif len(moved := (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]):
-            filled.index_copy_(2, moved, filled.index_select(2, rows[moved]))
+            old_segments = self.memory.segments
+            self.memory.reorder(rows)
+            if self.memory.segments is not old_segments:
+                self.source_bias = padding_bias(self.memory.segments, self.buffer.dtype)
+        filled = self.buffer[:, :self.length]
+        if len(rows) != self.buffer.shape[2]:
+            self.reallocate(filled.index_select(2, rows), self.buffer.shape[1])
+        elif len(moved_rows := (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]):
+            filled.index_copy_(2, moved_rows, filled.index_select(2, rows[moved_rows]))
 
-    def moved(self, filled: Tensor, capacity: int) -> None:
+    def reallocate(self, filled: Tensor, capacity: int) -> None:
         """Into other buffers, of so many tokens."""
-        other = Track.blank(filled.new_zeros(len(filled), capacity, *filled.shape[2:]))
-        other.whole[:, :self.length] = filled
-        self.whole, self.pairs = other.whole, other.pairs
+        target = StaticKV.allocate(filled.new_zeros(len(filled), capacity, *filled.shape[2:]))
+        target.buffer[:, :self.length] = filled
+        self.buffer, self.layers = target.buffer, target.layers
 
 
-def stamp(model: nn.Module) -> tuple[int, ...]:
+def weight_pointers(model: nn.Module) -> tuple[int, ...]:
     """Where the weights lie: another one where they were replaced, so that what was made of them must be made again."""
     return tuple(weight.data_ptr() for weight in model.parameters())
 
 
-_made: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Steady]] = WeakKeyDictionary()
+_runners: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], StaticRunner]] = WeakKeyDictionary()
 
 
-def steady(model: Writer) -> Steady:
+def static_runner(model: CausalModel) -> StaticRunner:
     """A model's steady steps, made once for as long as its weights lie where they lie."""
-    where = stamp(model)
-    known = _made.get(model)
-    if known is None or known[0] != where:
-        known = _made[model] = where, Steady(model)
-    return known[1]
+    pointers = weight_pointers(model)
+    cached = _runners.get(model)
+    if cached is None or cached[0] != pointers:
+        cached = _runners[model] = pointers, StaticRunner(model)
+    return cached[1]
 
 
-def hidden(segments: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def padding_bias(segments: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """(B, S) 0 where there is text, -∞ where there is none."""
     return None if segments is None else torch.zeros_like(segments, dtype=dtype).masked_fill(segments == 0, float("-inf"))
 
 
-class Steady:
+class StaticRunner:
     """A model's steps of one token for each row. Two verbs, as the model has: start() and step()."""
 
-    def __init__(self, model: Writer, tools: Tools | None = None) -> None:
-        self.tools = tools = Plain() if tools is None else tools
-        self.lean = Lean(model, tools)
+    def __init__(self, model: CausalModel, ops: DecodeOps | None = None) -> None:
+        self.ops = ops = TorchOps() if ops is None else ops
+        self.decode_layers = DecodeLayers(model, ops)
         self.model, self.design = model, model.design
 
     def start(self, prompt: Tensor, *, segments: Tensor | None = None, memory: Memory | None = None,
-              capacity: int | None = None) -> tuple[Tensor, Track]:
+              capacity: int | None = None) -> tuple[Tensor, StaticKV]:
         """Read prompts, (B, T), that all end in the last column: scores of what follows, and a track.
 
         It holds `capacity` tokens; None: it grows.
         """
-        scores, state = self.model.start(prompt, segments=segments, memory=memory)
-        begin = None if segments is None else first(segments != 0)
-        bias = None if memory is None else hidden(memory.segments, self.dtype)
-        room = prompt.shape[1] + ROOM if capacity is None else capacity
-        track = self.blank(len(prompt), room, first=begin, memory=memory, bias=bias, grows=capacity is None)
-        track.fill(state)
-        return scores, track
+        logits, state = self.model.start(prompt, segments=segments, memory=memory)
+        starts = None if segments is None else first_real(segments != 0)
+        source_bias = None if memory is None else padding_bias(memory.segments, self.dtype)
+        size = prompt.shape[1] + GROW_BY if capacity is None else capacity
+        static_kv = self.allocate(len(prompt), size, first=starts, memory=memory, bias=source_bias, grows=capacity is None)
+        static_kv.fill(state)
+        return logits, static_kv
 
     @property
     def dtype(self) -> torch.dtype:
         return self.model.token.weight.dtype
 
-    def blank(self, rows: int, capacity: int, **given: Any) -> Track:
+    def allocate(self, rows: int, capacity: int, **fields: Any) -> StaticKV:
         """An empty track for so many rows and tokens."""
-        self.lean.ready(capacity)
-        shape, table = self.design.attention, self.model.token.weight
-        return Track.blank(table.new_zeros(2 * len(self.lean.layers), capacity, rows, shape.kv_heads, shape.width), **given)
+        self.decode_layers.prepare_tables(capacity)
+        config, table = self.design.attention, self.model.token.weight
+        return StaticKV.allocate(table.new_zeros(2 * len(self.decode_layers.layers), capacity, rows, config.kv_heads, config.head_dim), **fields)
 
-    def step(self, tokens: Tensor, track: Track) -> Tensor:
+    def step(self, tokens: Tensor, static_kv: StaticKV) -> Tensor:
         """(R, 1) the next token of each row → (R, V)"""
-        if track.length >= track.whole.shape[1] and track.grows:
-            track.moved(track.whole[:, :track.length], track.length + max(ROOM, track.length // 2))
-            self.lean.ready(track.whole.shape[1])
-        if track.length >= track.whole.shape[1]:
-            raise ValueError(f"the buffers hold {track.length} tokens and are full: ask for a larger capacity")
-        longest = self.design.longest  # rows that are done may go beyond it beside others that are not
-        least = track.length if track.first is None else track.length - int(track.first.max())
-        if longest is not None and least >= longest:
-            raise ValueError(f"position {least} is beyond the {longest} that this model has learned: shorten the text")
+        if static_kv.length >= static_kv.buffer.shape[1] and static_kv.growable:
+            static_kv.reallocate(static_kv.buffer[:, :static_kv.length], static_kv.length + max(GROW_BY, static_kv.length // 2))
+            self.decode_layers.prepare_tables(static_kv.buffer.shape[1])
+        if static_kv.length >= static_kv.buffer.shape[1]:
+            raise ValueError(f"the buffers hold {static_kv.length} tokens and are full: ask for a larger capacity")
+        max_positions = self.design.max_positions  # rows that are done may go beyond it beside others that are not
+        min_position = static_kv.length if static_kv.starts is None else static_kv.length - int(static_kv.starts.max())
+        if max_positions is not None and min_position >= max_positions:
+            raise ValueError(f"position {min_position} is beyond the {max_positions} that this model has learned: shorten the text")
         if tokens.device.type == "cpu":
-            check("tokens", tokens, self.design.vocab)
-        scores = self.run(tokens[:, 0], track)
-        track.length += 1
-        track.now += 1
-        return scores
+            check_tokens("tokens", tokens, self.design.vocab)
+        logits = self.forward(tokens[:, 0], static_kv)
+        static_kv.length += 1
+        static_kv.position += 1
+        return logits
 
-    def run(self, tokens: Tensor, track: Track) -> Tensor:
+    def forward(self, tokens: Tensor, static_kv: StaticKV) -> Tensor:
         """(R,) → (R, V), by tensors alone."""
-        at = lambda table: self._at(table, track)
-        return self.lean.run(tokens, at, self.here(track, at), track.pairs,
-                             None if track.memory is None else track.memory.pairs, track.bias)
+        by_position = lambda table: self._at_position(table, static_kv)
+        return self.decode_layers.forward(tokens, by_position, self.decode_context(static_kv, by_position), static_kv.layers,
+                             None if static_kv.memory is None else static_kv.memory.layers, static_kv.source_bias)
 
-    def here(self, track: Track, at: At) -> Here:
+    def decode_context(self, static_kv: StaticKV, by_position: ByPosition) -> DecodeContext:
         """What all layers share in this step."""
-        near = self.lean.near
-        here = Here(track.length, track.now, self.lean.turn(at), track.first, near if len(near) else None, track.parents)
-        if isinstance(self.tools, Plain):
-            bias = self._whole_bias if self.tools.whole else self._bias
-            here.biases = {size: bias(size, track) for size in set(self.lean.windows)}
-        return here
+        relative_bias = self.decode_layers.relative_bias
+        context = DecodeContext(static_kv.length, static_kv.position, self.decode_layers.rotary(by_position), static_kv.starts, relative_bias if len(relative_bias) else None, static_kv.beam_rows)
+        if isinstance(self.ops, TorchOps):
+            make_bias = self._static_attention_bias if self.ops.static_shapes else self._attention_bias
+            context.biases = {window: make_bias(window, static_kv) for window in set(self.decode_layers.windows)}
+        return context
 
-    def _bias(self, size: int | None, track: Track) -> Tensor | None:
+    def _attention_bias(self, window: int | None, static_kv: StaticKV) -> Tensor | None:
         """What is added to scores of the filled part, (R · Hk, G or 1, K); None: nothing."""
-        stop = track.length + 1
-        begin = 0 if size is None else max(0, stop - size)
-        few = track.whole.shape[3]
+        stop = static_kv.length + 1
+        begin = 0 if window is None else max(0, stop - window)
+        kv_heads = static_kv.buffer.shape[3]
         bias = None
-        if len(self.lean.near):
-            bias = self.lean.near[:, :stop - begin].flip(-1).view(1, few, -1, stop - begin)
-        if track.first is not None:
-            outside = torch.arange(begin, stop, device=track.now.device) < track.first[:, None, None, None]
-            bias = torch.zeros(outside.shape, dtype=track.whole.dtype) if bias is None else bias
+        if len(self.decode_layers.relative_bias):
+            bias = self.decode_layers.relative_bias[:, :stop - begin].flip(-1).view(1, kv_heads, -1, stop - begin)
+        if static_kv.starts is not None:
+            outside = torch.arange(begin, stop, device=static_kv.position.device) < static_kv.starts[:, None, None, None]
+            bias = torch.zeros(outside.shape, dtype=static_kv.buffer.dtype) if bias is None else bias
             bias = bias.masked_fill(outside, float("-inf"))
-        return None if bias is None else bias.expand(track.whole.shape[2], few, -1, -1).flatten(0, 1)
+        return None if bias is None else bias.expand(static_kv.buffer.shape[2], kv_heads, -1, -1).flatten(0, 1)
 
-    def _whole_bias(self, size: int | None, track: Track) -> Tensor:
+    def _static_attention_bias(self, window: int | None, static_kv: StaticKV) -> Tensor:
         """The same for buffers as they are, (capacity, R or 1, Hk or 1, G or 1)."""
-        few, dtype = track.whole.shape[3], track.whole.dtype
-        column = torch.arange(track.whole.shape[1], device=track.now.device)[:, None]
-        outside = column > track.now
-        if size is not None:
-            outside = outside | (column <= track.now - size)
-        if track.first is not None:
-            outside = outside | (column < track.first)
+        kv_heads, dtype = static_kv.buffer.shape[3], static_kv.buffer.dtype
+        column = torch.arange(static_kv.buffer.shape[1], device=static_kv.position.device)[:, None]
+        outside = column > static_kv.position
+        if window is not None:
+            outside = outside | (column <= static_kv.position - window)
+        if static_kv.starts is not None:
+            outside = outside | (column < static_kv.starts)
         bias = torch.zeros((), dtype=dtype, device=outside.device)
-        if len(self.lean.near):
-            bias = self.lean.near.t()[(track.now - column).clamp(min=0)[:, 0]].view(len(column), 1, few, -1)
+        if len(self.decode_layers.relative_bias):
+            bias = self.decode_layers.relative_bias.t()[(static_kv.position - column).clamp(min=0)[:, 0]].view(len(column), 1, kv_heads, -1)
         return bias.masked_fill(outside[..., None, None], float("-inf"))
 
-    def _at(self, table: Tensor, track: Track) -> Tensor:
+    def _at_position(self, table: Tensor, static_kv: StaticKV) -> Tensor:
         """(R or 1, …) of a table by position"""
-        if track.first is not None:
-            return F.embedding(track.now - track.first, table)
-        if isinstance(self.tools, Plain) and not self.tools.whole:
-            return table[track.length:track.length + 1]
-        return F.embedding(track.now, table)
+        if static_kv.starts is not None:
+            return F.embedding(static_kv.position - static_kv.starts, table)
+        if isinstance(self.ops, TorchOps) and not self.ops.static_shapes:
+            return table[static_kv.length:static_kv.length + 1]
+        return F.embedding(static_kv.position, table)
 

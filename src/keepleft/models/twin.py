@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from keepleft.models.wholes import Model
-from keepleft.nn.packed import Fixed
+from keepleft.nn.packed import PrepackedLinear
 
-AnyModel = TypeVar("AnyModel", bound=Model)
+ModelT = TypeVar("ModelT", bound=Model)
 
 
-def twin(model: AnyModel) -> AnyModel:
+def share_weights(model: ModelT) -> ModelT:
     """A copy whose weights lie where the model's lie, and learn nothing. Layers that never change are the same ones."""
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     shared |= {id(buffer): buffer for buffer in model.buffers()}
-    return deepcopy(model, shared | {id(part): part for part in model.modules() if isinstance(part, Fixed)})
+    return deepcopy(model, shared | {id(module): module for module in model.modules() if isinstance(module, PrepackedLinear)})

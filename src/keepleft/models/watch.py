@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight, Watcher
-from keepleft.attention.backends.watching import maps
+from keepleft.attention.backends.watching import attention_maps
 from keepleft.nn.attention import Attention
 
 
@@ -24,42 +24,42 @@ def watch(model: nn.Module, layers: str | Iterable[str] = "*", *, heads: Iterabl
     those. Only what is asked for is worked out: one head of a long text costs one (Q, K) map, not all of them.
     A later pass inside the block overwrites an earlier one.
     """
-    wanted = [layers] if isinstance(layers, str) else list(layers)
-    there = attentions(model)
-    chosen = {name: part for name, part in there.items() if any(fnmatchcase(name, want) for want in wanted)}
-    unknown = [want for want in wanted if not any(fnmatchcase(name, want) for name in there)]
-    if unknown or not chosen:
-        raise ValueError(f"no attention is called {', '.join(map(repr, unknown))}: there are {', '.join(there) or 'none'}")
-    picks = {word: None if given is None else torch.tensor(list(given), dtype=torch.long)
-             for word, given in (("heads", heads), ("rows", rows), ("queries", queries))}
-    seen: dict[str, Tensor] = {}
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    modules = attention_modules(model)
+    selected = {name: module for name, module in modules.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    unknown = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in modules)]
+    if unknown or not selected:
+        raise ValueError(f"no attention is called {', '.join(map(repr, unknown))}: there are {', '.join(modules) or 'none'}")
+    indices = {axis: None if values is None else torch.tensor(list(values), dtype=torch.long)
+             for axis, values in (("heads", heads), ("rows", rows), ("queries", queries))}
+    collected: dict[str, Tensor] = {}
 
-    def watcher(name: str) -> Watcher:
-        def look(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
-            for word, size in (("rows", q.shape[0]), ("heads", q.shape[1]), ("queries", q.shape[2])):
-                pick = picks[word]
-                if pick is not None and (pick.numel() == 0 or int(pick.min()) < 0 or int(pick.max()) >= size):
-                    raise ValueError(f"{word} {pick.tolist()} were asked for, but {name} has {size}")
-            seen[name] = maps(q, k, sight, scale, **picks)
-        return look
+    def make_watcher(name: str) -> Watcher:
+        def record(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
+            for axis, size in (("rows", q.shape[0]), ("heads", q.shape[1]), ("queries", q.shape[2])):
+                index = indices[axis]
+                if index is not None and (index.numel() == 0 or int(index.min()) < 0 or int(index.max()) >= size):
+                    raise ValueError(f"{axis} {index.tolist()} were asked for, but {name} has {size}")
+            collected[name] = attention_maps(q, k, sight, scale, **indices)
+        return record
 
-    with watched(chosen, watcher):
-        yield seen
+    with attach_watchers(selected, make_watcher):
+        yield collected
 
 
-def attentions(model: nn.Module) -> dict[str, Attention]:
+def attention_modules(model: nn.Module) -> dict[str, Attention]:
     """Every attention of a model by its name, such as "decoder.3.cross"."""
-    return {name.replace(".layers.", "."): part for name, part in model.named_modules() if isinstance(part, Attention)}
+    return {name.replace(".layers.", "."): module for name, module in model.named_modules() if isinstance(module, Attention)}
 
 
 @contextmanager
-def watched(parts: dict[str, Attention], watcher: Callable[[str], Watcher]) -> Iterator[None]:
+def attach_watchers(modules: dict[str, Attention], make_watcher: Callable[[str], Watcher]) -> Iterator[None]:
     """Let someone see the queries, keys and sight of each of these attentions; afterwards all is as it was."""
-    before = {name: part.watcher for name, part in parts.items()}
+    previous = {name: module.watcher for name, module in modules.items()}
     try:
-        for name, part in parts.items():
-            part.watcher = watcher(name)
+        for name, module in modules.items():
+            module.watcher = make_watcher(name)
         yield
     finally:
-        for name, part in parts.items():
-            part.watcher = before[name]
+        for name, module in modules.items():
+            module.watcher = previous[name]

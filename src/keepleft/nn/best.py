@@ -10,107 +10,107 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keepleft.nn.gpu import cdiv, jit, power, tl
+from keepleft.nn.gpu import cdiv, jit, next_power_of_2, tl
 
-BLOCK = 64           # scores whose highest is looked for first, on a CPU
-LONG, SHORT = 4096, 1024  # scores that one program reads on a GPU, for one candidate or for several
-MOST = 64            # candidates up to which a GPU looks for them one by one
+CPU_BLOCK = 64           # scores whose highest is looked for first, on a CPU
+ARGMAX_BLOCK, TOPK_BLOCK = 4096, 1024  # scores that one program reads on a GPU, for one candidate or for several
+MAX_K = 64            # candidates up to which a GPU looks for them one by one
 
 
-class Best(NamedTuple):
-    scores: Tensor  # (R, count), the highest first
+class TopK(NamedTuple):
+    values: Tensor  # (R, count), the highest first
     tokens: Tensor  # (R, count)
-    total: Tensor   # (R,) log Σ exp of all; where nobody asked for it, whatever was at hand
+    logsumexp: Tensor   # (R,) log Σ exp of all; where nobody asked for it, whatever was at hand
 
 
-def best(scores: Tensor, count: int, *, total: bool = True) -> Best:
+def topk_logsumexp(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> TopK:
     """(R, V) → the `count` highest of each row; of equal ones the first. Scores that are no number are not looked for."""
-    count = min(count, scores.shape[1])
-    if scores.is_cuda and scores.dtype != torch.float64 and count <= MOST:
-        return kernels(scores, count)
-    scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    found = scores.topk(count) if scores.is_cuda or scores.shape[1] < 4 * BLOCK * count else in_blocks(scores, count)
-    return Best(*found, scores.logsumexp(-1) if total else found[0])
+    k = min(k, logits.shape[1])
+    if logits.is_cuda and logits.dtype != torch.float64 and k <= MAX_K:
+        return topk_triton(logits, k)
+    logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    top = logits.topk(k) if logits.is_cuda or logits.shape[1] < 4 * CPU_BLOCK * k else topk_blocked(logits, k)
+    return TopK(*top, logits.logsumexp(-1) if with_logsumexp else top[0])
 
 
-def in_blocks(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def topk_blocked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """A block that holds one of the highest has one of the highest maxima."""
-    vocab = scores.shape[1]
-    whole = vocab - vocab % BLOCK
-    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK))
-    highest = blocks.amax(-1)
-    where = highest.argmax(-1, keepdim=True) if count == 1 else highest.topk(count).indices
-    some = blocks.gather(1, where[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    if whole < vocab:
-        some = torch.cat([some, scores[:, whole:]], 1)
-    values, place = some.max(-1, keepdim=True) if count == 1 else some.topk(count)
-    inside = place.clamp(max=count * BLOCK - 1)
-    tokens = where.gather(1, inside // BLOCK) * BLOCK + inside % BLOCK
-    if whole < vocab:
-        tokens = torch.where(place < count * BLOCK, tokens, place - count * BLOCK + whole)
+    vocab = logits.shape[1]
+    aligned = vocab - vocab % CPU_BLOCK
+    blocks = logits[:, :aligned].unflatten(1, (-1, CPU_BLOCK))
+    block_max = blocks.amax(-1)
+    block_ids = block_max.argmax(-1, keepdim=True) if k == 1 else block_max.topk(k).indices
+    candidates = blocks.gather(1, block_ids[..., None].expand(-1, -1, CPU_BLOCK)).flatten(1)
+    if aligned < vocab:
+        candidates = torch.cat([candidates, logits[:, aligned:]], 1)
+    values, index = candidates.max(-1, keepdim=True) if k == 1 else candidates.topk(k)
+    block_index = index.clamp(max=k * CPU_BLOCK - 1)
+    tokens = block_ids.gather(1, block_index // CPU_BLOCK) * CPU_BLOCK + block_index % CPU_BLOCK
+    if aligned < vocab:
+        tokens = torch.where(index < k * CPU_BLOCK, tokens, index - k * CPU_BLOCK + aligned)
     return values, tokens
 
 
-def kernels(scores: Tensor, count: int) -> Best:
+def topk_triton(logits: Tensor, k: int) -> TopK:
     """The same on a GPU: each program finds the highest of its part, another the highest of all parts."""
-    rows, vocab = scores.shape
-    size = LONG if count == 1 else SHORT
-    parts = cdiv(vocab, size)
-    make = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=scores.device)
-    out = Best(make(rows, count), make(rows, count, dtype=torch.long), make(rows))
-    if parts == 1:
-        _part_kernel[(rows, 1)](scores, *out, vocab, scores.stride(0), 1, count, power(vocab), True,
+    rows, vocab = logits.shape
+    block = ARGMAX_BLOCK if k == 1 else TOPK_BLOCK
+    splits = cdiv(vocab, block)
+    empty = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=logits.device)
+    out = TopK(empty(rows, k), empty(rows, k, dtype=torch.long), empty(rows))
+    if splits == 1:
+        _topk_split_kernel[(rows, 1)](logits, *out, vocab, logits.stride(0), 1, k, next_power_of_2(vocab), True,
                                 num_warps=1 if vocab <= 256 else 4)
         return out
-    some, where, sums = make(rows, parts, count), make(rows, parts, count, dtype=torch.int32), make(rows, parts, 2)
-    _part_kernel[(rows, parts)](scores, some, where, sums, vocab, scores.stride(0), parts, count, size, False,
-                                num_warps=4 if count == 1 else 1)
-    _whole_kernel[(rows,)](some, where, sums, *out, parts, count, power(parts * count), power(parts), num_warps=1)
+    split_values, split_tokens, split_sums = empty(rows, splits, k), empty(rows, splits, k, dtype=torch.int32), empty(rows, splits, 2)
+    _topk_split_kernel[(rows, splits)](logits, split_values, split_tokens, split_sums, vocab, logits.stride(0), splits, k, block, False,
+                                num_warps=4 if k == 1 else 1)
+    _topk_combine_kernel[(rows,)](split_values, split_tokens, split_sums, *out, splits, k, next_power_of_2(splits * k), next_power_of_2(splits), num_warps=1)
     return out
 
 
 @jit  # type: ignore[untyped-decorator]
-def _part_kernel(scores, some, where, sums, vocab, stride, parts, count: tl.constexpr, size: tl.constexpr,  # type: ignore
-                 alone: tl.constexpr):
+def _topk_split_kernel(logits, split_values, split_tokens, split_sums, vocab, stride, splits, k: tl.constexpr, block: tl.constexpr,  # type: ignore
+                 single_split: tl.constexpr):
     row = tl.program_id(0)
-    part = tl.program_id(1)
-    lane = tl.arange(0, size)
-    at = part * size + lane
-    x = tl.load(scores + row.to(tl.int64) * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-    top = tl.max(x, 0)
-    finite = tl.maximum(top, -3.0e38)
-    out = row * parts + part
-    mass = tl.sum(tl.exp(x - finite), 0)
-    if alone:
-        tl.store(sums + out, finite + tl.log(mass))
+    split = tl.program_id(1)
+    lane = tl.arange(0, block)
+    columns = split * block + lane
+    x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+    max_logit = tl.max(x, 0)
+    finite_max = tl.maximum(max_logit, -3.0e38)
+    out = row * splits + split
+    exp_sum = tl.sum(tl.exp(x - finite_max), 0)
+    if single_split:
+        tl.store(split_sums + out, finite_max + tl.log(exp_sum))
     else:
-        tl.store(sums + out * 2, finite)
-        tl.store(sums + out * 2 + 1, mass)
-    x = tl.where(at < vocab, x, float("nan"))  # what lies beyond is never chosen, not even where all is ruled out
-    for n in range(count):
-        top = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        place = tl.min(tl.where(x == top, lane, size), 0)
-        tl.store(some + out * count + n, tl.where(place < size, top, float("nan")))
-        tl.store(where + out * count + n, (part * size + tl.minimum(place, size - 1)).to(where.dtype.element_ty))
-        x = tl.where(lane == place, float("nan"), x)
+        tl.store(split_sums + out * 2, finite_max)
+        tl.store(split_sums + out * 2 + 1, exp_sum)
+    x = tl.where(columns < vocab, x, float("nan"))  # what lies beyond is never chosen, not even where all is ruled out
+    for n in range(k):
+        max_logit = tl.max(tl.where(x == x, x, float("-inf")), 0)
+        index = tl.min(tl.where(x == max_logit, lane, block), 0)
+        tl.store(split_values + out * k + n, tl.where(index < block, max_logit, float("nan")))
+        tl.store(split_tokens + out * k + n, (split * block + tl.minimum(index, block - 1)).to(split_tokens.dtype.element_ty))
+        x = tl.where(lane == index, float("nan"), x)
 
 
 @jit  # type: ignore[untyped-decorator]
-def _whole_kernel(some, where, sums, values, tokens, total, parts, count: tl.constexpr, size: tl.constexpr,  # type: ignore
-                  few: tl.constexpr):
+def _topk_combine_kernel(split_values, split_tokens, split_sums, values, tokens, logsumexp, splits, k: tl.constexpr, block: tl.constexpr,  # type: ignore
+                  padded_splits: tl.constexpr):
     row = tl.program_id(0)
-    lane = tl.arange(0, few)
-    top = tl.load(sums + (row * parts + lane) * 2, mask=lane < parts, other=float("-inf"))
-    mass = tl.load(sums + (row * parts + lane) * 2 + 1, mask=lane < parts, other=0.0)
-    highest = tl.max(top, 0)
-    tl.store(total + row, highest + tl.log(tl.sum(mass * tl.exp(top - highest), 0)))
-    at = tl.arange(0, size)
-    there = at < parts * count
-    x = tl.load(some + row * parts * count + at, mask=there, other=float("nan"))
-    token = tl.load(where + row * parts * count + at, mask=there, other=0)
-    for n in range(count):
-        best = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        place = tl.min(tl.where(x == best, at, size), 0)
-        tl.store(values + row * count + n, best)
-        tl.store(tokens + row * count + n, tl.sum(tl.where(at == place, token, 0), 0).to(tl.int64))
-        x = tl.where(at == place, float("nan"), x)
+    lane = tl.arange(0, padded_splits)
+    split_max = tl.load(split_sums + (row * splits + lane) * 2, mask=lane < splits, other=float("-inf"))
+    exp_sum = tl.load(split_sums + (row * splits + lane) * 2 + 1, mask=lane < splits, other=0.0)
+    max_logit = tl.max(split_max, 0)
+    tl.store(logsumexp + row, max_logit + tl.log(tl.sum(exp_sum * tl.exp(split_max - max_logit), 0)))
+    candidate = tl.arange(0, block)
+    in_range = candidate < splits * k
+    x = tl.load(split_values + row * splits * k + candidate, mask=in_range, other=float("nan"))
+    token = tl.load(split_tokens + row * splits * k + candidate, mask=in_range, other=0)
+    for n in range(k):
+        top_value = tl.max(tl.where(x == x, x, float("-inf")), 0)
+        index = tl.min(tl.where(x == top_value, candidate, block), 0)
+        tl.store(values + row * k + n, top_value)
+        tl.store(tokens + row * k + n, tl.sum(tl.where(candidate == index, token, 0), 0).to(tl.int64))
+        x = tl.where(candidate == index, float("nan"), x)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight
-from keepleft.nn.attention import CrossAttention, Heads, Remember, SelfAttention
-from keepleft.nn.feedforward import Feed, FeedForward
-from keepleft.nn.norm import Norm, norm
+from keepleft.nn.attention import CrossAttention, AttentionConfig, KVWrite, SelfAttention
+from keepleft.nn.feedforward import FeedForwardLayer, FeedForward
+from keepleft.nn.norm import Norm, make_norm
 
 
-class Source(NamedTuple):
+class CrossInput(NamedTuple):
     """What one layer's cross-attention looks at."""
 
     k: Tensor
@@ -21,29 +21,29 @@ class Source(NamedTuple):
     sight: Sight
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Norm first (GPT-2, LLaMA, T5) or last (the 2017 Transformer, GPT, BERT, BART)."""
 
-    def __init__(self, shape: Heads, feedforward: FeedForward, choice: Norm, *, norm_first: bool, cross: bool,
+    def __init__(self, config: AttentionConfig, feedforward: FeedForward, norm_config: Norm, *, norm_first: bool, cross: bool,
                  bias: bool, dropout: float) -> None:
         super().__init__()
         self.norm_first = norm_first
-        self.self = SelfAttention(shape)
-        self.norm_self = norm(choice, shape.dim)
+        self.self = SelfAttention(config)
+        self.norm_self = make_norm(norm_config, config.dim)
         if cross:
-            self.cross = CrossAttention(shape)
-            self.norm_cross = norm(choice, shape.dim)
-        self.feed = Feed(feedforward, shape.dim, bias=bias)
-        self.norm_feed = norm(choice, shape.dim)
+            self.cross = CrossAttention(config)
+            self.norm_cross = make_norm(norm_config, config.dim)
+        self.feed = FeedForwardLayer(feedforward, config.dim, bias=bias)
+        self.norm_feed = make_norm(norm_config, config.dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, sight: Sight, turn: tuple[Tensor, Tensor] | None = None,
-                remember: Remember | None = None, source: Source | None = None) -> Tensor:
-        x = self.around(x, self.norm_self, lambda y: self.self(y, sight, turn, remember))
-        if source is not None:
-            x = self.around(x, self.norm_cross, lambda y: self.cross(y, *source))
-        return self.around(x, self.norm_feed, self.feed)
+    def forward(self, x: Tensor, sight: Sight, rotary: tuple[Tensor, Tensor] | None = None,
+                kv_write: KVWrite | None = None, cross_input: CrossInput | None = None) -> Tensor:
+        x = self.residual(x, self.norm_self, lambda y: self.self(y, sight, rotary, kv_write))
+        if cross_input is not None:
+            x = self.residual(x, self.norm_cross, lambda y: self.cross(y, *cross_input))
+        return self.residual(x, self.norm_feed, self.feed)
 
-    def around(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """The residual stream past one part."""
-        return x + self.dropout(part(norm(x))) if self.norm_first else norm(x + self.dropout(part(x)))
+        return x + self.dropout(sublayer(norm(x))) if self.norm_first else norm(x + self.dropout(sublayer(x)))

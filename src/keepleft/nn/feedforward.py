@@ -26,26 +26,26 @@ class FeedForward:
     gated: bool = False
 
     def __post_init__(self) -> None:
-        sense.whole("width", self.width)
-        sense.word("activation", self.activation, ACTIVATIONS)
-        sense.flag("gated", self.gated)
+        sense.check_int("width", self.width)
+        sense.check_choice("activation", self.activation, ACTIVATIONS)
+        sense.check_bool("gated", self.gated)
 
 
-class Feed(nn.Module):
+class FeedForwardLayer(nn.Module):
     """down(act(up x)), or down(act(gate x) · up x); gate and up are one matrix, gate first."""
 
-    def __init__(self, choice: FeedForward, dim: int, *, bias: bool) -> None:
+    def __init__(self, config: FeedForward, dim: int, *, bias: bool) -> None:
         super().__init__()
-        self.bend, self.gated = ACTIVATIONS[choice.activation], choice.gated
-        self.up = nn.Linear(dim, choice.width * (2 if choice.gated else 1), bias=bias)
-        self.down = nn.Linear(choice.width, dim, bias=bias)
+        self.activation, self.gated = ACTIVATIONS[config.activation], config.gated
+        self.up = nn.Linear(dim, config.width * (2 if config.gated else 1), bias=bias)
+        self.down = nn.Linear(config.width, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.bent(self.up(x)))
+        return self.down(self.activate(self.up(x)))
 
-    def bent(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
         """What lies between the two matrices."""
         if not self.gated:
-            return self.bend(x)
+            return self.activation(x)
         gate, x = x.chunk(2, -1)
-        return self.bend(gate) * x
+        return self.activation(gate) * x

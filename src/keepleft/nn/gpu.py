@@ -17,14 +17,14 @@ except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing wr
     gdc_launch_dependents: Any = None  # type: ignore[no-redef]
     gdc_wait: Any = None  # type: ignore[no-redef]
 
-__all__ = ["cdiv", "early", "gdc_launch_dependents", "gdc_wait", "jit", "power", "tl"]
+__all__ = ["cdiv", "pdl_kwargs", "gdc_launch_dependents", "gdc_wait", "jit", "next_power_of_2", "tl"]
 
 
-def power(n: int) -> int:
+def next_power_of_2(n: int) -> int:
     """The power of two that a block of so many is made of."""
     return 1 << (n - 1).bit_length()
 
 
-def early(x: Tensor) -> dict[str, bool]:
+def pdl_kwargs(x: Tensor) -> dict[str, bool]:
     """A kernel may begin before the one before it is done; it waits where it needs what that one writes."""
     return {"launch_pdl": True} if x.is_cuda else {}

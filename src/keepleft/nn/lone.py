@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from keepleft.nn.attention import Heads
-from keepleft.nn.feedforward import Feed
-from keepleft.nn.position import rotate
+from keepleft.nn.attention import AttentionConfig
+from keepleft.nn.feedforward import FeedForwardLayer
+from keepleft.nn.position import apply_rotary
 
-Enter = Callable[[Any], tuple[Any, Any, Tensor]]  # the stream → the stream, the stream behind the norm, the product
-Leave = Callable[[Any, Tensor], Any]              # the stream and (R, …) → the stream with the product of it added
+NormLinearOp = Callable[[Any], tuple[Any, Any, Tensor]]  # the stream → the stream, the stream behind the norm, the product
+LinearResidualOp = Callable[[Any, Tensor], Any]              # the stream and (R, …) → the stream with the product of it added
 
 
-class Turn(NamedTuple):
+class RotaryCosSin(NamedTuple):
     """Cosines and sines of each row's position, (R or 1, 1, D)."""
 
     cosines: Tensor
@@ -29,116 +29,116 @@ class Turn(NamedTuple):
 
 
 @dataclass
-class Here:
+class DecodeContext:
     """Where a step stands: what all layers share."""
 
     length: int                           # tokens before this one
-    now: Tensor                           # (1,) the same, where a recording can read it
-    turn: Turn | None = None
-    first: Tensor | None = None           # (R,) the column where each row's text begins; None: at 0
-    near: Tensor | None = None            # (H, capacity) what is added to a score by distance
-    parents: Tensor | None = None         # (capacity, R) which row of the buffers holds a column of a row; None: itself
+    position: Tensor                           # (1,) the same, where a recording can read it
+    rotary: RotaryCosSin | None = None
+    starts: Tensor | None = None           # (R,) the column where each row's text begins; None: at 0
+    relative_bias: Tensor | None = None            # (H, capacity) what is added to a score by distance
+    beam_rows: Tensor | None = None         # (capacity, R) which row of the buffers holds a column of a row; None: itself
     biases: dict[int | None, Tensor | None] = field(default_factory=dict)  # by window, what is added to the scores
 
 
-class Look(Protocol):
-    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
+class SelfAttentionOp(Protocol):
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
         """(R, (H + 2 Hk) · D) and buffers (capacity, R, Hk, D), written to → (R, H · D)"""
         ...
 
 
-class Across(Protocol):
+class CrossAttentionOp(Protocol):
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         """(R, H · D) over (B, Hk, S, D) of sources that R / B neighbours share; (B, S) is added → (R, H · D)"""
         ...
 
 
-class Tools(Protocol):
+class DecodeOps(Protocol):
     """Where the work is done: plain PyTorch here, kernels for a GPU elsewhere."""
 
-    whole: bool  # buffers are looked at as they are, so that shapes never change, or only as far as they are filled
+    static_shapes: bool  # buffers are looked at as they are, so that shapes never change, or only as far as they are filled
 
-    def enter(self, norm: nn.Module | None, product: nn.Module, feed: Feed | None = None) -> Enter: ...
-    def leave(self, product: nn.Module) -> Leave: ...
-    def look(self, shape: Heads, window: int | None) -> Look: ...
-    def across(self, shape: Heads) -> Across: ...
+    def norm_linear(self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None) -> NormLinearOp: ...
+    def linear_residual(self, linear: nn.Module) -> LinearResidualOp: ...
+    def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp: ...
+    def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp: ...
 
 
-class Plain:
+class TorchOps:
     """Plain PyTorch. `whole`: for compilers."""
 
-    def __init__(self, whole: bool = False) -> None:
-        self.whole = whole
+    def __init__(self, static_shapes: bool = False) -> None:
+        self.static_shapes = static_shapes
 
-    def enter(self, norm: nn.Module | None, product: nn.Module, feed: Feed | None = None) -> Enter:
-        even, times, bend = even_of(norm), product.forward, None if feed is None else feed.bent
+    def norm_linear(self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None) -> NormLinearOp:
+        normalize, apply_linear, activate = norm_function(norm), linear.forward, None if feedforward is None else feedforward.activate
 
         def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            y = even(x)
-            z = times(y)
-            return x, y, z if bend is None else bend(z)
+            y = normalize(x)
+            z = apply_linear(y)
+            return x, y, z if activate is None else activate(z)
         return run
 
-    def leave(self, product: nn.Module) -> Leave:
-        times = product.forward
-        return lambda x, y: x + times(y)
+    def linear_residual(self, linear: nn.Module) -> LinearResidualOp:
+        apply_linear = linear.forward
+        return lambda x, y: x + apply_linear(y)
 
-    def look(self, shape: Heads, window: int | None) -> Look:
-        heads, few, width, scale = shape.heads, shape.kv_heads, shape.width, shape.factor
+    def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
+        heads, kv_heads, head_dim, scale = config.heads, config.kv_heads, config.head_dim, config.softmax_scale
 
-        def filled(qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
-            q, k, v = apart(qkv, shape, here.turn)
-            stop = here.length + 1
+        def attend_filled(qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
+            q, k, v = split_qkv(qkv, config, context.rotary)
+            stop = context.length + 1
             begin = 0 if window is None else max(0, stop - window)
-            keys[here.length].copy_(k)
-            values[here.length].copy_(v)
-            return _looked(q.reshape(len(q) * few, heads // few, width), keys[begin:stop].flatten(1, 2).transpose(0, 1),
-                           values[begin:stop].flatten(1, 2).transpose(0, 1), here.biases[window], scale).view(len(q), -1)
+            keys[context.length].copy_(k)
+            values[context.length].copy_(v)
+            return _softmax_attention(q.reshape(len(q) * kv_heads, heads // kv_heads, head_dim), keys[begin:stop].flatten(1, 2).transpose(0, 1),
+                           values[begin:stop].flatten(1, 2).transpose(0, 1), context.biases[window], scale).view(len(q), -1)
 
-        def whole(qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
-            q, k, v = apart(qkv, shape, here.turn)
-            keys.index_copy_(0, here.now, k[None])
-            values.index_copy_(0, here.now, v[None])
-            if here.parents is not None:
+        def attend_static(qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
+            q, k, v = split_qkv(qkv, config, context.rotary)
+            keys.index_copy_(0, context.position, k[None])
+            values.index_copy_(0, context.position, v[None])
+            if context.beam_rows is not None:
                 column = torch.arange(len(keys), device=keys.device)[:, None]
-                keys, values = keys[column, here.parents], values[column, here.parents]
-            scores = (q.view(len(q), few, -1, width) * keys[:, :, :, None]).sum(-1) * scale
-            bias = here.biases[window]
+                keys, values = keys[column, context.beam_rows], values[column, context.beam_rows]
+            scores = (q.view(len(q), kv_heads, -1, head_dim) * keys[:, :, :, None]).sum(-1) * scale
+            bias = context.biases[window]
             weights = (scores if bias is None else scores + bias).softmax(0)
             return (weights[..., None] * values[:, :, :, None]).sum(0).flatten(1)
 
-        return whole if self.whole else filled
+        return attend_static if self.static_shapes else attend_filled
 
-    def across(self, shape: Heads) -> Across:
-        heads, few, width, scale = shape.heads, shape.kv_heads, shape.width, shape.factor
+    def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
+        heads, kv_heads, head_dim, scale = config.heads, config.kv_heads, config.head_dim, config.softmax_scale
 
         def run(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-            sources = len(keys)
-            share = len(q) // sources
+            num_sources = len(keys)
+            rows_per_source = len(q) // num_sources
             # neighbours of one source, and heads of one key head, are so many more queries
-            asked = q.view(sources, share, few, heads // few, width).transpose(1, 2)
-            if not self.whole:
-                added = None if bias is None else bias[:, None, None].expand(-1, few, -1, -1).flatten(0, 1)
-                found = _looked(asked.reshape(sources * few, -1, width), keys.flatten(0, 1), values.flatten(0, 1), added, scale)
-                return found.view(sources, few, share, -1).transpose(1, 2).reshape(len(q), -1)
-            scores = (asked[:, :, :, :, None] * keys[:, :, None, None]).sum(-1) * scale
+            queries = q.view(num_sources, rows_per_source, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
+            if not self.static_shapes:
+                key_bias = None if bias is None else bias[:, None, None].expand(-1, kv_heads, -1, -1).flatten(0, 1)
+                attended = _softmax_attention(queries.reshape(num_sources * kv_heads, -1, head_dim), keys.flatten(0, 1), values.flatten(0, 1), key_bias, scale)
+                return attended.view(num_sources, kv_heads, rows_per_source, -1).transpose(1, 2).reshape(len(q), -1)
+            scores = (queries[:, :, :, :, None] * keys[:, :, None, None]).sum(-1) * scale
             weights = (scores if bias is None else scores + bias[:, None, None, None]).softmax(-1)
             return (weights[..., None] * values[:, :, None, None]).sum(-2).transpose(1, 2).reshape(len(q), -1)
         return run
 
 
-def apart(qkv: Tensor, shape: Heads, turn: Turn | None) -> tuple[Tensor, ...]:
+def split_qkv(qkv: Tensor, config: AttentionConfig, rotary: RotaryCosSin | None) -> tuple[Tensor, ...]:
     """(R, (H + 2 Hk) · D) → queries (R, H, D), keys and values (R, Hk, D), turned where they are to be"""
-    heads, few = shape.heads, shape.kv_heads
-    parts = qkv.view(len(qkv), -1, shape.width)
-    if turn is None:
-        return parts.split([heads, few, few], 1)
-    q, v = parts.split([heads + few, few], 1)
-    q, k = rotate(q, *turn).split([heads, few], 1)
+    heads, kv_heads = config.heads, config.kv_heads
+    heads_qkv = qkv.view(len(qkv), -1, config.head_dim)
+    if rotary is None:
+        return heads_qkv.split([heads, kv_heads, kv_heads], 1)
+    q, v = heads_qkv.split([heads + kv_heads, kv_heads], 1)
+    q, k = apply_rotary(q, *rotary).split([heads, kv_heads], 1)
     return q, k, v
 
 
-def _looked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """(N, Q, D) over (N, K, D)"""
     if bias is None:
         scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=scale)
@@ -147,7 +147,7 @@ def _looked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) 
     return torch.bmm(scores.softmax(-1), v)
 
 
-def even_of(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
+def norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
     """The norm as a bare function; None changes nothing."""
     if norm is None or isinstance(norm, nn.Identity):
         return lambda x: x

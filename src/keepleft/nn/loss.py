@@ -9,36 +9,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # the target where nothing is asked
+IGNORE_INDEX = -100  # the target where nothing is asked
 
-AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 29}  # scores held at a time, unless a chunk is asked for
+MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 29}  # scores held at a time, unless a chunk is asked for
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """Sums over the targets that are asked for: divide by their number."""
 
     loss: Tensor   # what to send back: label-smoothed
-    plain: Tensor  # the cross-entropy itself, without a gradient
-    right: Tensor  # how often the target had the highest score
+    cross_entropy: Tensor  # the cross-entropy itself, without a gradient
+    correct: Tensor  # how often the target had the highest score
 
 
-def plain_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0) -> Sums:
+def reference_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0) -> LossSums:
     """The definition of vocabulary_loss: all scores at once."""
-    scores, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
-    return label_loss(scores, targets, smoothing)
+    logits, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
+    return classification_loss(logits, targets, label_smoothing)
 
 
-def label_loss(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Sums:
+def classification_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> LossSums:
     """(N, labels) scores against (N,) labels, where the labels are few."""
-    scores = scores.to(precise(scores.dtype))
-    loss = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
-    known = scores.detach()
-    plain = F.cross_entropy(known, labels, ignore_index=IGNORED, reduction="sum") if smoothing else loss.detach()
-    return Sums(loss, plain, (known.argmax(-1) == labels).sum())
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
+    detached = logits.detach()
+    cross_entropy = F.cross_entropy(detached, labels, ignore_index=IGNORE_INDEX, reduction="sum") if label_smoothing else loss.detach()
+    return LossSums(loss, cross_entropy, (detached.argmax(-1) == labels).sum())
 
 
-def vocabulary_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0,
-                    chunk: int | None = None) -> Sums:
+def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0,
+                    chunk: int | None = None) -> LossSums:
     """F.linear(x, weight, bias) against the targets, some tokens at a time.
 
     x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) whole numbers, -100 where nothing is asked
@@ -48,95 +48,95 @@ def vocabulary_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     if x.shape[:-1] != targets.shape:
         raise ValueError(f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
                          f"needed for each, (…) beside (…, dim)")
-    if not 0.0 <= smoothing < 1.0:
-        raise ValueError(f"smoothing is {smoothing}: it must be at least 0 and below 1")
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"smoothing is {label_smoothing}: it must be at least 0 and below 1")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be a number of tokens, at least 1")
     device = x.device.type
-    work = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
-    back = [torch.is_grad_enabled() and given is not None and given.requires_grad for given in (x, weight, bias)]
-    rows = chunk or share(targets.numel(), weight.shape[0], AT_ONCE.get(device, AT_ONCE["cpu"]))
-    loss, plain, right, *_ = _sums(x.flatten(0, -2), weight, bias, targets.flatten(), smoothing, rows, work, back)
-    return Sums(loss, plain, right)
+    compute_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
+    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    tokens_per_chunk = chunk or chunk_size(targets.numel(), weight.shape[0], MAX_LOGITS.get(device, MAX_LOGITS["cpu"]))
+    loss, cross_entropy, correct, *_ = _linear_cross_entropy_op(x.flatten(0, -2), weight, bias, targets.flatten(), label_smoothing, tokens_per_chunk, compute_dtype, needs_grad)
+    return LossSums(loss, cross_entropy, correct)
 
 
-def share(tokens: int, vocab: int, most: int) -> int:
+def chunk_size(tokens: int, vocab: int, max_logits: int) -> int:
     """How many tokens at a time: equal shares, of a round number of tokens, that hold no more scores than `most`."""
-    shares = -(-tokens * vocab // most)
-    rows = -(-tokens // max(1, shares))
-    return max(1, rows) if shares <= 1 else max(64, -(-rows // 64) * 64)
+    num_chunks = -(-tokens * vocab // max_logits)
+    chunk_tokens = -(-tokens // max(1, num_chunks))
+    return max(1, chunk_tokens) if num_chunks <= 1 else max(64, -(-chunk_tokens // 64) * 64)
 
 
-def precise(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 # To a compiler the work below is one operation: it has its own gradients, and loops over chunks ------------------
 
 
-def work_out(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, chunk: int, work: torch.dtype,
-             back: list[bool]) -> tuple[Tensor, ...]:
+def loss_and_grads(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, chunk: int, compute_dtype: torch.dtype,
+             needs_grad: list[bool]) -> tuple[Tensor, ...]:
     """(N, dim) against (N,): loss, plain, right, and the gradients of x, weight and bias where they are wanted."""
-    exact, real = precise(work), None
-    if not x.is_cuda and bool((targets == IGNORED).any()):  # a GPU would have to wait for the answer
-        real = (targets != IGNORED).nonzero()[:, 0]
-        targets = targets[real]
-    some = (x if real is None else x[real]).to(work)
-    table = weight.to(work)
-    offset = None if bias is None else bias.to(work)
-    sums = torch.zeros(3, dtype=exact, device=x.device)
-    to_x = torch.empty_like(some) if back[0] else x.new_empty(0)  # each its own: no two results may be one tensor
-    to_weight = torch.zeros_like(weight, dtype=exact) if back[1] else x.new_empty(0)
-    to_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and back[2] else x.new_empty(0)
-    for begin in range(0, len(some), chunk):
-        part = some[begin:begin + chunk]
-        found, slopes = _measure(F.linear(part, table, offset), targets[begin:begin + chunk], smoothing, any(back))
-        sums += found
-        if back[0]:
-            torch.mm(slopes, table, out=to_x[begin:begin + chunk])
-        if back[1]:
-            _add_product(to_weight, slopes, part)
-        if bias is not None and back[2]:
-            to_bias += slopes.sum(0, dtype=exact)
-    to_x = to_x.to(x.dtype)
-    if real is not None and back[0]:
-        to_x = torch.zeros_like(x).index_copy_(0, real, to_x)
-    return (sums[0].clone(), sums[1].clone(), sums[2].long(), to_x, to_weight.to(weight.dtype),
-            to_bias if bias is None else to_bias.to(bias.dtype))
+    sum_dtype, target_rows = accumulation_dtype(compute_dtype), None
+    if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # a GPU would have to wait for the answer
+        target_rows = (targets != IGNORE_INDEX).nonzero()[:, 0]
+        targets = targets[target_rows]
+    hidden = (x if target_rows is None else x[target_rows]).to(compute_dtype)
+    matrix = weight.to(compute_dtype)
+    cast_bias = None if bias is None else bias.to(compute_dtype)
+    sums = torch.zeros(3, dtype=sum_dtype, device=x.device)
+    grad_x = torch.empty_like(hidden) if needs_grad[0] else x.new_empty(0)  # each its own: no two results may be one tensor
+    grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad[1] else x.new_empty(0)
+    grad_bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and needs_grad[2] else x.new_empty(0)
+    for begin in range(0, len(hidden), chunk):
+        hidden_chunk = hidden[begin:begin + chunk]
+        chunk_sums, grad_logits = _dispatch_chunk_loss(F.linear(hidden_chunk, matrix, cast_bias), targets[begin:begin + chunk], label_smoothing, any(needs_grad))
+        sums += chunk_sums
+        if needs_grad[0]:
+            torch.mm(grad_logits, matrix, out=grad_x[begin:begin + chunk])
+        if needs_grad[1]:
+            _accumulate_matmul(grad_weight, grad_logits, hidden_chunk)
+        if bias is not None and needs_grad[2]:
+            grad_bias += grad_logits.sum(0, dtype=sum_dtype)
+    grad_x = grad_x.to(x.dtype)
+    if target_rows is not None and needs_grad[0]:
+        grad_x = torch.zeros_like(x).index_copy_(0, target_rows, grad_x)
+    return (sums[0].clone(), sums[1].clone(), sums[2].long(), grad_x, grad_weight.to(weight.dtype),
+            grad_bias if bias is None else grad_bias.to(bias.dtype))
 
 
-_sums = torch.library.custom_op(
-    "keepleft::vocabulary_loss", work_out, mutates_args=(),
+_linear_cross_entropy_op = torch.library.custom_op(
+    "keepleft::vocabulary_loss", loss_and_grads, mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float smoothing, int chunk, ScalarType work, bool[] back)"
            " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 
-@_sums.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, chunk: int, work: torch.dtype,
-      back: list[bool]) -> tuple[Tensor, ...]:
-    exact = precise(work)
-    return (x.new_empty((), dtype=exact), x.new_empty((), dtype=exact), x.new_empty((), dtype=torch.int64),
-            x.new_empty(x.shape if back[0] else 0), weight.new_empty(weight.shape if back[1] else 0),
-            bias.new_empty(bias.shape) if bias is not None and back[2] else x.new_empty(0))
+@_linear_cross_entropy_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, chunk: int, compute_dtype: torch.dtype,
+      needs_grad: list[bool]) -> tuple[Tensor, ...]:
+    sum_dtype = accumulation_dtype(compute_dtype)
+    return (x.new_empty((), dtype=sum_dtype), x.new_empty((), dtype=sum_dtype), x.new_empty((), dtype=torch.int64),
+            x.new_empty(x.shape if needs_grad[0] else 0), weight.new_empty(weight.shape if needs_grad[1] else 0),
+            bias.new_empty(bias.shape) if bias is not None and needs_grad[2] else x.new_empty(0))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.back = inputs[-1]
     ctx.save_for_backward(*output[3:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _return(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    given = [saved * gradient.to(saved.dtype) if wanted and gradient is not None else None
-             for wanted, saved in zip(ctx.back, ctx.saved_tensors, strict=True)]
-    return (*given, None, None, None, None, None)
+def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    grads = [saved * gradient.to(saved.dtype) if needed and gradient is not None else None
+             for needed, saved in zip(ctx.back, ctx.saved_tensors, strict=True)]
+    return (*grads, None, None, None, None, None)
 
 
-_sums.register_autograd(_return, setup_context=_keep)
+_linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += leftᵀ right, added up in the type of the total."""
     if total.dtype == left.dtype:
         total.addmm_(left.T, right)
@@ -146,32 +146,32 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left.T @ right
 
 
-def _measure(scores: Tensor, targets: Tensor, smoothing: float, back: bool) -> tuple[Tensor, Tensor]:
+def _dispatch_chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
     """(3,) loss, plain and right of (n, V) scores, which are used up, and their gradient where one is wanted."""
-    if scores.is_cuda and scores.dtype != torch.float64 and find_spec("triton") is not None:
+    if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from keepleft.nn import kernel
 
-        return kernel.measure(scores, targets, smoothing, back), scores
-    return measure(scores, targets, smoothing, back)
+        return kernel.cross_entropy_chunk(logits, targets, label_smoothing, needs_grad), logits
+    return chunk_loss(logits, targets, label_smoothing, needs_grad)
 
 
-def measure(scores: Tensor, targets: Tensor, smoothing: float, back: bool) -> tuple[Tensor, Tensor]:
+def chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
     """The same in plain operations, for any device and type."""
-    exact, vocab, asked = precise(scores.dtype), scores.shape[1], targets != IGNORED
-    at = targets.clamp(min=0)[:, None]
-    chances = F.log_softmax(scores, -1, dtype=exact)
-    own = chances.gather(1, at)[:, 0]
-    plain = -(own * asked).sum()
-    loss = plain
-    if smoothing:
-        loss = (1 - smoothing) * plain - smoothing / vocab * (chances.sum(-1) * asked).sum()
-    top = (own >= chances.amax(-1)) & asked  # quick to find; which of several equal scores counts is asked of these few
-    right = (chances[top].argmax(-1) == targets[top]).sum()
-    if back:
-        chances.exp_()
-        if smoothing:
-            chances -= smoothing / vocab
-        chances.scatter_add_(1, at, chances.new_full((), smoothing - 1).expand_as(at))
-        if scores.is_cuda:  # elsewhere only what is asked comes here
-            chances *= asked[:, None]
-    return torch.stack([loss, plain, right.to(exact)]), chances.to(scores.dtype)
+    sum_dtype, vocab, is_target = accumulation_dtype(logits.dtype), logits.shape[1], targets != IGNORE_INDEX
+    target_index = targets.clamp(min=0)[:, None]
+    logprobs = F.log_softmax(logits, -1, dtype=sum_dtype)
+    target_logprobs = logprobs.gather(1, target_index)[:, 0]
+    cross_entropy = -(target_logprobs * is_target).sum()
+    loss = cross_entropy
+    if label_smoothing:
+        loss = (1 - label_smoothing) * cross_entropy - label_smoothing / vocab * (logprobs.sum(-1) * is_target).sum()
+    is_highest = (target_logprobs >= logprobs.amax(-1)) & is_target  # quick to find; which of several equal scores counts is asked of these few
+    correct = (logprobs[is_highest].argmax(-1) == targets[is_highest]).sum()
+    if needs_grad:
+        logprobs.exp_()
+        if label_smoothing:
+            logprobs -= label_smoothing / vocab
+        logprobs.scatter_add_(1, target_index, logprobs.new_full((), label_smoothing - 1).expand_as(target_index))
+        if logits.is_cuda:  # elsewhere only what is asked comes here
+            logprobs *= is_target[:, None]
+    return torch.stack([loss, cross_entropy, correct.to(sum_dtype)]), logprobs.to(logits.dtype)

@@ -14,7 +14,7 @@ class LayerNorm:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        sense.real("eps", self.eps)
+        sense.check_number("eps", self.eps)
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class RMSNorm:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        sense.real("eps", self.eps)
+        sense.check_number("eps", self.eps)
 
 
 Norm = LayerNorm | RMSNorm
 
 
-def norm(choice: Norm, dim: int) -> nn.Module:
+def make_norm(config: Norm, dim: int) -> nn.Module:
     """(…, dim) in, (…, dim) out; PyTorch takes the statistics of half-precision numbers in float32."""
-    kind = nn.LayerNorm if isinstance(choice, LayerNorm) else nn.RMSNorm
-    return kind(dim, eps=choice.eps)
+    kind = nn.LayerNorm if isinstance(config, LayerNorm) else nn.RMSNorm
+    return kind(dim, eps=config.eps)

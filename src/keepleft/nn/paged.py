@@ -12,98 +12,98 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.nn.attention import Heads
-from keepleft.nn.feedforward import Feed
-from keepleft.nn.lone import Across, Enter, Leave, Look, Plain, Turn, apart
+from keepleft.nn.attention import AttentionConfig
+from keepleft.nn.feedforward import FeedForwardLayer
+from keepleft.nn.lone import CrossAttentionOp, NormLinearOp, LinearResidualOp, SelfAttentionOp, TorchOps, RotaryCosSin, split_qkv
 
 
 @dataclass
-class Lot:
+class PageBatch:
     """Rows of texts that each have `width` rows, and the pages that they look at."""
 
-    first: int                  # of the rows
-    count: int                  # texts
-    width: int
-    begin: int                  # of the pages, one after the other …
-    end: int
-    only: Tensor | None         # … or just these
-    owner: Tensor               # (n,) the text of each page; `count`: none
-    home: Tensor | None         # (count,) the page of each text, where each has but one
-    fill: int                   # slots of a page that are in use
+    first_row: int                  # of the rows
+    num_sequences: int                  # texts
+    rows_per_sequence: int
+    page_begin: int                  # of the pages, one after the other …
+    page_end: int
+    page_ids: Tensor | None         # … or just these
+    owners: Tensor               # (n,) the text of each page; `count`: none
+    sequence_pages: Tensor | None         # (count,) the page of each text, where each has but one
+    filled_slots: int                   # slots of a page that are in use
     biases: dict[int | None, Tensor] = field(default_factory=dict)  # by window: (n · Hk, width · G, fill)
 
     @property
-    def last(self) -> int:
-        return self.first + self.count * self.width
+    def end_row(self) -> int:
+        return self.first_row + self.num_sequences * self.rows_per_sequence
 
 
 @dataclass
-class Spread:
+class PageBatchContext:
     """Where a step over pages stands: what all layers share."""
 
-    lots: list[Lot]
+    page_batches: list[PageBatch]
     page: Tensor                # (R,) where each row's own key and value go
-    within: Tensor              # (R,)
-    turn: Turn | None = None
+    offset: Tensor              # (R,)
+    rotary: RotaryCosSin | None = None
 
 
-class Paging:
+class PagedTorchOps:
     """Tools for steps over pages: buffers are (pages, Hk, size, D)."""
 
-    whole = False
+    static_shapes = False
 
     def __init__(self) -> None:
-        self.plain = Plain()
+        self.torch_ops = TorchOps()
 
-    def enter(self, norm: nn.Module | None, product: nn.Module, feed: Feed | None = None) -> Enter:
-        return self.plain.enter(norm, product, feed)
+    def norm_linear(self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None) -> NormLinearOp:
+        return self.torch_ops.norm_linear(norm, linear, feedforward)
 
-    def leave(self, product: nn.Module) -> Leave:
-        return self.plain.leave(product)
+    def linear_residual(self, linear: nn.Module) -> LinearResidualOp:
+        return self.torch_ops.linear_residual(linear)
 
-    def look(self, shape: Heads, window: int | None) -> Look:
-        def run(qkv: Tensor, keys: Tensor, values: Tensor, here: Any) -> Tensor:
-            q, k, v = apart(qkv, shape, here.turn)
-            keys[here.page, :, here.within] = k
-            values[here.page, :, here.within] = v
-            return _joined([asked(q[lot.first:lot.last], keys, values, lot, lot.biases[window], shape) for lot in here.lots])
+    def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
+        def run(qkv: Tensor, keys: Tensor, values: Tensor, context: Any) -> Tensor:
+            q, k, v = split_qkv(qkv, config, context.turn)
+            keys[context.page, :, context.within] = k
+            values[context.page, :, context.within] = v
+            return _concatenate([paged_attention(q[page_batch.first:page_batch.last], keys, values, page_batch, page_batch.biases[window], config) for page_batch in context.lots])
         return run
 
-    def across(self, shape: Heads) -> Across:
+    def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
         def run(q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
-            q = q.view(len(q), -1, shape.width)
-            return _joined([asked(q[lot.first:lot.last], keys, values, lot, lot.biases[None], shape) for lot in bias])
+            q = q.view(len(q), -1, config.head_dim)
+            return _concatenate([paged_attention(q[page_batch.first:page_batch.last], keys, values, page_batch, page_batch.biases[None], config) for page_batch in bias])
         return run
 
 
-def asked(q: Tensor, keys: Tensor, values: Tensor, lot: Lot, bias: Tensor, shape: Heads) -> Tensor:
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, page_batch: PageBatch, bias: Tensor, config: AttentionConfig) -> Tensor:
     """(R, H, D) over pages → (R, H · D)"""
-    few, width, rows = shape.kv_heads, shape.width, lot.count
-    q = q.view(rows, lot.width, few, -1, width).transpose(1, 2).reshape(rows, few, -1, width)
-    inside, whose = lot.owner.clamp(max=rows - 1), lot.owner
-    many = q.shape[2]
-    q = q.index_select(0, inside).flatten(0, 1)
-    k, v = (part(buffer, lot).flatten(0, 1) for buffer in (keys, values))
-    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=shape.factor)
-    if lot.home is not None:
-        found = torch.bmm(scores.softmax(-1), v).view(-1, few, many, width).index_select(0, lot.home)
+    kv_heads, head_dim, num_sequences = config.kv_heads, config.head_dim, page_batch.num_sequences
+    q = q.view(num_sequences, page_batch.rows_per_sequence, kv_heads, -1, head_dim).transpose(1, 2).reshape(num_sequences, kv_heads, -1, head_dim)
+    clamped_owners, owners = page_batch.owners.clamp(max=num_sequences - 1), page_batch.owners
+    num_queries = q.shape[2]
+    q = q.index_select(0, clamped_owners).flatten(0, 1)
+    k, v = (select_pages(buffer, page_batch).flatten(0, 1) for buffer in (keys, values))
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=config.softmax_scale)
+    if page_batch.sequence_pages is not None:
+        attended = torch.bmm(scores.softmax(-1), v).view(-1, kv_heads, num_queries, head_dim).index_select(0, page_batch.sequence_pages)
     else:
-        scores = scores.view(-1, few, many, lot.fill)
-        highest = scores.amax(-1)
-        top = highest.new_full((rows + 1, few, many), float("-inf"))
-        top.scatter_reduce_(0, whose[:, None, None].expand_as(highest), highest, "amax")
-        share = (scores - top.index_select(0, whose)[..., None]).exp()
-        found = torch.bmm(share.flatten(0, 1), v).view(-1, few, many, width)
-        found = found.new_zeros(rows + 1, few, many, width).index_add_(0, whose, found)[:rows]
-        found = found / found.new_zeros(rows + 1, few, many).index_add_(0, whose, share.sum(-1))[:rows, ..., None]
-    return found.view(rows, few, lot.width, -1, width).transpose(1, 2).reshape(rows * lot.width, -1)
+        scores = scores.view(-1, kv_heads, num_queries, page_batch.filled_slots)
+        page_max = scores.amax(-1)
+        sequence_max = page_max.new_full((num_sequences + 1, kv_heads, num_queries), float("-inf"))
+        sequence_max.scatter_reduce_(0, owners[:, None, None].expand_as(page_max), page_max, "amax")
+        exp_scores = (scores - sequence_max.index_select(0, owners)[..., None]).exp()
+        attended = torch.bmm(exp_scores.flatten(0, 1), v).view(-1, kv_heads, num_queries, head_dim)
+        attended = attended.new_zeros(num_sequences + 1, kv_heads, num_queries, head_dim).index_add_(0, owners, attended)[:num_sequences]
+        attended = attended / attended.new_zeros(num_sequences + 1, kv_heads, num_queries).index_add_(0, owners, exp_scores.sum(-1))[:num_sequences, ..., None]
+    return attended.view(num_sequences, kv_heads, page_batch.rows_per_sequence, -1, head_dim).transpose(1, 2).reshape(num_sequences * page_batch.rows_per_sequence, -1)
 
 
-def part(buffer: Tensor, lot: Lot) -> Tensor:
+def select_pages(buffer: Tensor, page_batch: PageBatch) -> Tensor:
     """(pages, Hk, size, D) → (n, Hk, fill, D)"""
-    pages = buffer[lot.begin:lot.end] if lot.only is None else buffer.index_select(0, lot.only)
-    return pages[:, :, :lot.fill]
+    pages = buffer[page_batch.page_begin:page_batch.page_end] if page_batch.page_ids is None else buffer.index_select(0, page_batch.page_ids)
+    return pages[:, :, :page_batch.filled_slots]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def whole(name: str, value: Any, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+def check_int(name: str, value: Any, minimum: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{name} is {value!r}: it must be a whole number of at least {minimum}")
 
 
-def real(name: str, value: Any, *, above: float | None = None) -> None:
+def check_number(name: str, value: Any, *, above: float | None = None) -> None:
     """A finite number of at least 0, or above the given one."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or (
             value < 0 if above is None else value <= above):
         raise ValueError(f"{name} is {value!r}: it must be a number {'of at least 0' if above is None else f'above {above:g}'}")
 
 
-def flag(name: str, value: Any) -> None:
+def check_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: it must be true or false")
 
 
-def word(name: str, value: Any, words: Iterable[str]) -> None:
-    if not isinstance(value, str) or value not in words:
-        raise ValueError(f"no {name} is called {value!r}: there are {', '.join(words)}")
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"no {name} is called {value!r}: there are {', '.join(choices)}")

@@ -14,82 +14,82 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.nn.attention import Heads
-from keepleft.nn.feedforward import ACTIVATIONS, Feed
-from keepleft.nn.lone import Across, Enter, Here, Leave, Look
-from keepleft.nn.swift_look import looked, looked_across
-from keepleft.nn.swift_norm import Stream, joined
-from keepleft.nn.swift_product import BENDS, FEW, added, multiplied
+from keepleft.nn.attention import AttentionConfig
+from keepleft.nn.feedforward import ACTIVATIONS, FeedForwardLayer
+from keepleft.nn.lone import CrossAttentionOp, NormLinearOp, DecodeContext, LinearResidualOp, SelfAttentionOp
+from keepleft.nn.swift_look import self_attention, cross_attention
+from keepleft.nn.swift_norm import PendingResidual, add_norm
+from keepleft.nn.swift_product import ACTIVATION_IDS, MAX_FUSED_ROWS, linear_add, linear_activation
 
 
-class Swift:
-    whole = True
+class TritonOps:
+    static_shapes = True
 
-    def enter(self, norm: nn.Module | None, product: nn.Module, feed: Feed | None = None) -> Enter:
-        return _entering(norm, product, feed)
+    def norm_linear(self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None) -> NormLinearOp:
+        return _make_norm_linear(norm, linear, feedforward)
 
-    def leave(self, product: nn.Module) -> Leave:
-        weight, bias, _ = _parts(product)
+    def linear_residual(self, linear: nn.Module) -> LinearResidualOp:
+        weight, bias, _ = _linear_weights(linear)
 
         def run(x: Tensor, y: Tensor) -> Any:
-            if len(y) <= FEW:
-                return added(x, y, weight, bias)
-            return Stream(x, F.linear(y, weight, bias))
+            if len(y) <= MAX_FUSED_ROWS:
+                return linear_add(x, y, weight, bias)
+            return PendingResidual(x, F.linear(y, weight, bias))
         return run
 
-    def look(self, shape: Heads, window: int | None) -> Look:
-        def run(qkv: Tensor, keys: Tensor, values: Tensor, here: Here) -> Tensor:
-            return looked(qkv, keys, values, here, shape, window or 0)
+    def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
+        def run(qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
+            return self_attention(qkv, keys, values, context, config, window or 0)
         return run
 
-    def across(self, shape: Heads) -> Across:
+    def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
         def run(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-            return looked_across(q, keys, values, bias, shape)
+            return cross_attention(q, keys, values, bias, config)
         return run
 
 
-def _entering(norm: nn.Module | None, product: nn.Module, feed: Feed | None) -> Enter:
-    kind, gain, shift, eps = _norm_parts(norm)
-    if isinstance(product, nn.Identity):  # a norm behind a norm
-        def bare(x: Any) -> tuple[Any, Any, Tensor]:
-            total, even = joined(x if isinstance(x, Stream) else Stream(x), kind, gain, shift, eps)
-            return total, even, even
-        return bare
-    weight, bias, scale = _parts(product)
-    bend, gated = (0, False) if feed is None else (BENDS[feed.bend], feed.gated)
-    dtype = None if isinstance(product, nn.Linear) else torch.float32
+def _make_norm_linear(norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None) -> NormLinearOp:
+    norm_kind, norm_weight, norm_bias, eps = _norm_weights(norm)
+    if isinstance(linear, nn.Identity):  # a norm behind a norm
+        def norm_only(x: Any) -> tuple[Any, Any, Tensor]:
+            residual, normed = add_norm(x if isinstance(x, PendingResidual) else PendingResidual(x), norm_kind, norm_weight, norm_bias, eps)
+            return residual, normed, normed
+        return norm_only
+    weight, bias, scale = _linear_weights(linear)
+    activation_id, gated = (0, False) if feedforward is None else (ACTIVATION_IDS[feedforward.activation], feedforward.gated)
+    dtype = None if isinstance(linear, nn.Linear) else torch.float32
     # what cuBLAS does on the way out
-    fused = feed is not None and not gated and bias is not None and feed.bend in (ACTIVATIONS["relu"], ACTIVATIONS["gelu_tanh"])
+    fused = feedforward is not None and not gated and bias is not None and feedforward.activation in (ACTIVATIONS["relu"], ACTIVATIONS["gelu_tanh"])
 
     def run(x: Any) -> tuple[Any, Any, Tensor]:
-        total, even = joined(x if isinstance(x, Stream) else Stream(x), kind, gain, shift, eps)
-        if len(even) <= FEW:
-            return total, even, multiplied(even, weight, bias, bend=bend, gated=gated, scale=scale, dtype=dtype)
-        ready = even if scale == 1.0 else even * scale
-        if fused and ready.is_cuda:
-            assert feed is not None
+        residual, normed = add_norm(x if isinstance(x, PendingResidual) else PendingResidual(x), norm_kind, norm_weight, norm_bias, eps)
+        if len(normed) <= MAX_FUSED_ROWS:
+            return residual, normed, linear_activation(normed, weight, bias, activation_id=activation_id, gated=gated, scale=scale, dtype=dtype)
+        scaled = normed if scale == 1.0 else normed * scale
+        if fused and scaled.is_cuda:
+            assert feedforward is not None
             assert bias is not None
-            return total, even, torch._addmm_activation(bias, ready, weight.t(), use_gelu=feed.bend is not ACTIVATIONS["relu"])
-        y = F.linear(ready, weight, bias)
-        return total, even, y if feed is None else feed.bent(y)
+            return residual, normed, torch._addmm_activation(bias, scaled, weight.t(), use_gelu=feedforward.activation is not ACTIVATIONS["relu"])
+        y = F.linear(scaled, weight, bias)
+        return residual, normed, y if feedforward is None else feedforward.activate(y)
     return run
 
 
-def _parts(product: nn.Module) -> tuple[Tensor, Tensor | None, float]:
+def _linear_weights(linear: nn.Module) -> tuple[Tensor, Tensor | None, float]:
     """Matrix, bias and the scale before them."""
-    part: Any = product
-    if isinstance(product, nn.Linear):
-        return product.weight.detach(), None if product.bias is None else product.bias.detach(), 1.0
-    weight, bias = part.given
-    return weight.detach(), None if bias is None else bias.detach(), part.scale
+    module: Any = linear
+    if isinstance(linear, nn.Linear):
+        return linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), 1.0
+    weight, bias = module.given
+    return weight.detach(), None if bias is None else bias.detach(), module.scale
 
 
-def _norm_parts(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | None, float]:
+def _norm_weights(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | None, float]:
     """Its kind (none, root mean square, layer), gain, shift and the number that keeps it from dividing by nothing."""
     if norm is None or isinstance(norm, nn.Identity):
         return 0, None, None, 0.0
-    part: Any = norm
-    weight = part.weight.detach()
+    module: Any = norm
+    weight = module.weight.detach()
     if isinstance(norm, nn.LayerNorm):
         return 2, weight, None if norm.bias is None else norm.bias.detach(), norm.eps
-    return 1, weight, None, torch.finfo(torch.float32).eps if part.eps is None else part.eps
+    return 1, weight, None, torch.finfo(torch.float32).eps if module.eps is None else module.eps

@@ -4,52 +4,52 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from keepleft.data.tokenizer import read
+from keepleft.data.tokenizer import load_tokenizer
 from keepleft.nn import sense
 from keepleft.runs import metrics, sizes, start
-from keepleft.runs.job import Job
+from keepleft.runs.job import TrainJob
 from keepleft.runs.tasks import TASKS
 
 
-def check(job: Job) -> None:
+def validate_job(job: TrainJob) -> None:
     """Raise what would be raised later; numbers that come from the data are stood in for."""
-    _numbers(job)
-    _metric(job)
-    if job.board:
-        metrics.writer()
+    _check_numbers(job)
+    _check_metric(job)
+    if job.tensorboard:
+        metrics.tensorboard_writer_class()
     if job.batch.pack and job.task == "classify":
         raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
-    if job.lora and not job.start:
+    if job.lora and not job.init_from:
         raise ValueError("lora trains small matrices beside weights that stay as they are, and these would be random: give a "
                          "model to --start from, or leave --lora out")
-    for path in (job.words.path, job.words.source_path):
+    for path in (job.tokenizer.path, job.tokenizer.source_path):
         if path is not None:
-            read(path)
-    vocab = job.words.size or 1000
-    plan = sizes.design(job, vocab, None if job.words.joint else vocab, job.batch.longest or 16, labels=2, targets=1_000_000)
-    sizes.suits(job, start.design(job, ["no", "yes"]) if job.start else plan)
+            load_tokenizer(path)
+    vocab = job.tokenizer.size or 1000
+    design = sizes.design(job, vocab, None if job.tokenizer.joint else vocab, job.batch.max_length or 16, labels=2, targets=1_000_000)
+    sizes.check_design(job, start.initial_design(job, ["no", "yes"]) if job.init_from else design)
     try:
         sizes.recipe(job, targets=1_000_000, steps_per_epoch=100)
     except ValueError as error:
         raise ValueError(f"recipe: {error}") from error
 
 
-def _numbers(job: Job) -> None:
+def _check_numbers(job: TrainJob) -> None:
     for name in ("tokens", "micro", "longest", "multiple"):
         if getattr(job.batch, name) is not None:
-            sense.whole(f"batch.{name}", getattr(job.batch, name))
-    if job.words.size is not None:
-        sense.whole("words.size", job.words.size)
-    for name, value in (("batch.ahead", job.batch.ahead), ("words.least", job.words.least), ("lora", job.lora),
-                        ("last", job.last)):
-        sense.whole(name, value, least=0)
+            sense.check_int(f"batch.{name}", getattr(job.batch, name))
+    if job.tokenizer.size is not None:
+        sense.check_int("words.size", job.tokenizer.size)
+    for name, value in (("batch.ahead", job.batch.prefetch), ("words.least", job.tokenizer.min_frequency), ("lora", job.lora),
+                        ("last", job.average_last)):
+        sense.check_int(name, value, minimum=0)
 
 
-def _metric(job: Job) -> None:
+def _check_metric(job: TrainJob) -> None:
     metric = job.recipe.metric or "loss"
-    written = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
-    known = ["loss", "perplexity", "accuracy", "smoothed", *written]
-    if metric not in known:
-        raise ValueError(f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(known)}")
+    generation_metrics = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
+    allowed = ["loss", "perplexity", "accuracy", "smoothed", *generation_metrics]
+    if metric not in allowed:
+        raise ValueError(f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(allowed)}")
     if metric in ("bleu", "chrf"):
         import_module("keepleft.evaluate.translation").metrics()

@@ -11,104 +11,104 @@ import numpy as np
 import torch
 
 from keepleft.attention.masks import causal, full
-from keepleft.data.ahead import Ahead
-from keepleft.data.batches import Batches, Bucketed
+from keepleft.data.ahead import PrefetchedBatches
+from keepleft.data.batches import Batches, BucketedLayout
 from keepleft.data.encoding import encoder
 from keepleft.data.objectives import Translation
-from keepleft.data.phrases.corpus import LANGUAGES, Pair, split
+from keepleft.data.phrases.corpus import LANGUAGES, SentencePair, split
 from keepleft.data.phrases.patterns import SEEDS
-from keepleft.data.store import Store
-from keepleft.data.tokenizer import END, START, learn, marks
+from keepleft.data.store import TokenStore
+from keepleft.data.tokenizer import EOS_TOKEN, BOS_TOKEN, train_tokenizer, special_tokens
 from keepleft.models.build import build
-from keepleft.models.design import Design, Stack
+from keepleft.models.design import Design, StackDesign
 from keepleft.models.presets import vaswani
 from keepleft.nn.feedforward import FeedForward
 from keepleft.runs import alignment as alignments
-from keepleft.runs.writing import write
-from keepleft.training.loop import Report, train
+from keepleft.runs.writing import generate_targets
+from keepleft.training.loop import TrainReport, train
 from keepleft.training.recipe import Recipe
 
-TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
-OFTEN = 20  # times that fixed phrases, which no rule explains, are shown more
-NAMES = {"fr": "French", "hi": "Hindi"}
+LANGUAGE_TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
+FIXED_PHRASE_REPEATS = 20  # times that fixed phrases, which no rule explains, are shown more
+LANGUAGE_NAMES = {"fr": "French", "hi": "Hindi"}
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DemoTask:
     """The phrases as integers, what is held out, and a model of the right size."""
 
     tokenizer: Any
     batches: Batches
-    held: dict[str, list[Pair]]
+    heldout: dict[str, list[SentencePair]]
     model: Any
 
 
-def prepared(*, test: int = 500, seed: int = 0, dim: int = 128, layers: int = 2, width: int = 256,
-             budget: int = 1536) -> Lesson:
+def prepare_demo(*, test_size: int = 500, seed: int = 0, dim: int = 128, layers: int = 2, width: int = 256,
+             batch_tokens: int = 1536) -> DemoTask:
     """Both languages together: the tag before the source says which one is asked for."""
-    parts = {language: split(language, test=test) for language in TAGS}
-    texts = [text for training, _ in parts.values() for pair in training for text in pair]
-    tokenizer = learn("word", texts, 8000, more=tuple(TAGS.values()), least=1)
-    start, end = marks(tokenizer).need("start", "end")
-    kind = np.dtype(np.int64)
-    plain = encoder(tokenizer, kind, after=[end])
+    splits = {language: split(language, test=test_size) for language in LANGUAGE_TAGS}
+    texts = [text for train_pairs, _ in splits.values() for pair in train_pairs for text in pair]
+    tokenizer = train_tokenizer("word", texts, 8000, extra_special_tokens=tuple(LANGUAGE_TAGS.values()), min_frequency=1)
+    start, end = special_tokens(tokenizer).require("start", "end")
+    dtype = np.dtype(np.int64)
+    encode_target = encoder(tokenizer, dtype, suffix=[end])
     source, target = [], []
-    for language, (training, _) in parts.items():
-        fixed = [(said[0], said[LANGUAGES[language]]) for said in SEEDS]
-        training = training + OFTEN * fixed
-        tagged = encoder(tokenizer, kind, before=[tokenizer.token_to_id(TAGS[language]) or 0], after=[end])
-        source += [np.frombuffer(row, kind).tolist() for row in tagged([english for english, _ in training])]
-        target += [np.frombuffer(row, kind).tolist() for row in plain([other for _, other in training])]
-    store = Store.of(src=source, tgt=target)
-    batches = Batches(store, Translation(start), Bucketed(), budget, seed=seed)
+    for language, (train_pairs, _) in splits.items():
+        fixed_pairs = [(phrase[0], phrase[LANGUAGES[language]]) for phrase in SEEDS]
+        train_pairs = train_pairs + FIXED_PHRASE_REPEATS * fixed_pairs
+        encode_source = encoder(tokenizer, dtype, prefix=[tokenizer.token_to_id(LANGUAGE_TAGS[language]) or 0], suffix=[end])
+        source += [np.frombuffer(row, dtype).tolist() for row in encode_source([english for english, _ in train_pairs])]
+        target += [np.frombuffer(row, dtype).tolist() for row in encode_target([translation for _, translation in train_pairs])]
+    store = TokenStore.from_lists(src=source, tgt=target)
+    batches = Batches(store, Translation(start), BucketedLayout(), batch_tokens, seed=seed)
     design: Design = vaswani.but(vocab=tokenizer.get_vocab_size(), dim=dim, heads=4, feedforward=FeedForward(width, "relu"),
-                                 norm_first=True, encoder=Stack(layers, (full,)), decoder=Stack(layers, (causal,)), dropout=0.0)
+                                 norm_first=True, encoder=StackDesign(layers, (full,)), decoder=StackDesign(layers, (causal,)), dropout=0.0)
     model = build(design, generator=torch.Generator().manual_seed(seed))
-    return Lesson(tokenizer, batches, {language: held for language, (_, held) in parts.items()}, model)
+    return DemoTask(tokenizer, batches, {language: heldout for language, (_, heldout) in splits.items()}, model)
 
 
-def taught(lesson: Lesson, steps: int, peak: float = 3e-3) -> Iterator[Report]:
-    recipe = Recipe(steps=steps, peak=peak, warmup=max(1, steps // 20), schedule="linear", floor=0.02, report=10,
-                    betas=(0.9, 0.98), average=0.0)
-    return train(lesson.model, Ahead(lesson.batches), recipe)
+def train_translator(task: DemoTask, steps: int, lr: float = 3e-3) -> Iterator[TrainReport]:
+    recipe = Recipe(steps=steps, lr=lr, warmup=max(1, steps // 20), schedule="linear", min_lr_ratio=0.02, log_every=10,
+                    betas=(0.9, 0.98), ema_decay=0.0)
+    return train(task.model, PrefetchedBatches(task.batches), recipe)
 
 
-def translated(lesson: Lesson, language: str, texts: list[str]) -> list[str]:
-    return write(lesson.model, lesson.tokenizer, texts, tag=TAGS[language])
+def translate(task: DemoTask, language: str, texts: list[str]) -> list[str]:
+    return generate_targets(task.model, task.tokenizer, texts, tag=LANGUAGE_TAGS[language])
 
 
-def exact(lesson: Lesson, language: str) -> float:
+def exact(task: DemoTask, language: str) -> float:
     """The share of held-out sentences that come out to the letter."""
-    held = lesson.held[language]
-    found = translated(lesson, language, [english for english, _ in held])
-    return sum(written == reference for written, (_, reference) in zip(found, held, strict=True)) / len(held)
+    heldout = task.heldout[language]
+    translations = translate(task, language, [english for english, _ in heldout])
+    return sum(translation == reference for translation, (_, reference) in zip(translations, heldout, strict=True)) / len(heldout)
 
 
-def alignment(lesson: Lesson, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
+def alignment(task: DemoTask, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
     """What each written word looked at: source words, written words, and (written, source) weights of all layers."""
-    words = english.split()
-    written = translated(lesson, language, [english])[0].split()
-    number = lesson.tokenizer.token_to_id
-    end, (unknown,) = number(END), marks(lesson.tokenizer).need("unknown")
-    known = lambda word: unknown if (n := number(word)) is None else n
-    source = [number(TAGS[language]), *map(known, words), end]
-    weights = alignments.aligned(lesson.model, source, [number(START), *map(known, written)],
-                                 layers=range(len(lesson.model.decoder.layers)), among=slice(1, -1))
-    return words, written, weights
+    source_words = english.split()
+    target_words = translate(task, language, [english])[0].split()
+    token_id = task.tokenizer.token_to_id
+    end, (unknown,) = token_id(EOS_TOKEN), special_tokens(task.tokenizer).require("unknown")
+    word_id = lambda word: unknown if (n := token_id(word)) is None else n
+    source = [token_id(LANGUAGE_TAGS[language]), *map(word_id, source_words), end]
+    weights = alignments.alignment_weights(task.model, source, [token_id(BOS_TOKEN), *map(word_id, target_words)],
+                                 layers=range(len(task.model.decoder.layers)), source_slice=slice(1, -1))
+    return source_words, target_words, weights
 
 
-def drawn(source: list[str], written: list[str], weights: torch.Tensor) -> str:
+def draw_alignment(source: list[str], target: list[str], weights: torch.Tensor) -> str:
     """The alignment as text: a line for each written word, darker where it looked more."""
-    shades, left = " ░▒▓█", max(map(len, written))
-    lines = [" " * (left + 2) + "  ".join(source)]
-    for word, row in zip(written, weights.tolist(), strict=True):
-        cells = [(shades[min(4, round(4 * share))] * 2).center(len(name)) for share, name in zip(row, source, strict=True)]
-        lines.append(f"{word:>{left}}  " + "  ".join(cells))
+    shades, label_width = " ░▒▓█", max(map(len, target))
+    lines = [" " * (label_width + 2) + "  ".join(source)]
+    for word, row in zip(target, weights.tolist(), strict=True):
+        cells = [(shades[min(4, round(4 * weight))] * 2).center(len(name)) for weight, name in zip(row, source, strict=True)]
+        lines.append(f"{word:>{label_width}}  " + "  ".join(cells))
     return "\n".join(lines)
 
 
-def picture(source: list[str], written: list[str], weights: torch.Tensor, folder: str) -> Path:
+def picture(source: list[str], target: list[str], weights: torch.Tensor, folder: str) -> Path:
     """The alignment as an .svg file."""
     path = Path(folder) / "alignment.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return alignments.alignment(path, source, written, weights, title=f"{' '.join(source)} → {' '.join(written)}")
+    return alignments.plot_alignment(path, source, target, weights, title=f"{' '.join(source)} → {' '.join(target)}")

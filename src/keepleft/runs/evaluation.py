@@ -10,147 +10,147 @@ from typing import Any, Literal
 import torch
 
 from keepleft.data import sources
-from keepleft.decoding.options import Options, of_model
+from keepleft.decoding.options import GenerationConfig, from_model_directory
 from keepleft.evaluate.compare import bootstrap, mcnemar
-from keepleft.models.design import Classes
-from keepleft.runs.judging import judge
-from keepleft.runs.using import voice
+from keepleft.models.design import ClassificationHead
+from keepleft.runs.judging import load_predictor
+from keepleft.runs.using import load_generator
 
-Task = Literal["translate", "summarize", "classify", "lm"]
+EvalTask = Literal["translate", "summarize", "classify", "lm"]
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvalResult:
     """Numbers with their names, how they were computed, and the verdict beside another system."""
 
-    task: Task
+    task: EvalTask
     count: int
     measures: dict[str, float]
     signatures: dict[str, str] = field(default_factory=dict)
     verdicts: list[str] = field(default_factory=list)
 
 
-def evaluate(place: str, data: Sequence[str], *, task: Task | None = None, against: str | None = None,
-             options: Options | None = None, dtype: str = "float32", device: str | None = None, tag: str | None = None,
-             most: int | None = None, watch: Callable[[int, int], None] = lambda done, total: None) -> Judged:
+def evaluate(model_path: str, data: Sequence[str], *, task: EvalTask | None = None, baseline: str | None = None,
+             options: GenerationConfig | None = None, dtype: str = "float32", device: str | None = None, tag: str | None = None,
+             limit: int | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None) -> EvalResult:
     """`data`: a table of source and target or of text and label, two aligned files, or a text. `against`: another model, or a
     file of what another system wrote, a line each. int8 is told beside float32."""
-    kind = task or _task(place)
-    if kind == "lm":
-        if most is not None:
+    eval_task = task or _infer_task(model_path)
+    if eval_task == "lm":
+        if limit is not None:
             raise ValueError("most counts texts, and a language model is measured on running text: cut the file instead")
-        return _foreseen(place, data, against, dtype, device)
-    if kind == "classify":
-        return _labelled(place, data, against, dtype, device, most)
-    rows = [(str(a), str(b)) for a, b in _pairs(data)][:most]
+        return _evaluate_perplexity(model_path, data, baseline, dtype, device)
+    if eval_task == "classify":
+        return _evaluate_labels(model_path, data, baseline, dtype, device, limit)
+    rows = [(str(a), str(b)) for a, b in _open_pairs(data)][:limit]
     if not rows:
         raise ValueError(f"{', '.join(data)} holds no text: there is nothing to evaluate on")
     texts, references = ([row[n] for row in rows] for n in (0, 1))
-    write = lambda where, how: _written(where, texts, options or Options(), how, device, tag, watch)
-    written = write(place, dtype)
-    others = {"float32": write(place, "float32")} if dtype == "int8" else {}
-    if against is not None:
-        read = lambda: Path(against).read_text("utf-8").removesuffix("\n").split("\n")
-        others[against] = read() if Path(against).is_file() else write(against, dtype)
-        if len(others[against]) != len(texts):
-            raise ValueError(f"{against} has {len(others[against])} lines, and there are {len(texts)} texts: they must be as "
+    generate_with = lambda path, precision: _generate_texts(path, texts, options or GenerationConfig(), precision, device, tag, on_progress)
+    outputs = generate_with(model_path, dtype)
+    other_outputs = {"float32": generate_with(model_path, "float32")} if dtype == "int8" else {}
+    if baseline is not None:
+        read_lines = lambda: Path(baseline).read_text("utf-8").removesuffix("\n").split("\n")
+        other_outputs[baseline] = read_lines() if Path(baseline).is_file() else generate_with(baseline, dtype)
+        if len(other_outputs[baseline]) != len(texts):
+            raise ValueError(f"{baseline} has {len(other_outputs[baseline])} lines, and there are {len(texts)} texts: they must be as "
                              "many")
-    return (_summaries if kind == "summarize" else _translations)(kind, written, references, others, place)
+    return (_evaluate_summaries if eval_task == "summarize" else _evaluate_translations)(eval_task, outputs, references, other_outputs, model_path)
 
 
-def _translations(kind: Task, written: list[str], references: list[str], others: dict[str, list[str]], place: str) -> Judged:
-    from keepleft.evaluate.exact import exact
-    from keepleft.evaluate.translation import measured, paired
+def _evaluate_translations(task: EvalTask, outputs: list[str], references: list[str], other_outputs: dict[str, list[str]], model_path: str) -> EvalResult:
+    from keepleft.evaluate.exact import exact_match
+    from keepleft.evaluate.translation import corpus_metrics, paired_bootstrap
 
-    found = measured(written, references)
-    measures = {name: one.score for name, one in found.items()} | {"exact": exact(written, references)}
-    verdicts = [f"{name}: {one.sentence}".replace("the first", place).replace("the second", against)
-                for against, other in others.items() for name, one in paired(written, other, references).items()]
-    return Judged(kind, len(written), measures, {name: one.signature for name, one in found.items()}, verdicts)
+    metrics = corpus_metrics(outputs, references)
+    measures = {name: result.score for name, result in metrics.items()} | {"exact": exact_match(outputs, references)}
+    verdicts = [f"{name}: {result.sentence}".replace("the first", model_path).replace("the second", baseline)
+                for baseline, baseline_outputs in other_outputs.items() for name, result in paired_bootstrap(outputs, baseline_outputs, references).items()]
+    return EvalResult(task, len(outputs), measures, {name: result.signature for name, result in metrics.items()}, verdicts)
 
 
-def _summaries(kind: Task, written: list[str], references: list[str], others: dict[str, list[str]], place: str) -> Judged:
+def _evaluate_summaries(task: EvalTask, outputs: list[str], references: list[str], other_outputs: dict[str, list[str]], model_path: str) -> EvalResult:
     from keepleft.evaluate import summary
 
-    own = summary.rouge(written, references)["rougeL"]
-    verdicts = [f"rougeL: {bootstrap(own, summary.rouge(other, references)['rougeL'], names=(place, against)).sentence}"
-                for against, other in others.items()]
-    return Judged(kind, len(written), summary.summary(written, references), {"rouge": summary.signature()}, verdicts)
+    rouge_scores = summary.rouge(outputs, references)["rougeL"]
+    verdicts = [f"rougeL: {bootstrap(rouge_scores, summary.rouge(baseline_outputs, references)['rougeL'], names=(model_path, baseline)).sentence}"
+                for baseline, baseline_outputs in other_outputs.items()]
+    return EvalResult(task, len(outputs), summary.mean_rouge(outputs, references), {"rouge": summary.signature()}, verdicts)
 
 
-def _labelled(place: str, data: Sequence[str], against: str | None, dtype: str, device: str | None, most: int | None) -> Judged:
+def _evaluate_labels(model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None, limit: int | None) -> EvalResult:
     from keepleft.evaluate.calibration import calibration
-    from keepleft.evaluate.labels import labels
+    from keepleft.evaluate.labels import classification_metrics
 
     if dtype == "int8":
         raise ValueError("int8 is for models that write: leave --dtype out for a classifier")
-    rows = list(sources.open_source(data[0], ("text", "label"), None))[:most]
-    texts, true = [str(text) for text, _ in rows], [str(label) for _, label in rows]
+    rows = list(sources.open_source(data[0], ("text", "label"), None))[:limit]
+    texts, true_labels = [str(text) for text, _ in rows], [str(label) for _, label in rows]
 
-    def judged(where: str) -> tuple[list[str], torch.Tensor, list[str]]:
-        one = judge(where, dtype=dtype, device=device)
-        chances = torch.cat([one.classify(texts[n:n + 32]) for n in range(0, len(texts), 32)])
-        return [one.labels[n] for n in chances.argmax(-1).tolist()], chances, one.labels
+    def predict(path: str) -> tuple[list[str], torch.Tensor, list[str]]:
+        predictor = load_predictor(path, dtype=dtype, device=device)
+        probabilities = torch.cat([predictor.classify(texts[n:n + 32]) for n in range(0, len(texts), 32)])
+        return [predictor.labels[n] for n in probabilities.argmax(-1).tolist()], probabilities, predictor.labels
 
-    said, chances, names = judged(place)
-    if odd := sorted(set(true) - set(names)):
-        raise ValueError(f"the label {odd[0]!r} is none of the model's: {', '.join(names)}")
-    found = labels(said, true, names=names)
-    sure = calibration(chances.numpy(), [names.index(label) for label in true])
+    predictions, probabilities, label_names = predict(model_path)
+    if unknown_labels := sorted(set(true_labels) - set(label_names)):
+        raise ValueError(f"the label {unknown_labels[0]!r} is none of the model's: {', '.join(label_names)}")
+    metrics = classification_metrics(predictions, true_labels, names=label_names)
+    calibration_metrics = calibration(probabilities.numpy(), [label_names.index(label) for label in true_labels])
     verdicts = []
-    if against is not None:
-        other, _, _ = judged(against)
-        verdict = mcnemar([a == b for a, b in zip(said, true, strict=True)], [a == b for a, b in zip(other, true, strict=True)],
-                          names=(place, against))
+    if baseline is not None:
+        baseline_predictions, _, _ = predict(baseline)
+        verdict = mcnemar([a == b for a, b in zip(predictions, true_labels, strict=True)], [a == b for a, b in zip(baseline_predictions, true_labels, strict=True)],
+                          names=(model_path, baseline))
         verdicts = [f"accuracy: {verdict.sentence}"]
-    return Judged("classify", len(rows), {"accuracy": found.accuracy, "macro_f1": found.macro_f1,
-                                          "calibration_error": sure.error, "brier": sure.brier}, {}, verdicts)
+    return EvalResult("classify", len(rows), {"accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1,
+                                          "calibration_error": calibration_metrics.error, "brier": calibration_metrics.brier}, {}, verdicts)
 
 
-def _foreseen(place: str, data: Sequence[str], against: str | None, dtype: str, device: str | None) -> Judged:
+def _evaluate_perplexity(model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None) -> EvalResult:
     from keepleft.evaluate.perplexity import perplexity
 
-    texts = ["".join(text for text, in sources.whole(path)) for path in data]
+    texts = ["".join(text for text, in sources.running_text(path)) for path in data]
 
-    def measured(where: str, how: str) -> Any:
-        one = voice(where, dtype=how, device=device)
-        return perplexity(one.model, one.tokenizer, texts, start=of_model(one.model.notes).first)
+    def measure(path: str, precision: str) -> Any:
+        generator = load_generator(path, dtype=precision, device=device)
+        return perplexity(generator.model, generator.tokenizer, texts, prefix_token_id=from_model_directory(generator.model.notes).bos_or_eos)
 
-    found = measured(place, dtype)
-    others = {} if against is None else {against: measured(against, dtype)}
+    result = measure(model_path, dtype)
+    other_results = {} if baseline is None else {baseline: measure(baseline, dtype)}
     if dtype == "int8":
-        others["float32"] = measured(place, "float32")
-    verdicts = [f"perplexity {found.perplexity:.4f} beside {there.perplexity:.4f} of {name}" for name, there in others.items()]
-    return Judged("lm", found.tokens, {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}, {}, verdicts)
+        other_results["float32"] = measure(model_path, "float32")
+    verdicts = [f"perplexity {result.perplexity:.4f} beside {other.perplexity:.4f} of {name}" for name, other in other_results.items()]
+    return EvalResult("lm", result.tokens, {"perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}, {}, verdicts)
 
 
-def _written(place: str, texts: list[str], options: Options, dtype: str, device: str | None, tag: str | None,
-             watch: Callable[[int, int], None]) -> list[str]:
-    one = voice(place, dtype=dtype, device=device)
-    settled = one.settled(options)
+def _generate_texts(model_path: str, texts: list[str], options: GenerationConfig, dtype: str, device: str | None, tag: str | None,
+             on_progress: Callable[[int, int], None]) -> list[str]:
+    generator = load_generator(model_path, dtype=dtype, device=device)
+    resolved_options = generator.resolve(options)
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     out = [""] * len(texts)
     for first in range(0, len(order), 32):
-        some = order[first:first + 32]
-        for n, found in zip(some, one.write([texts[n] for n in some], settled, tag=tag), strict=True):
-            out[n] = found[0].text
-        watch(min(len(order), first + 32), len(order))
+        indices = order[first:first + 32]
+        for n, completions in zip(indices, generator.generate([texts[n] for n in indices], resolved_options, tag=tag), strict=True):
+            out[n] = completions[0].text
+        on_progress(min(len(order), first + 32), len(order))
     return out
 
 
-def _pairs(data: Sequence[str]) -> Any:
+def _open_pairs(data: Sequence[str]) -> Any:
     if len(data) == 2:
-        return sources.aligned(*data)
+        return sources.parallel_text(*data)
     return sources.open_source(data[0], ("src", "tgt"), None)
 
 
-def _task(place: str) -> Task:
+def _infer_task(model_path: str) -> EvalTask:
     """What a model is for, by what it is made of."""
     from keepleft.weights.files import load
 
-    design = load(place, device="meta")[0].design
-    if isinstance(design.head, Classes):
+    design = load(model_path, device="meta")[0].design
+    if isinstance(design.head, ClassificationHead):
         return "classify"
     if design.decoder is None:
-        raise ValueError(f"{place} is an encoder without labels: there is no answer of it to compare")
+        raise ValueError(f"{model_path} is an encoder without labels: there is no answer of it to compare")
     return "lm" if design.encoder is None else "translate"

@@ -11,39 +11,39 @@ from keepleft.disk import atomic
 if TYPE_CHECKING:
     from keepleft.runs.parity import Check
 
-Format = Literal["ctranslate2", "onnx", "hf", "gguf"]
+ExportFormat = Literal["ctranslate2", "onnx", "hf", "gguf"]
 Quantization = Literal["int8", "int16", "float16"]
-Dtype = Literal["f32", "f16", "bf16", "q8_0"]
+GGUFDtype = Literal["f32", "f16", "bf16", "q8_0"]
 
-FILES = ("onnx", "gguf")  # the others are folders
-LEFT_BEHIND = ("config.json", "model.bin")  # what a folder holds that an export may take the place of
+FILE_FORMATS = ("onnx", "gguf")  # the others are folders
+EXPORT_MARKERS = ("config.json", "model.bin")  # what a folder holds that an export may take the place of
 
 
-def export(place: str, to: Format, out: Path, *, quantization: Quantization | None = None, dtype: Dtype | None = None,
+def export(model_path: str, to: ExportFormat, out: Path, *, quantization: Quantization | None = None, dtype: GGUFDtype | None = None,
            text: str | None = None, force: bool = False, check: bool = True) -> Iterator[Check]:
     """Write the model at `place` to `out`, then yield what was compared. What was written stays, whatever is found."""
     from keepleft.weights.files import load
 
-    asked(to, quantization, dtype)
-    vacant(out, to, place, force=force)
-    model, tokenizer = load(place)
+    check_options(to, quantization, dtype)
+    check_output(out, to, model_path, force=force)
+    model, tokenizer = load(model_path)
     if text is not None and tokenizer is None:
-        raise ValueError(f"{place} has no tokenizer, so a --text cannot be read: leave it out")
-    with atomic.explained(str(out)):
+        raise ValueError(f"{model_path} has no tokenizer, so a --text cannot be read: leave it out")
+    with atomic.explain_os_error(str(out)):
         out.parent.mkdir(parents=True, exist_ok=True)
         write(model, tokenizer, to, out, quantization=quantization, dtype=dtype)
     if check:
-        yield from compared(model, tokenizer, to, out, quantization=quantization, dtype=dtype, text=text)
+        yield from verify(model, tokenizer, to, out, quantization=quantization, dtype=dtype, text=text)
 
 
-def write(model: Any, tokenizer: Any, to: Format, out: Path, *, quantization: str | None = None,
+def write(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantization: str | None = None,
           dtype: str | None = None) -> None:
     """The one file or folder of that format."""
     if to == "hf":
         from keepleft.weights.files import save
 
-        with atomic.made(out) as part:
-            save(model, tokenizer, part)
+        with atomic.atomic_folder(out) as partial_folder:
+            save(model, tokenizer, partial_folder)
     elif to == "onnx":
         from keepleft.weights import to_onnx
 
@@ -58,22 +58,22 @@ def write(model: Any, tokenizer: Any, to: Format, out: Path, *, quantization: st
         to_gguf.write(model, tokenizer, out, dtype=dtype or "f16")
 
 
-def compared(model: Any, tokenizer: Any, to: Format, out: Path, *, quantization: str | None, dtype: str | None,
+def verify(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantization: str | None, dtype: str | None,
              text: str | None) -> Iterator[Check]:
     from keepleft.runs import parity, parity_ctranslate2
 
-    given = None if text is None else tokenizer.encode(text).ids
+    tokens = None if text is None else tokenizer.encode(text).ids
     if to == "hf":
-        yield from parity.hugging_face(model, out, given)
+        yield from parity.hugging_face(model, out, tokens)
     elif to == "onnx":
         yield from parity.onnx(model, out)
     elif to == "ctranslate2":
-        yield from parity_ctranslate2.compared(model, tokenizer, out, quantization, given)
+        yield from parity_ctranslate2.compare(model, tokenizer, out, quantization, tokens)
     else:
-        yield from parity.gguf(model, tokenizer, out, dtype or "f16", given, text)
+        yield from parity.gguf(model, tokenizer, out, dtype or "f16", tokens, text)
 
 
-def asked(to: Format, quantization: str | None, dtype: str | None) -> None:
+def check_options(to: ExportFormat, quantization: str | None, dtype: str | None) -> None:
     """An option of another format would be passed over in silence: refuse it."""
     if quantization is not None and to != "ctranslate2":
         raise ValueError(f"--quantization {quantization} is CTranslate2's: leave it out for --to {to}")
@@ -81,19 +81,19 @@ def asked(to: Format, quantization: str | None, dtype: str | None) -> None:
         raise ValueError(f"--dtype {dtype} is GGUF's: leave it out for --to {to}")
 
 
-def vacant(out: Path, to: Format, place: str, *, force: bool) -> None:
+def check_output(out: Path, to: ExportFormat, model_path: str, *, force: bool) -> None:
     """Nothing is there, or what is there may go."""
-    file = to in FILES
+    is_file = to in FILE_FORMATS
     if to == "gguf" and out.suffix != ".gguf":
         raise ValueError(f"--out is {out}: the name of a GGUF file ends in .gguf")
     if not out.exists():
         return
-    if out.is_dir() == file:
-        here, there = ("folder", "file") if file else ("file", "folder")
-        raise ValueError(f"{out} is a {here}, and --to {to} writes a {there}: give another --out")
-    if Path(place).exists() and (Path(place).resolve() == out.resolve() or out.resolve() in Path(place).resolve().parents):
+    if out.is_dir() == is_file:
+        existing_kind, written_kind = ("folder", "file") if is_file else ("file", "folder")
+        raise ValueError(f"{out} is a {existing_kind}, and --to {to} writes a {written_kind}: give another --out")
+    if Path(model_path).exists() and (Path(model_path).resolve() == out.resolve() or out.resolve() in Path(model_path).resolve().parents):
         raise ValueError(f"{out} holds the model itself: give another --out")
     if not force:
         raise FileExistsError(f"{out} is there already: give another --out, or --force to replace it")
-    if not file and any(out.iterdir()) and not any((out / name).exists() for name in LEFT_BEHIND):
+    if not is_file and any(out.iterdir()) and not any((out / name).exists() for name in EXPORT_MARKERS):
         raise ValueError(f"{out} is a folder of other things, which --force would take away: give another --out")

@@ -8,72 +8,72 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from keepleft.data.tokenizer import marks
+from keepleft.data.tokenizer import special_tokens
 from keepleft.disk import atomic
 from keepleft.runs.sources import Tokenizers
 from keepleft.runs.tasks import TASKS
 from keepleft.training import checkpoint
-from keepleft.training.average import mean
+from keepleft.training.average import average_checkpoints
 from keepleft.weights.files import save
 
-MODEL = "model"
+MODEL_FOLDER = "model"
 
 
-def weights(place: Path) -> dict[str, Tensor]:
+def checkpoint_weights(directory: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint, averaged ones where it has them."""
-    found = checkpoint.tensors(place, ("weights", "average"))
-    return {name.removeprefix("weights/"): found.get(name.replace("weights/", "average/", 1), tensor)
-            for name, tensor in found.items() if name.startswith("weights/")}
+    tensors = checkpoint.load_tensors(directory, ("weights", "average"))
+    return {name.removeprefix("weights/"): tensors.get(name.replace("weights/", "average/", 1), tensor)
+            for name, tensor in tensors.items() if name.startswith("weights/")}
 
 
-def keep(model: nn.Module, folder: Path, best: int | None, last: int) -> str:
+def select_weights(model: nn.Module, folder: Path, best_step: int | None, average_last: int) -> str:
     """Put the weights to keep into a model: the mean of the last few checkpoints, the best one's, or the newest one's."""
-    places = checkpoint.steps(folder)
-    if last > 1 and len(places) > 1:
-        chosen = places[:last]
-        said = f"the mean of the last {len(chosen)} checkpoints"
+    checkpoints = checkpoint.list_checkpoints(folder)
+    if average_last > 1 and len(checkpoints) > 1:
+        selected = checkpoints[:average_last]
+        description = f"the mean of the last {len(selected)} checkpoints"
     else:
-        kept = None if best is None else checkpoint.named(folder, best)
-        chosen = [kept] if kept is not None and kept.exists() else places[:1]
-        said = f"the weights of {chosen[0].name}"
-    model.load_state_dict(mean([weights(place) for place in chosen]))
-    return said
+        best_checkpoint = None if best_step is None else checkpoint.step_folder(folder, best_step)
+        selected = [best_checkpoint] if best_checkpoint is not None and best_checkpoint.exists() else checkpoints[:1]
+        description = f"the weights of {selected[0].name}"
+    model.load_state_dict(average_checkpoints([checkpoint_weights(directory) for directory in selected]))
+    return description
 
 
-def directory(model: Any, words: Tokenizers, labels: list[str], task: str, folder: Path) -> None:
+def write_model_directory(model: Any, tokenizers: Tokenizers, labels: list[str], task: str, folder: Path) -> None:
     """Write the model directory: weights, configuration, tokenizer, and what other programs want to know of its tokens."""
-    known = marks(words.target)
-    notes: dict[str, Any] = {"pad_token_id": known.pad, "bos_token_id": known.start, "eos_token_id": known.end}
+    specials = special_tokens(tokenizers.target)
+    notes: dict[str, Any] = {"pad_token_id": specials.pad, "bos_token_id": specials.start, "eos_token_id": specials.end}
     if model.design.encoder is not None and model.design.decoder is not None:
-        begin = known.pad if task == "span" else known.start
-        notes |= {"decoder_start_token_id": begin, "forced_eos_token_id": None, "is_encoder_decoder": True}
+        decoder_start = specials.pad if task == "span" else specials.start
+        notes |= {"decoder_start_token_id": decoder_start, "forced_eos_token_id": None, "is_encoder_decoder": True}
         notes["generation"] = {key: value for key, value in notes.items() if value is not None and key != "is_encoder_decoder"}
     if labels:
         notes |= {"id2label": {str(n): label for n, label in enumerate(labels)},
                   "label2id": {label: n for n, label in enumerate(labels)}}
     model.notes = {**{key: value for key, value in model.notes.items() if key != "generation"},
                    **{key: value for key, value in notes.items() if value is not None}}
-    save(model, marked(words.source if words.joint else words.target, task), folder)
-    names = {"pad_token": known.pad, "bos_token": known.start, "eos_token": known.end, "unk_token": known.unknown,
-             "mask_token": known.mask}
-    reach = getattr(model.design.position, "length", None)
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
-            **({"model_max_length": reach} if reach else {}),
-            **{name: words.target.id_to_token(n) for name, n in names.items() if n is not None}}
-    atomic.text(folder / "tokenizer_config.json", json.dumps(said, indent=2, ensure_ascii=False) + "\n")
-    if not words.joint:
-        atomic.text(folder / "source_tokenizer.json", marked(words.source, task).to_str(pretty=True))
+    save(model, with_post_processor(tokenizers.source if tokenizers.joint else tokenizers.target, task), folder)
+    token_names = {"pad_token": specials.pad, "bos_token": specials.start, "eos_token": specials.end, "unk_token": specials.unknown,
+             "mask_token": specials.mask}
+    max_positions = getattr(model.design.position, "length", None)
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+            **({"model_max_length": max_positions} if max_positions else {}),
+            **{name: tokenizers.target.id_to_token(n) for name, n in token_names.items() if n is not None}}
+    atomic.write_text(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n")
+    if not tokenizers.joint:
+        atomic.write_text(folder / "source_tokenizer.json", with_post_processor(tokenizers.source, task).to_str(pretty=True))
 
 
-def marked(tokenizer: Any, task: str) -> Any:
+def with_post_processor(tokenizer: Any, task: str) -> Any:
     """A copy that puts around a text what was around it in training, as other programs expect of a tokenizer."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    out, known = Tokenizer.from_str(tokenizer.to_str()), marks(tokenizer)
+    out, specials = Tokenizer.from_str(tokenizer.to_str()), special_tokens(tokenizer)
     out.encode_special_tokens = True
-    before, after = ([(tokenizer.id_to_token(n), n) for name in part if (n := getattr(known, name)) is not None]
-                     for part in TASKS[task].around)
+    before, after = ([(tokenizer.id_to_token(n), n) for name in names if (n := getattr(specials, name)) is not None]
+                     for names in TASKS[task].wrapper_tokens)
     if task != "lm" and (before or after):
         single = " ".join([*(token for token, _ in before), "$A", *(token for token, _ in after)])
         out.post_processor = TemplateProcessing(single=single, special_tokens=before + after)  # type: ignore[assignment]

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from keepleft.training.recipe import Recipe
 
-Task = Literal["classify", "denoise", "lm", "mlm", "span", "summarize", "translate"]
+TaskName = Literal["classify", "denoise", "lm", "mlm", "span", "summarize", "translate"]
 Size = Literal["tiny", "small", "base"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class DataConfig:
     """Where texts are: one file, or two that belong together line by line.
 
     Args:
@@ -34,7 +34,7 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class TokenizerConfig:
     """The tokenizer.
 
     Args:
@@ -52,12 +52,12 @@ class Words:
     joint: bool = True
     path: str | None = None
     source_path: str | None = None
-    least: int = 2
+    min_frequency: int = 2
     documents: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batching:
+class BatchConfig:
     """How texts become batches.
 
     Args:
@@ -70,60 +70,60 @@ class Batching:
     """
 
     tokens: int | None = None
-    micro: int | None = None
-    longest: int | None = None
+    micro_tokens: int | None = None
+    max_length: int | None = None
     pack: bool | None = None
-    multiple: int | None = None
-    ahead: int = 8
+    pad_to_multiple_of: int | None = None
+    prefetch: int = 8
 
 
-def _choices(kind: type, name: str) -> type:
+def _make_overrides(config_class: type, name: str) -> type:
     """The same fields, each None unless it is given."""
-    hints = typing.get_type_hints(kind)
-    made = make_dataclass(name, [(f.name, hints[f.name] | None, None) for f in fields(kind)], frozen=True, kw_only=True)
-    made.__doc__, made.__module__ = kind.__doc__, __name__
-    return made
+    hints = typing.get_type_hints(config_class)
+    overrides = make_dataclass(name, [(f.name, hints[f.name] | None, None) for f in fields(config_class)], frozen=True, kw_only=True)
+    overrides.__doc__, overrides.__module__ = config_class.__doc__, __name__
+    return overrides
 
 
-Wishes: Any = _choices(Recipe, "Wishes")
+RecipeOverrides: Any = _make_overrides(Recipe, "Wishes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    task: Task
-    train: Texts | str | list[Texts]
-    valid: Texts | str | list[Texts] | None = None
+class TrainJob:
+    task: TaskName
+    train: DataConfig | str | list[DataConfig]
+    valid: DataConfig | str | list[DataConfig] | None = None
     out: str = "runs/new"
     size: Size = "small"
-    start: str | None = None
-    like: str | None = None
+    init_from: str | None = None
+    preset: str | None = None
     design: dict[str, Any] = field(default_factory=dict)
-    words: Words = Words()
-    batch: Batching = Batching()
-    recipe: Any = Wishes()  # noqa: RUF009 (it never changes)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    batch: BatchConfig = BatchConfig()
+    recipe: Any = RecipeOverrides()  # noqa: RUF009 (it never changes)
     lora: int = 0
-    last: int = 0
+    average_last: int = 0
     parallel: Literal["ddp", "fsdp"] | None = None
     device: str | None = None
-    board: bool = False
+    tensorboard: bool = False
     audit: bool = True
 
 
-def write(job: Job) -> str:
+def to_yaml(job: TrainJob) -> str:
     """A job as YAML; what was not given is left out."""
     import yaml
 
-    def plain(value: Any) -> Any:
+    def to_plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
-            return {f.name: plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != _default(f)}
+            return {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != _field_default(f)}
         if isinstance(value, list | tuple):
-            return [plain(part) for part in value]
+            return [to_plain(part) for part in value]
         return value
 
-    return yaml.safe_dump(plain(job), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_plain(job), sort_keys=False, allow_unicode=True)
 
 
-def read(text: str, name: str = "the job") -> Job:
+def from_yaml(text: str, name: str = "the job") -> TrainJob:
     """A job from YAML; an unknown field, or a value of another kind, is an error that names it."""
     import yaml
 
@@ -131,57 +131,57 @@ def read(text: str, name: str = "the job") -> Job:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not YAML: {error}") from error
-    return _read(Job, data, name)
+    return _parse_value(TrainJob, data, name)
 
 
-def _default(f: dataclasses.Field) -> Any:
+def _field_default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
 
 
-def _read(kind: Any, data: Any, where: str) -> Any:
-    if is_dataclass(kind):
+def _parse_value(expected_type: Any, data: Any, where: str) -> Any:
+    if is_dataclass(expected_type):
         if not isinstance(data, dict):
-            raise ValueError(f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(kind))}")
-        hints = typing.get_type_hints(kind)
+            raise ValueError(f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(expected_type))}")
+        hints = typing.get_type_hints(expected_type)
         if unknown := sorted(map(str, data.keys() - hints.keys())):
             raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(hints)}")
         try:
-            kinds = {key: Wishes if kind is Job and key == "recipe" else hint for key, hint in hints.items()}
-            given = {key: _read(kinds[key], value, f"{where}: {key}") for key, value in data.items()}
-            return typing.cast(Any, kind)(**given)
+            field_types = {key: RecipeOverrides if expected_type is TrainJob and key == "recipe" else hint for key, hint in hints.items()}
+            values = {key: _parse_value(field_types[key], value, f"{where}: {key}") for key, value in data.items()}
+            return typing.cast(Any, expected_type)(**values)
         except TypeError as error:
             raise ValueError(f"{where} is incomplete: {error}") from error
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    origin, type_args = typing.get_origin(expected_type), typing.get_args(expected_type)
+    if expected_type is Any:
         return data
     if origin in (typing.Union, types.UnionType):
-        for part in parts:
+        for part in type_args:
             try:
-                return _read(part, data, where)
+                return _parse_value(part, data, where)
             except ValueError as error:
-                trouble = error
+                last_error = error
                 if is_dataclass(part) and isinstance(data, dict):
                     raise
-        raise trouble
+        raise last_error
     if origin is Literal:
-        if data not in parts:
-            raise ValueError(f"{where} is {data!r}: there are {', '.join(map(str, parts))}")
+        if data not in type_args:
+            raise ValueError(f"{where} is {data!r}: there are {', '.join(map(str, type_args))}")
         return data
     if origin is list and isinstance(data, list):
-        return [_read(parts[0], part, where) for part in data]
+        return [_parse_value(type_args[0], part, where) for part in data]
     if origin is tuple and isinstance(data, list | tuple):
-        return tuple(_read(part, value, where) for part, value in zip(parts, data, strict=True))
+        return tuple(_parse_value(part, value, where) for part, value in zip(type_args, data, strict=True))
     if origin is dict and isinstance(data, dict):
         return data
-    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+    if expected_type is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
-    if kind is float and isinstance(data, str):  # YAML reads 3e-4 as a word
+    if expected_type is float and isinstance(data, str):  # YAML reads 3e-4 as a word
         try:
             return float(data)
         except ValueError:
             pass
-    if kind is type(None) and data is None:
+    if expected_type is type(None) and data is None:
         return None
-    if isinstance(kind, type) and kind is not type(None) and origin is None and type(data) is kind:
+    if isinstance(expected_type, type) and expected_type is not type(None) and origin is None and type(data) is expected_type:
         return data
-    raise ValueError(f"{where} is {data!r}: {getattr(kind, '__name__', kind)} is needed")
+    raise ValueError(f"{where} is {data!r}: {getattr(expected_type, '__name__', expected_type)} is needed")

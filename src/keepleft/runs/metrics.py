@@ -7,50 +7,50 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from keepleft.disk import atomic
-from keepleft.training.loop import Report
+from keepleft.training.loop import TrainReport
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
-class Metrics:
+class MetricsLog:
     """Takes reports. When a run goes on, lines of steps that were lost are dropped."""
 
-    def __init__(self, out: Path, *, board: bool = False) -> None:
+    def __init__(self, out: Path, *, tensorboard: bool = False) -> None:
         self.out = out
         self.file: TextIO | None = None
-        self.board = writer()(str(out / "board")) if board else None
+        self.tensorboard = tensorboard_writer_class()(str(out / "board")) if tensorboard else None
 
-    def __enter__(self) -> Metrics:
+    def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for open_ in (self.file, self.board):
-            if open_ is not None:
-                open_.close()
+        for stream in (self.file, self.tensorboard):
+            if stream is not None:
+                stream.close()
 
-    def add(self, report: Report) -> None:
+    def add(self, report: TrainReport) -> None:
         if self.file is None:
-            path = self.out / METRICS
+            path = self.out / METRICS_FILE
             if path.exists():
-                old = [line for line in path.read_text("utf-8").splitlines() if _step(line) <= report.after]
-                atomic.text(path, "".join(line + "\n" for line in old))
+                earlier_lines = [line for line in path.read_text("utf-8").splitlines() if _line_step(line) <= report.after]
+                atomic.write_text(path, "".join(line + "\n" for line in earlier_lines))
             self.file = path.open("a", encoding="utf-8")
-        self.file.write(json.dumps(report.record()) + "\n")
+        self.file.write(json.dumps(report.to_dict()) + "\n")
         self.file.flush()
-        if self.board is not None:
-            for name, value in {"loss": report.loss, "rate": report.rate, "norm": report.norm, "speed": report.speed,
+        if self.tensorboard is not None:
+            for name, value in {"loss": report.loss, "rate": report.lr, "norm": report.grad_norm, "speed": report.tokens_per_second,
                                 **{f"valid/{key}": value for key, value in report.measures.items()}}.items():
-                self.board.add_scalar(name, value, report.step)
+                self.tensorboard.add_scalar(name, value, report.step)
 
 
-def _step(line: str) -> int:
+def _line_step(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return 1 << 62  # half a line, written in the last moment
 
 
-def writer() -> Any:
+def tensorboard_writer_class() -> Any:
     """What writes TensorBoard's files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -59,13 +59,13 @@ def writer() -> Any:
     return SummaryWriter
 
 
-def curve(out: Path) -> None:
+def plot_loss(out: Path) -> None:
     """The loss curve as a picture beside the numbers."""
-    from keepleft.runs.chart import lines
+    from keepleft.runs.chart import line_chart
 
-    records = [json.loads(line) for line in (out / METRICS).read_text("utf-8").splitlines()]
+    records = [json.loads(line) for line in (out / METRICS_FILE).read_text("utf-8").splitlines()]
     series = {"training": [(r["step"], r["plain"]) for r in records if "plain" in r],
               "validation": [(r["step"], r["measures"]["loss"]) for r in records if "loss" in r.get("measures", {})]}
     series = {name: points for name, points in series.items() if points}
     if series:
-        lines(out / "loss.svg", series, title=out.name, x="step", y="cross-entropy per token")
+        line_chart(out / "loss.svg", series, title=out.name, x_label="step", y_label="cross-entropy per token")

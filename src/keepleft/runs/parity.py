@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.picture import faults
-from keepleft.models.design import Classes, Masked, Pooled, Vocabulary
+from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead, LMHead
 from keepleft.models.wholes import EncoderDecoder
 
 # the largest difference that rounding explains, as a share of the largest score
@@ -21,8 +21,8 @@ SAMPLES = ("The sea is calm tonight.", "don't  stop,\nit's 12:45 — 3,141 km", 
            "日本語とEnglish 🙂", " \t(a+b)=c; //no")
 
 
-PIECES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
-STEPS = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}  # how far a number may be from what is kept
+MAX_TOKENIZER_SAMPLES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
+MAX_ROUNDING_ERROR = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}  # how far a number may be from what is kept
 
 
 @dataclass(frozen=True)
@@ -34,30 +34,30 @@ class Check:
     ok: bool | None
 
 
-def alike(what: str, ours: Tensor, theirs: Tensor, kind: str = "float32") -> Check:
+def compare_outputs(what: str, ours: Tensor, theirs: Tensor, precision: str = "float32") -> Check:
     if ours.shape != theirs.shape:
         return Check(what, f"ours have the shape {tuple(ours.shape)}, theirs {tuple(theirs.shape)}", False)
-    largest, apart = float(ours.abs().max()), float((ours - theirs).abs().max())
-    return Check(what, f"largest difference {apart:.2g}, of scores up to {largest:.3g}", apart <= TOLERANCE[kind] * largest)
+    largest, difference = float(ours.abs().max()), float((ours - theirs).abs().max())
+    return Check(what, f"largest difference {difference:.2g}, of scores up to {largest:.3g}", difference <= TOLERANCE[precision] * largest)
 
 
-def room(model: Any) -> int:
+def max_length(model: Any) -> int:
     """How long texts may be in a comparison: short ones suffice, and some models end early."""
     return min(getattr(model.design.position, "length", 64), 64)
 
 
-def texts(model: Any, given: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0) -> list[list[int]]:
+def sample_sequences(model: Any, user_tokens: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0) -> list[list[int]]:
     """Random tokens in texts of several lengths, padding left out; and the one that was given."""
-    design, chance = model.design, torch.Generator().manual_seed(seed)
+    design, rng = model.design, torch.Generator().manual_seed(seed)
     vocab, pad = (design.source_vocab or design.vocab if source else design.vocab), model.notes.get("pad_token_id")
     out = []
     for n in range(count):
-        tokens = torch.randint(vocab, (max(2, room(model) // 2 - 5 * n),), generator=chance)
+        tokens = torch.randint(vocab, (max(2, max_length(model) // 2 - 5 * n),), generator=rng)
         out.append([token if token != pad else (token + 1) % vocab for token in tokens.tolist()])
-    return out + ([given[:room(model) // 2]] if given else [])
+    return out + ([user_tokens[:max_length(model) // 2]] if user_tokens else [])
 
 
-def hugging_face(model: Any, folder: Path, given: list[int] | None) -> Iterator[Check]:
+def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Iterator[Check]:
     """By `transformers`, if it is here and has such a model."""
     import json
 
@@ -72,7 +72,7 @@ def hugging_face(model: Any, folder: Path, given: list[int] | None) -> Iterator[
         yield Check(what, "not checked: transformers is not installed", None)
         return
     head = model.design.head
-    if isinstance(head, Pooled) and head.how != "tanh":
+    if isinstance(head, PoolingHead) and head.how != "tanh":
         yield Check(what, f"not checked: {name} has no pooling of the kind {head}", None)
         return
     transformers.utils.logging.disable_progress_bar()
@@ -81,19 +81,19 @@ def hugging_face(model: Any, folder: Path, given: list[int] | None) -> Iterator[
     except Exception as error:  # its own, or whatever its parts raise
         yield Check(what, f"transformers cannot read the folder: {error}", False)
         return
-    answer = "logits" if isinstance(head, Vocabulary | Masked | Classes) else "pooler_output" if head else "last_hidden_state"
+    output_name = "logits" if isinstance(head, LMHead | MaskedLMHead | ClassificationHead) else "pooler_output" if head else "last_hidden_state"
     ours, theirs = [], []
     with torch.no_grad():
-        for text in texts(model, given):
-            tokens = torch.tensor([text])
+        for sequence in sample_sequences(model, user_tokens):
+            tokens = torch.tensor([sequence])
             if isinstance(model, EncoderDecoder):
-                source = torch.tensor([texts(model, None, source=True)[0]])
+                source = torch.tensor([sample_sequences(model, None, source=True)[0]])
                 ours.append(model(source, tokens))
-                theirs.append(peer(input_ids=source, decoder_input_ids=tokens)[answer])
+                theirs.append(peer(input_ids=source, decoder_input_ids=tokens)[output_name])
             else:
                 ours.append(model(tokens))
-                theirs.append(peer(input_ids=tokens)[answer])
-    yield alike(what, _flat(ours), _flat(theirs))
+                theirs.append(peer(input_ids=tokens)[output_name])
+    yield compare_outputs(what, _flatten(ours), _flatten(theirs))
 
 
 def onnx(model: Any, path: Path) -> Iterator[Check]:
@@ -106,73 +106,73 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
         yield Check("scores, by onnxruntime", "not checked: it is not installed (pip install 'keepleft[export]')", None)
         return
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names, longest = inputs(model), min(room(model), 19)
+    names, max_tokens = inputs(model), min(max_length(model), 19)
 
-    def scores(given: tuple[Tensor, ...]) -> Tensor:
-        arrays = {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)}
+    def run_session(tensors: tuple[Tensor, ...]) -> Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
         return torch.from_numpy(session.run(None, arrays)[0])
 
-    for rows, length, source in ((1, 3, 4), (3, longest, max(1, longest - 4))):
-        given = example(model, rows, length, source, seed=rows)
+    for rows, length, source in ((1, 3, 4), (3, max_tokens, max(1, max_tokens - 4))):
+        tensors = example(model, rows, length, source, seed=rows)
         with torch.no_grad():
-            want = model(**dict(zip(names, given, strict=True)))
-        yield alike(f"scores of {rows} × {length} tokens, by onnxruntime", want, scores(given))
+            expected = model(**dict(zip(names, tensors, strict=True)))
+        yield compare_outputs(f"scores of {rows} × {length} tokens, by onnxruntime", expected, run_session(tensors))
     what, stack = "scores before a changed token, by onnxruntime", model.design.decoder
     if stack is None or not per_token(model):
         return
-    if ahead := [fault for mask in stack.mask for fault in faults(mask, longest)]:
-        yield Check(what, f"not checked: {ahead[0]}, as the design has it", None)
+    if mask_faults := [fault for mask in stack.mask for fault in faults(mask, max_tokens)]:
+        yield Check(what, f"not checked: {mask_faults[0]}, as the design has it", None)
         return
-    given = tuple(torch.ones_like(tensor) if name.endswith("segments") else tensor
-                  for name, tensor in zip(names, example(model, 2, longest, longest), strict=True))
-    place, at = longest // 2, names.index("tokens")
-    other = given[at].clone()
-    other[:, place:] = (other[:, place:] + 1) % model.design.vocab
-    before, after = scores(given), scores((*given[:at], other, *given[at + 1:]))
-    apart, moved = ((before - after).abs()[:, part].max() for part in (slice(place), slice(place, None)))
-    yield Check(what, f"moved by {float(apart):.2g}; those after it by {float(moved):.2g}", bool(apart <= 1e-6 and moved > 0))
+    tensors = tuple(torch.ones_like(tensor) if name.endswith("segments") else tensor
+                  for name, tensor in zip(names, example(model, 2, max_tokens, max_tokens), strict=True))
+    position, tokens_index = max_tokens // 2, names.index("tokens")
+    changed_tokens = tensors[tokens_index].clone()
+    changed_tokens[:, position:] = (changed_tokens[:, position:] + 1) % model.design.vocab
+    before, after = run_session(tensors), run_session((*tensors[:tokens_index], changed_tokens, *tensors[tokens_index + 1:]))
+    past_change, future_change = ((before - after).abs()[:, part].max() for part in (slice(position), slice(position, None)))
+    yield Check(what, f"moved by {float(past_change):.2g}; those after it by {float(future_change):.2g}", bool(past_change <= 1e-6 and future_change > 0))
 
 
-def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, given: list[int] | None, text: str | None) -> Iterator[Check]:
+def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[int] | None, text: str | None) -> Iterator[Check]:
     """By our own reader; and the tokenizer as llama.cpp has it, from merges and the name of a split."""
     from keepleft.weights.files import load
-    from keepleft.weights.gguf import File
-    from keepleft.weights.gguf_tokenizer import HUGGING_FACE
-    from keepleft.weights.gguf_tokenizer import tokenizer as rebuilt
+    from keepleft.weights.gguf import GGUFFile
+    from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY
+    from keepleft.weights.gguf_tokenizer import read_tokenizer as rebuilt
 
-    again, _ = load(path)
-    still = {name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")}
-    if again.design.but(**still) != model.design:
-        yield Check("the design, read back", f"it is {again.design}", False)
+    reloaded, _ = load(path)
+    unsaved_fields = {name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")}
+    if reloaded.design.but(**unsaved_fields) != model.design:
+        yield Check("the design, read back", f"it is {reloaded.design}", False)
         return
     with torch.no_grad():
-        rows = [torch.tensor([tokens]) for tokens in texts(model, given)]
-        ours, theirs = (_flat([side(row) for row in rows]) for side in (model, again))
-    yield rounded(model, again, dtype)
-    yield alike(f"scores, read back from {dtype}", ours, theirs, dtype)
+        rows = [torch.tensor([tokens]) for tokens in sample_sequences(model, user_tokens)]
+        ours, theirs = (_flatten([network(row) for row in rows]) for network in (model, reloaded))
+    yield compare_weights(model, reloaded, dtype)
+    yield compare_outputs(f"scores, read back from {dtype}", ours, theirs, dtype)
     if tokenizer is None:
         yield Check("tokenizer", "not checked: the model has none, and llama.cpp will ask for one", None)
         return
-    plain = rebuilt({name: value for name, value in File(path).facts.items() if name != HUGGING_FACE})
-    longest = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[:PIECES]
-    samples = [*SAMPLES, *([text] if text else []), *(tokenizer.decode([number]) for _, number in longest)]
-    wrong = [sample for sample in samples if plain is None or plain.encode(sample).ids != tokenizer.encode(sample).ids]
-    found = f"{len(samples) - len(wrong)} of {len(samples)} texts fall into the same tokens"
-    yield Check("tokenizer, as llama.cpp has it", found + (f"; not {wrong[0]!r}" if wrong else ""), not wrong)
+    llama_cpp_tokenizer = rebuilt({name: value for name, value in GGUFFile(path).metadata.items() if name != HF_TOKENIZER_KEY})
+    longest_tokens = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[:MAX_TOKENIZER_SAMPLES]
+    samples = [*SAMPLES, *([text] if text else []), *(tokenizer.decode([token]) for _, token in longest_tokens)]
+    mismatches = [sample for sample in samples if llama_cpp_tokenizer is None or llama_cpp_tokenizer.encode(sample).ids != tokenizer.encode(sample).ids]
+    detail = f"{len(samples) - len(mismatches)} of {len(samples)} texts fall into the same tokens"
+    yield Check("tokenizer, as llama.cpp has it", detail + (f"; not {mismatches[0]!r}" if mismatches else ""), not mismatches)
 
 
-def rounded(model: Any, again: Any, dtype: str) -> Check:
+def compare_weights(model: Any, reloaded: Any, dtype: str) -> Check:
     """Each weight, read back, is the nearest that the file can hold; q8_0 rounds by the largest of 32 neighbours."""
-    wrong, theirs = [], again.state_dict()
+    mismatches, theirs = [], reloaded.state_dict()
     for name, ours in model.state_dict().items():
-        size = ours.abs()
+        magnitude = ours.abs()
         if dtype == "q8_0" and ours.dim() == 2 and ours.shape[1] % 32 == 0:
-            size = size.unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
-        if ((ours - theirs[name]).abs() > size * STEPS[dtype] + (2.0**-25 if STEPS[dtype] else 0.0)).any():
-            wrong.append(name)
-    found = f"{len(theirs) - len(wrong)} of {len(theirs)} as near as {dtype} can hold them"
-    return Check("weights, read back", found + (f"; not {wrong[0]}" if wrong else ""), not wrong)
+            magnitude = magnitude.unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
+        if ((ours - theirs[name]).abs() > magnitude * MAX_ROUNDING_ERROR[dtype] + (2.0**-25 if MAX_ROUNDING_ERROR[dtype] else 0.0)).any():
+            mismatches.append(name)
+    detail = f"{len(theirs) - len(mismatches)} of {len(theirs)} as near as {dtype} can hold them"
+    return Check("weights, read back", detail + (f"; not {mismatches[0]}" if mismatches else ""), not mismatches)
 
 
-def _flat(scores: list[Tensor]) -> Tensor:
-    return torch.cat([one.flatten() for one in scores])
+def _flatten(outputs: list[Tensor]) -> Tensor:
+    return torch.cat([output.flatten() for output in outputs])

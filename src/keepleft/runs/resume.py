@@ -7,43 +7,43 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keepleft.runs.finish import MODEL
-from keepleft.runs.job import Job, Texts
-from keepleft.runs.settle import SETTLED, Settled
-from keepleft.training.recipe import FREE
+from keepleft.runs.finish import MODEL_FOLDER
+from keepleft.runs.job import TrainJob, DataConfig
+from keepleft.runs.settle import RESOLVED_FILE, ResolvedJob
+from keepleft.training.recipe import CHANGEABLE
 
-FREELY = ("parallel", "device", "board", "last", *(f"recipe.{name}" for name in FREE))
+CHANGEABLE_OPTIONS = ("parallel", "device", "board", "last", *(f"recipe.{name}" for name in CHANGEABLE))
 
 
-def resumed(old: Job, given: dict[str, Any], said: Iterable[str], place: Path) -> Job:
+def resume_job(stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path) -> TrainJob:
     """The stored job, with what may change. `said` are the dotted names of what was given: all else is as it was."""
-    settled = Settled.read((place / SETTLED).read_text("utf-8")) if (place / SETTLED).exists() else None
-    before = dict(_leaves("", {f.name: getattr(old, f.name) for f in fields(old)}))
-    asked = {name.removesuffix(".path") if name in ("train.path", "valid.path") else name for name in said}
-    changed, taken = [], {}
-    for name, value in _leaves("", given):
-        if value is None or not any(name == one or name.startswith(f"{one}.") for one in asked):
+    resolved_job = ResolvedJob.from_json((run_folder / RESOLVED_FILE).read_text("utf-8")) if (run_folder / RESOLVED_FILE).exists() else None
+    stored_values = dict(_flatten_options("", {f.name: getattr(stored_job, f.name) for f in fields(stored_job)}))
+    explicit_prefixes = {name.removesuffix(".path") if name in ("train.path", "valid.path") else name for name in explicit_names}
+    changes, accepted = [], {}
+    for name, value in _flatten_options("", options):
+        if value is None or not any(name == prefix or name.startswith(f"{prefix}.") for prefix in explicit_prefixes):
             continue
-        if name in FREELY:
-            taken[name] = value
+        if name in CHANGEABLE_OPTIONS:
+            accepted[name] = value
             continue
-        was = before.get(name)
-        if was is None and settled is not None:
-            was = _chosen(settled, name)
-        if value != was:
-            changed.append(f"{name} was {'not given' if was is None else repr(was)} and is {value!r}")
-    if changed:
-        further = f" (with --start {place / MODEL} to train that model further)" if (place / MODEL).exists() else ""
-        raise ValueError(f"the run in {place} cannot go on, because it has changed: {'; '.join(changed)}. Change it back, or "
-                         f"start a new run with another --out{further}")
-    recipe = replace(old.recipe, **{name.removeprefix("recipe."): value for name, value in taken.items() if "." in name})
-    return replace(old, **{name: value for name, value in taken.items() if "." not in name}, recipe=recipe, out=str(place))
+        old_value = stored_values.get(name)
+        if old_value is None and resolved_job is not None:
+            old_value = _resolved_value(resolved_job, name)
+        if value != old_value:
+            changes.append(f"{name} was {'not given' if old_value is None else repr(old_value)} and is {value!r}")
+    if changes:
+        hint = f" (with --start {run_folder / MODEL_FOLDER} to train that model further)" if (run_folder / MODEL_FOLDER).exists() else ""
+        raise ValueError(f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
+                         f"start a new run with another --out{hint}")
+    recipe = replace(stored_job.recipe, **{name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name})
+    return replace(stored_job, **{name: value for name, value in accepted.items() if "." not in name}, recipe=recipe, out=str(run_folder))
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Every single choice under its dotted name; the one file of some texts goes by the name of the texts."""
     if is_dataclass(value):
-        parts = {"" if isinstance(value, Texts) and f.name == "path" else f.name: getattr(value, f.name) for f in fields(value)}
+        parts = {"" if isinstance(value, DataConfig) and f.name == "path" else f.name: getattr(value, f.name) for f in fields(value)}
     elif isinstance(value, dict):
         parts = value
     elif isinstance(value, list) and any(map(is_dataclass, value)):
@@ -52,19 +52,19 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
         return
     for key, part in parts.items():
-        yield from _leaves(".".join(filter(None, (name, key))), part)
+        yield from _flatten_options(".".join(filter(None, (name, key))), part)
 
 
-def _chosen(settled: Settled, name: str) -> Any:
+def _resolved_value(resolved_job: ResolvedJob, name: str) -> Any:
     """What was chosen where the job left it open; None where that is not known."""
-    room, _, field = name.partition(".")
-    if room == "recipe":
-        return getattr(settled.recipe, field)
-    if room == "batch":
-        return {"tokens": settled.budget * settled.accumulate, "micro": settled.budget, "longest": settled.longest,
-                "multiple": settled.multiple, "pack": settled.pack}.get(field)
-    if room == "design":
-        stack, inner = settled.design.decoder or settled.design.encoder, settled.design.feedforward
-        known = {"layers": getattr(stack, "layers", None), "width": inner.width, "activation": inner.activation}
-        return known.get(field, getattr(settled.design, field, None))
+    section, _, field = name.partition(".")
+    if section == "recipe":
+        return getattr(resolved_job.recipe, field)
+    if section == "batch":
+        return {"tokens": resolved_job.micro_tokens * resolved_job.accumulate, "micro": resolved_job.micro_tokens, "longest": resolved_job.max_length,
+                "multiple": resolved_job.pad_to_multiple_of, "pack": resolved_job.pack}.get(field)
+    if section == "design":
+        stack, feedforward = resolved_job.design.decoder or resolved_job.design.encoder, resolved_job.design.feedforward
+        values = {"layers": getattr(stack, "layers", None), "width": feedforward.width, "activation": feedforward.activation}
+        return values.get(field, getattr(resolved_job.design, field, None))
     return None

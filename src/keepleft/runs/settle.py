@@ -7,113 +7,113 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from keepleft.data.tokenizer import span
+from keepleft.data.tokenizer import vocab_size
 from keepleft.disk import atomic
 from keepleft.models.design import Design
-from keepleft.models.written import read as read_design
-from keepleft.models.written import write as write_design
+from keepleft.models.written import from_json as read_design
+from keepleft.models.written import to_json as write_design
 from keepleft.runs import job as jobs
 from keepleft.runs import sizes, sources, start
-from keepleft.runs.job import Job
-from keepleft.runs.metrics import METRICS
-from keepleft.runs.sources import Watch
+from keepleft.runs.job import TrainJob
+from keepleft.runs.metrics import METRICS_FILE
+from keepleft.runs.sources import ProgressCallback
 from keepleft.runs.tasks import TASKS, objective
-from keepleft.training.parallel import Team
-from keepleft.training.recipe import FREE, Recipe
-from keepleft.training.recipe import read as read_recipe
+from keepleft.training.parallel import DistributedContext
+from keepleft.training.recipe import CHANGEABLE, Recipe
+from keepleft.training.recipe import from_dict as read_recipe
 
-CONFIG, SETTLED = "config.yaml", "settled.json"
+CONFIG_FILE, RESOLVED_FILE = "config.yaml", "settled.json"
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedJob:
     """A job with nothing left open."""
 
     design: Design
     recipe: Recipe
     labels: list[str]
-    longest: int
-    budget: int
+    max_length: int
+    micro_tokens: int
     accumulate: int
-    multiple: int
+    pad_to_multiple_of: int
     pack: bool
 
-    def write(self) -> str:
+    def to_json(self) -> str:
         out = {f.name: getattr(self, f.name) for f in fields(self)} | {"design": write_design(self.design),
                                                                      "recipe": asdict(self.recipe)}
         return json.dumps(out, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
-    def read(cls, text: str) -> Settled:
+    def from_json(cls, text: str) -> ResolvedJob:
         data = json.loads(text)
         return cls(**{**data, "design": read_design(data["design"]), "recipe": read_recipe(data["recipe"])})
 
 
-def prepared(job: Job, out: Path, team: Team, watch: Watch) -> Iterator[str]:
+def prepare_run(job: TrainJob, out: Path, distributed: DistributedContext, on_progress: ProgressCallback) -> Iterator[str]:
     """Everything before the first step, written down, so that a run that goes on finds it as it was."""
     out.mkdir(parents=True, exist_ok=True)
-    found = sources.opened(job, job.train)
-    for left in (CONFIG, SETTLED, METRICS, "source_tokenizer.json"):  # by a run that never took a step
-        (out / left).unlink(missing_ok=True)
-    atomic.removed(out / "data")
-    held = [] if job.valid is None else sources.opened(job, job.valid)
-    reports = sources.looked(found, watch)
+    train_sources = sources.open_sources(job, job.train)
+    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, "source_tokenizer.json"):  # by a run that never took a step
+        (out / stale_file).unlink(missing_ok=True)
+    atomic.remove_folder(out / "data")
+    valid_sources = [] if job.valid is None else sources.open_sources(job, job.valid)
+    reports = sources.profile_sources(train_sources, on_progress)
     for report in reports:
         yield from report.lines()
-    fields = [field for report in reports for field in report.fields if field.name != "label"]
-    characters = sum(field.characters.total for field in fields)
-    labels = sources.labels_of(job, found)
-    words = sources.tokenizers(job, found, sizes.vocabulary(job, characters), watch)
-    vocab, source_vocab = span(words.target), None if words.joint else span(words.source)
-    objective(job.task, words.target)  # raises where special tokens are lacking
-    longest = sizes.longest(job, sources.usual_length(job, found, words))
-    atomic.text(out / "tokenizer.json", words.target.to_str(pretty=True))
-    if not words.joint:
-        atomic.text(out / "source_tokenizer.json", words.source.to_str(pretty=True))
-    store, counts = sources.store(job, found, words, labels, longest, out / "data" / "train", watch)
-    if held:
-        sources.store(job, held, words, labels, longest, out / "data" / "valid", watch)
+    text_fields = [field for report in reports for field in report.fields if field.name != "label"]
+    characters = sum(field.characters.total for field in text_fields)
+    labels = sources.label_names(job, train_sources)
+    tokenizers = sources.build_tokenizers(job, train_sources, sizes.vocabulary(job, characters), on_progress)
+    vocab, source_vocab = vocab_size(tokenizers.target), None if tokenizers.joint else vocab_size(tokenizers.source)
+    objective(job.task, tokenizers.target)  # raises where special tokens are lacking
+    max_length = sizes.max_length(job, sources.typical_length(job, train_sources, tokenizers))
+    atomic.write_text(out / "tokenizer.json", tokenizers.target.to_str(pretty=True))
+    if not tokenizers.joint:
+        atomic.write_text(out / "source_tokenizer.json", tokenizers.source.to_str(pretty=True))
+    store, counts = sources.build_store(job, train_sources, tokenizers, labels, max_length, out / "data" / "train", on_progress)
+    if valid_sources:
+        sources.build_store(job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress)
     yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
            f"vocabulary {vocab:,}"
-           + ("" if all(source.running for source, _ in found) else f"; {counts.kept:,} of {counts.records:,} records kept")
+           + ("" if all(source.is_running_text for source, _ in train_sources) else f"; {counts.written:,} of {counts.records:,} records kept")
            + (f", {counts.empty:,} empty" if counts.empty else "")
-           + (f", {counts.overlong:,} longer than {longest} tokens left out (--batch.longest)" if counts.overlong else "")
-           + (f", {counts.cut:,} cut to {longest} tokens (--batch.longest)" if counts.cut else ""))
+           + (f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.longest)" if counts.overlong else "")
+           + (f", {counts.truncated:,} cut to {max_length} tokens (--batch.longest)" if counts.truncated else ""))
     targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
-    budget, accumulate = _budget(job, longest, team.world)
-    design = sizes.design(job, vocab, source_vocab, longest, len(labels), targets)
-    if job.start:
-        design = start.design(job, labels)
-    sizes.suits(job, design)
-    if design.longest is not None and longest > design.longest:
-        raise ValueError(f"texts of up to {longest} tokens do not fit a model of {design.longest} positions: give "
-                         f"--batch.longest {design.longest}, or a model with more")
-    per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
-    recipe = sizes.recipe(job, targets, max(1, round(targets / per_step)))
-    multiple = job.batch.multiple or (8 if team.device.type == "cuda" else 1)
-    settled = Settled(design, recipe, labels, longest, budget, accumulate, multiple, _packs(job, team))
-    atomic.text(out / CONFIG, jobs.write(job))
-    atomic.text(out / SETTLED, settled.write())
+    budget, accumulate = _batch_budget(job, max_length, distributed.world_size)
+    design = sizes.design(job, vocab, source_vocab, max_length, len(labels), targets)
+    if job.init_from:
+        design = start.initial_design(job, labels)
+    sizes.check_design(job, design)
+    if design.max_positions is not None and max_length > design.max_positions:
+        raise ValueError(f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: give "
+                         f"--batch.longest {design.max_positions}, or a model with more")
+    targets_per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
+    recipe = sizes.recipe(job, targets, max(1, round(targets / targets_per_step)))
+    pad_to_multiple_of = job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1)
+    resolved_job = ResolvedJob(design, recipe, labels, max_length, budget, accumulate, pad_to_multiple_of, _should_pack(job, distributed))
+    atomic.write_text(out / CONFIG_FILE, jobs.to_yaml(job))
+    atomic.write_text(out / RESOLVED_FILE, resolved_job.to_json())
 
 
-def _budget(job: Job, longest: int, world: int) -> tuple[int, int]:
+def _batch_budget(job: TrainJob, max_length: int, world_size: int) -> tuple[int, int]:
     """The tokens of a micro-batch, and how many make a step: one for each process, unless it was said."""
-    tokens = max(job.batch.tokens or sizes.scale(job).tokens, longest)
-    micro = max(min(job.batch.micro or -(-tokens // world), tokens), longest)
-    return micro, max(1, round(tokens / micro))
+    tokens = max(job.batch.tokens or sizes.size_preset(job).tokens, max_length)
+    micro_tokens = max(min(job.batch.micro_tokens or -(-tokens // world_size), tokens), max_length)
+    return micro_tokens, max(1, round(tokens / micro_tokens))
 
 
-def _packs(job: Job, team: Team) -> bool:
+def _should_pack(job: TrainJob, distributed: DistributedContext) -> bool:
     """Several texts in a row? Where it was not said: on a GPU, which would rather have batches of one shape."""
     if job.task == "classify":
         return False  # a label for each row
     if job.batch.pack is None:
-        pairs = TASKS[job.task].fields == ("src", "tgt")
-        return (job.task == "lm" and job.words.documents) or (pairs and team.device.type == "cuda")
+        is_paired = TASKS[job.task].fields == ("src", "tgt")
+        return (job.task == "lm" and job.tokenizer.documents) or (is_paired and distributed.device.type == "cuda")
     return job.batch.pack
 
 
-def freed(settled: Settled, job: Job) -> Settled:
+def apply_changeable(resolved_job: ResolvedJob, job: TrainJob) -> ResolvedJob:
     """What may change when a run goes on: how often it reports, evaluates and saves, and when it gives up."""
-    said = {name: getattr(job.recipe, name) for name in FREE if getattr(job.recipe, name) is not None}
-    return replace(settled, recipe=replace(settled.recipe, **said))
+    changes = {name: getattr(job.recipe, name) for name in CHANGEABLE if getattr(job.recipe, name) is not None}
+    return replace(resolved_job, recipe=replace(resolved_job.recipe, **changes))

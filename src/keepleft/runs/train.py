@@ -19,204 +19,204 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from keepleft.data.ahead import Ahead
-from keepleft.data.batches import Batches, Bucketed, Packed, Windows
-from keepleft.data.store import Store
-from keepleft.data.tokenizer import read as read_tokenizer
+from keepleft.data.ahead import PrefetchedBatches
+from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
+from keepleft.data.store import TokenStore
+from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluate.likelihood import likelihood
 from keepleft.runs import finish, start
-from keepleft.runs.audited import audited
-from keepleft.runs.check import check
-from keepleft.runs.job import Job
-from keepleft.runs.metrics import Metrics, curve
-from keepleft.runs.settle import SETTLED, Settled, freed, prepared
-from keepleft.runs.sources import Tokenizers, Watch, unwatched
+from keepleft.runs.audited import audit_before_training
+from keepleft.runs.check import validate_job
+from keepleft.runs.job import TrainJob
+from keepleft.runs.metrics import MetricsLog, plot_loss
+from keepleft.runs.settle import RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
+from keepleft.runs.sources import Tokenizers, ProgressCallback, no_progress
 from keepleft.runs.tasks import objective
 from keepleft.training import checkpoint
-from keepleft.training.loop import Report, train
-from keepleft.training.parallel import Team, join
+from keepleft.training.loop import TrainReport, train
+from keepleft.training.parallel import DistributedContext, init_distributed
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 # without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
-HELD, MOST_RECORDS, MOST_TOKENS = 50, 4096, 1 << 18
-FEW_RECORDS, FEW_TOKENS = 100, 10_000  # with fewer to measure on, chance says as much as the model
+HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS, MAX_HELDOUT_TOKENS = 50, 4096, 1 << 18
+MIN_RELIABLE_RECORDS, MIN_RELIABLE_TOKENS = 100, 10_000  # with fewer to measure on, chance says as much as the model
 
 
 @dataclass(frozen=True)
-class Begun:
+class TrainingStarted:
     """Everything is ready, and training begins."""
 
     steps: int
 
 
 @dataclass(frozen=True)
-class Finished:
+class TrainingFinished:
     """The result of a run."""
 
     folder: Path
-    said: str
+    summary: str
     stopped: bool
     measures: dict[str, float]
 
 
-Event = str | Begun | Report | Finished
+TrainEvent = str | TrainingStarted | TrainReport | TrainingFinished
 
 
-def run(job: Job, *, resume: bool = False, stop: Callable[[], bool] = lambda: False,
-        watch: Watch = unwatched) -> Iterator[Event]:
+def run_job(job: TrainJob, *, resume: bool = False, stop: Callable[[], bool] = lambda: False,
+        on_progress: ProgressCallback = no_progress) -> Iterator[TrainEvent]:
     """Do a job. Lines are for people, reports for the record; the last event says where the model lies. `watch` hears how
     far the work before training has come."""
-    out, team = Path(job.out), join(job.parallel, job.device)
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out, distributed = Path(job.out), init_distributed(job.parallel, job.device)
+    created_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        check(job)
-        with atomic.locked(out) if team.rank == 0 else nullcontext():
+        validate_job(job)
+        with atomic.lock_folder(out) if distributed.rank == 0 else nullcontext():
             try:
-                ready = yield from _ready(job, team, resume, watch)
+                setup = yield from _set_up_training(job, distributed, resume, on_progress)
             except BaseException:
-                if new and team.rank == 0:  # what a failed start has made
-                    atomic.removed(out)
+                if created_folders and distributed.rank == 0:  # what a failed start has made
+                    atomic.remove_folder(out)
                     with suppress(OSError):  # others may have put something there
-                        for folder in new[1:]:
+                        for folder in created_folders[1:]:
                             folder.rmdir()
                 raise
-            yield from _trained(job, ready, out, team, stop)
+            yield from _train(job, setup, out, distributed, stop)
     finally:
-        team.leave()
+        distributed.destroy()
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _TrainingSetup:
     """All that training needs."""
 
-    settled: Settled
+    resolved_job: ResolvedJob
     model: Any
-    words: Tokenizers
+    tokenizers: Tokenizers
     batches: Batches
     valid: Batches | None
 
 
-def _ready(job: Job, team: Team, resume: bool, watch: Watch) -> Generator[Event, None, _Ready]:
+def _set_up_training(job: TrainJob, distributed: DistributedContext, resume: bool, on_progress: ProgressCallback) -> Generator[TrainEvent, None, _TrainingSetup]:
     out = Path(job.out)
-    began = bool(checkpoint.steps(out / CHECKPOINTS))
-    if began and not resume:
+    has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
+    if has_checkpoints and not resume:
         raise ValueError(f"{out} holds a run already: add --resume to go on with it, or give another --out")
-    if team.rank == 0 and not (resume and (out / SETTLED).exists()):
-        yield from prepared(job, out, team, watch)
-    team.wait()
-    settled = Settled.read((out / SETTLED).read_text("utf-8"))
+    if distributed.rank == 0 and not (resume and (out / RESOLVED_FILE).exists()):
+        yield from prepare_run(job, out, distributed, on_progress)
+    distributed.barrier()
+    resolved_job = ResolvedJob.from_json((out / RESOLVED_FILE).read_text("utf-8"))
     if resume:
-        settled = freed(settled, job)
-    words = _tokenizers(out)
-    batches, valid = _batches(job, settled, words, out, team)
-    model = start.model(job, settled.design, settled.labels, settled.recipe.seed).to(team.device)
-    if team.rank == 0:
-        yield from _held(job, batches, valid)
-        weights, steps = sum(p.numel() for p in model.parameters()), settled.recipe.steps
-        yield (f"{job.task}: {weights:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
-               f"tokens, {settled.recipe.optimizer}, on {team.world} × {team.device.type}")
-        if settled.accumulate % team.world:
-            yield (f"note: a step has {settled.accumulate} micro-batches for {team.world} processes, so some wait for others: "
+        resolved_job = apply_changeable(resolved_job, job)
+    tokenizers = _load_tokenizers(out)
+    batches, valid = _make_batches(job, resolved_job, tokenizers, out, distributed)
+    model = start.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed).to(distributed.device)
+    if distributed.rank == 0:
+        yield from _describe_validation(job, batches, valid)
+        num_parameters, steps = sum(p.numel() for p in model.parameters()), resolved_job.recipe.steps
+        yield (f"{job.task}: {num_parameters:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
+               f"tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × {distributed.device.type}")
+        if resolved_job.accumulate % distributed.world_size:
+            yield (f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} processes, so some wait for others: "
                    "give batch.tokens and batch.micro so that they divide")
-        if job.audit and not began:
-            yield audited(model)
-    return _Ready(settled, model, words, batches, valid)
+        if job.audit and not has_checkpoints:
+            yield audit_before_training(model)
+    return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)
 
 
-def _held(job: Job, batches: Batches, valid: Batches | None) -> Iterator[str]:
+def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None) -> Iterator[str]:
     """What is measured on."""
     if valid is None:
         yield "validation: nothing is held out of so few texts, so no one sees how it does on new ones: give some with --valid"
         return
-    running = job.task == "lm" and not job.words.documents
+    is_running_text = job.task == "lm" and not job.tokenizer.documents
     field = batches.objective.fields[0]
-    here, left = (len(part.store[field].tokens) if running else len(part.store) for part in (valid, batches))
-    what = "tokens of running text" if running else "record" if here == 1 else "records"
-    few = here < (FEW_TOKENS if running else FEW_RECORDS)
-    yield (f"validation: {here:,} {what}" + ("" if job.valid is not None else f" held out, {left:,} are left to learn from")
-           + ("; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)") if few else ""))
+    num_heldout, num_train = (len(side.store[field].tokens) if is_running_text else len(side.store) for side in (valid, batches))
+    unit = "tokens of running text" if is_running_text else "record" if num_heldout == 1 else "records"
+    is_small = num_heldout < (MIN_RELIABLE_TOKENS if is_running_text else MIN_RELIABLE_RECORDS)
+    yield (f"validation: {num_heldout:,} {unit}" + ("" if job.valid is not None else f" held out, {num_train:,} are left to learn from")
+           + ("; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)") if is_small else ""))
 
 
-def _tokenizers(out: Path) -> Tokenizers:
+def _load_tokenizers(out: Path) -> Tokenizers:
     target = read_tokenizer(out / "tokenizer.json")
-    own = out / "source_tokenizer.json"
-    return Tokenizers(target, read_tokenizer(own) if own.exists() else target)
+    source_path = out / "source_tokenizer.json"
+    return Tokenizers(target, read_tokenizer(source_path) if source_path.exists() else target)
 
 
-def _batches(job: Job, settled: Settled, words: Tokenizers, out: Path, team: Team) -> tuple[Batches, Batches | None]:
-    goal = objective(job.task, words.target)
-    running = job.task == "lm" and not job.words.documents
-    store = Store.open(out / "data" / "train")
-    held: Store | None = Store.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
-    if held is None:
-        if running:
-            parts = store.cut(min(0.05, MOST_TOKENS / len(store[goal.fields[0]].tokens)))
-            if len(parts[1][goal.fields[0]].tokens) > settled.longest:
-                store, held = parts
-        elif len(store) >= 2 * HELD:
-            store, held = store.held(min(len(store) // HELD, MOST_RECORDS), settled.recipe.seed)
-    shape: Bucketed | Packed | Windows = Bucketed(settled.multiple, fixed=settled.multiple > 1)
-    if running:
-        shape = Windows(settled.longest)
-    elif settled.pack:
-        shape = Packed(max(settled.longest, min(128, settled.budget)))
-    training = Batches(store, goal, shape, settled.budget, settled.accumulate, settled.recipe.seed, rank=team.rank,
-                       world=team.world)
-    return training, None if held is None else replace(training, store=held, accumulate=1, shuffled=False, rank=0, world=1)
+def _make_batches(job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, distributed: DistributedContext) -> tuple[Batches, Batches | None]:
+    batch_objective = objective(job.task, tokenizers.target)
+    is_running_text = job.task == "lm" and not job.tokenizer.documents
+    store = TokenStore.open(out / "data" / "train")
+    heldout: TokenStore | None = TokenStore.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
+    if heldout is None:
+        if is_running_text:
+            parts = store.split_tail(min(0.05, MAX_HELDOUT_TOKENS / len(store[batch_objective.fields[0]].tokens)))
+            if len(parts[1][batch_objective.fields[0]].tokens) > resolved_job.max_length:
+                store, heldout = parts
+        elif len(store) >= 2 * HOLDOUT_INTERVAL:
+            store, heldout = store.split_random(min(len(store) // HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS), resolved_job.recipe.seed)
+    layout: BucketedLayout | PackedLayout | WindowLayout = BucketedLayout(resolved_job.pad_to_multiple_of, fixed_height=resolved_job.pad_to_multiple_of > 1)
+    if is_running_text:
+        layout = WindowLayout(resolved_job.max_length)
+    elif resolved_job.pack:
+        layout = PackedLayout(max(resolved_job.max_length, min(128, resolved_job.micro_tokens)))
+    training = Batches(store, batch_objective, layout, resolved_job.micro_tokens, resolved_job.accumulate, resolved_job.recipe.seed, rank=distributed.rank,
+                       world_size=distributed.world_size)
+    return training, None if heldout is None else replace(training, store=heldout, accumulate=1, shuffle=False, rank=0, world_size=1)
 
 
-def _trained(job: Job, ready: _Ready, out: Path, team: Team, stop: Callable[[], bool]) -> Iterator[Event]:
-    settled, words, batches, valid = ready.settled, ready.words, ready.batches, ready.valid
-    if team.rank == 0:
-        yield Begun(settled.recipe.steps)
-    kept = list(valid.once()) if valid is not None else []
+def _train(job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]) -> Iterator[TrainEvent]:
+    resolved_job, tokenizers, batches, valid = setup.resolved_job, setup.tokenizers, setup.batches, setup.valid
+    if distributed.rank == 0:
+        yield TrainingStarted(resolved_job.recipe.steps)
+    valid_batches = list(valid.one_epoch()) if valid is not None else []
 
-    def measure(now: nn.Module) -> dict[str, float]:
-        found = likelihood(now, kept, smoothing=settled.recipe.smoothing)
-        if settled.recipe.metric in ("bleu", "chrf", "exact"):
-            found |= written(now, words, valid, 500)
-        return found
+    def measure(current_model: nn.Module) -> dict[str, float]:
+        measures = likelihood(current_model, valid_batches, label_smoothing=resolved_job.recipe.label_smoothing)
+        if resolved_job.recipe.metric in ("bleu", "chrf", "exact"):
+            measures |= translation_metrics(current_model, tokenizers, valid, 500)
+        return measures
 
-    order = Ahead(batches, max(1, job.batch.ahead), pin=team.device.type == "cuda")
-    about = {"task": job.task, "records": len(batches.store), "budget": settled.budget, "accumulate": settled.accumulate}
-    folder, last = out / CHECKPOINTS, None
+    batch_order = PrefetchedBatches(batches, max(1, job.batch.prefetch), pin=distributed.device.type == "cuda")
+    metadata = {"task": job.task, "records": len(batches.store), "budget": resolved_job.micro_tokens, "accumulate": resolved_job.accumulate}
+    folder, last_report = out / CHECKPOINTS_FOLDER, None
     measures: dict[str, float] = {}
-    with Metrics(out, board=job.board and team.rank == 0) as metrics:
-        for report in train(ready.model, order, settled.recipe, folder=folder, measure=measure if kept else None, stop=stop,
-                            team=team, about=about):
-            measures, last = report.measures if report.best or not measures else measures, report
-            if team.rank == 0:
+    with MetricsLog(out, tensorboard=job.tensorboard and distributed.rank == 0) as metrics:
+        for report in train(setup.model, batch_order, resolved_job.recipe, folder=folder, measure=measure if valid_batches else None, stop=stop,
+                            distributed=distributed, metadata=metadata):
+            measures, last_report = report.measures if report.best or not measures else measures, report
+            if distributed.rank == 0:
                 metrics.add(report)
                 yield report
-    stopped = last is not None and last.step < settled.recipe.steps and not last.tired
-    if team.rank:
+    stopped = last_report is not None and last_report.step < resolved_job.recipe.steps and not last_report.early_stopped
+    if distributed.rank:
         return
-    said = "stopped, and saved: add --resume to go on"
+    summary = "stopped, and saved: add --resume to go on"
     if not stopped:
-        said = _finished(job, settled, words, out, already=last is None)
-    curve(out)
-    yield Finished(out, said, stopped, measures)
+        summary = _save_result(job, resolved_job, tokenizers, out, already_finished=last_report is None)
+    plot_loss(out)
+    yield TrainingFinished(out, summary, stopped, measures)
 
 
-def _finished(job: Job, settled: Settled, words: Tokenizers, out: Path, *, already: bool) -> str:
-    found = checkpoint.latest(out / CHECKPOINTS)
-    assert found is not None
-    fresh = start.model(job, settled.design, settled.labels, settled.recipe.seed)
-    said = finish.keep(fresh, out / CHECKPOINTS, found[1]["best_step"], job.last)
+def _save_result(job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, *, already_finished: bool) -> str:
+    newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
+    assert newest is not None
+    model = start.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
+    description = finish.select_weights(model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last)
     if job.lora:
         from keepleft.training.lora import merge
-        merge(fresh)
-    finish.directory(fresh.eval(), words, settled.labels, job.task, out / finish.MODEL)
-    return f"{'this run was finished already: ' if already else ''}{out / finish.MODEL} holds {said}"
+        merge(model)
+    finish.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, out / finish.MODEL_FOLDER)
+    return f"{'this run was finished already: ' if already_finished else ''}{out / finish.MODEL_FOLDER} holds {description}"
 
 
-def written(model: nn.Module, words: Tokenizers, valid: Batches | None, most: int) -> dict[str, float]:
+def translation_metrics(model: nn.Module, tokenizers: Tokenizers, valid: Batches | None, max_texts: int) -> dict[str, float]:
     """BLEU and its like on the first texts of a validation store, written greedily."""
     from keepleft.evaluate.translation import translation
-    from keepleft.runs.writing import write_from
+    from keepleft.runs.writing import generate_from_ids
 
     assert valid is not None
-    rows = np.arange(min(most, len(valid.store)))
-    references = [words.target.decode(text) for text in valid.store["tgt"].take(rows).texts()]
-    return translation(write_from(model, words.target, valid.store["src"].take(rows)), references)
+    rows = np.arange(min(max_texts, len(valid.store)))
+    references = [tokenizers.target.decode(tokens) for tokens in valid.store["tgt"].take(rows).to_lists()]
+    return translation(generate_from_ids(model, tokenizers.target, valid.store["src"].take(rows)), references)

@@ -10,29 +10,29 @@ from torch import nn
 
 from keepleft.data.encoding import encoder
 from keepleft.data.ragged import Ragged
-from keepleft.data.tokenizer import marks
+from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.generate import generate
 
-AT_ONCE = 128
+BATCH_SIZE = 128
 
 
-def write(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, source_tokenizer: Any = None, tag: str | None = None,
-          **said: Any) -> list[str]:
+def generate_targets(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, source_tokenizer: Any = None, tag: str | None = None,
+          **options: Any) -> list[str]:
     """The target of each source text; options as in generate."""
-    kind = np.dtype(np.int64)
+    dtype = np.dtype(np.int64)
     source_tokenizer = source_tokenizer or tokenizer
-    stop, = marks(source_tokenizer).need("end")
-    before = [] if tag is None else [source_tokenizer.token_to_id(tag)]
-    rows = [np.frombuffer(row, kind) for row in encoder(source_tokenizer, kind, before=before, after=[stop])(texts)]
-    return _written(model, tokenizer, [row.tolist() for row in rows], said)
+    eos_id, = special_tokens(source_tokenizer).require("end")
+    prefix = [] if tag is None else [source_tokenizer.token_to_id(tag)]
+    rows = [np.frombuffer(row, dtype) for row in encoder(source_tokenizer, dtype, prefix=prefix, suffix=[eos_id])(texts)]
+    return _generate_rows(model, tokenizer, [row.tolist() for row in rows], options)
 
 
-def write_from(model: nn.Module, tokenizer: Any, sources: Ragged, **said: Any) -> list[str]:
+def generate_from_ids(model: nn.Module, tokenizer: Any, sources: Ragged, **options: Any) -> list[str]:
     """The same for sources that are integers already."""
-    return _written(model, tokenizer, sources.texts(), said)
+    return _generate_rows(model, tokenizer, sources.to_lists(), options)
 
 
-def _written(model: nn.Module, tokenizer: Any, rows: Sequence[Sequence[int]], said: dict[str, Any]) -> list[str]:
-    start, end = marks(tokenizer).need("start", "end")
+def _generate_rows(model: nn.Module, tokenizer: Any, rows: Sequence[Sequence[int]], options: dict[str, Any]) -> list[str]:
+    start, end = special_tokens(tokenizer).require("start", "end")
     return generate(model, tokenizer, [list(map(int, row)) for row in rows], decoder_start_token_id=start, eos_token_id=end,
-                    at_once=AT_ONCE, **said)
+                    batch_size=BATCH_SIZE, **options)

@@ -8,89 +8,89 @@ from collections.abc import Iterator
 from typing import Any
 
 from keepleft.decoding.beam import Beam
-from keepleft.decoding.generate import Work, chosen, steps
+from keepleft.decoding.generate import DecodeBatch, make_strategy, decode_steps
 from keepleft.decoding.hypotheses import Hypotheses
-from keepleft.decoding.rescore import rescored
-from keepleft.decoding.stops import stopped
-from keepleft.serving.asks import Ask, End, Heard, Ticket, Token
+from keepleft.decoding.rescore import score_tokens
+from keepleft.decoding.stops import ended_by_itself
+from keepleft.serving.asks import GenerationRequest, FinishEvent, Events, RequestHandle, TokenEvent
 
 
-class Alone:
+class SequentialEngine:
     """A model and its tokenizer (only stop strings and rules need it)."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.waiting: deque[Ticket] = deque()
-        self.now: Iterator[Heard] | None = None
-        self.read = self.written = 0
+        self.waiting: deque[RequestHandle] = deque()
+        self.current: Iterator[Events] | None = None
+        self.prompt_tokens_total = self.generation_tokens_total = 0
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting)
 
-    def look(self, ask: Ask) -> None:
-        ask.options.check()
+    def validate(self, request: GenerationRequest) -> None:
+        request.options.check()
 
-    def take(self, ticket: Ticket) -> None:
-        self.waiting.append(ticket)
+    def submit(self, handle: RequestHandle) -> None:
+        self.waiting.append(handle)
 
     def clear(self) -> None:
         self.waiting.clear()
-        self.now = None
+        self.current = None
 
-    def step(self) -> Heard:
+    def step(self) -> Events:
         """One token of the request whose turn it is."""
-        if gone := [ticket for ticket in self.waiting if ticket.dropped]:
-            if gone[0] is self.waiting[0] and self.now is not None:
-                self.now.close()  # type: ignore[attr-defined]
-                self.now = None
-            self.waiting = deque(ticket for ticket in self.waiting if not ticket.dropped)
-            return [(ticket, End(0, "cancelled", last=True)) for ticket in gone]
+        if cancelled := [handle for handle in self.waiting if handle.cancelled]:
+            if cancelled[0] is self.waiting[0] and self.current is not None:
+                self.current.close()  # type: ignore[attr-defined]
+                self.current = None
+            self.waiting = deque(handle for handle in self.waiting if not handle.cancelled)
+            return [(handle, FinishEvent(0, "cancelled", last=True)) for handle in cancelled]
         if not self.waiting:
             return []
-        ticket = self.waiting[0]
-        if self.now is None:
-            ticket.began = time.monotonic()
-            self.now = self._served(ticket)
+        handle = self.waiting[0]
+        if self.current is None:
+            handle.started_at = time.monotonic()
+            self.current = self._serve(handle)
         try:
-            heard: Heard | None = next(self.now, None)
+            events: Events | None = next(self.current, None)
         except ValueError as error:  # our own words
-            heard = [(ticket, End(0, "refused", message=str(error), last=True))]
+            events = [(handle, FinishEvent(0, "refused", message=str(error), last=True))]
         except Exception as error:  # a request that fails is told so, and the next one is served
-            heard = [(ticket, End(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))]
-        if heard is None or any(isinstance(event, End) and event.last for _, event in heard):
+            events = [(handle, FinishEvent(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))]
+        if events is None or any(isinstance(event, FinishEvent) and event.last for _, event in events):
             self.waiting.popleft()
-            self.now = None
-        return heard or []
+            self.current = None
+        return events or []
 
-    def counts(self) -> dict[str, float]:
-        return {"running": float(self.now is not None), "waiting": max(0, len(self.waiting) - 1),
-                "read": self.read, "written": self.written}
+    def stats(self) -> dict[str, float]:
+        return {"running": float(self.current is not None), "waiting": max(0, len(self.waiting) - 1),
+                "read": self.prompt_tokens_total, "written": self.generation_tokens_total}
 
-    def _served(self, ticket: Ticket) -> Iterator[Heard]:
-        ask = ticket.ask
-        work = Work.of(self.model, [list(ask.tokens)], ask.options, [list(ask.prefix)])
-        self.read += len(ask.tokens)
-        strategy = chosen(self.tokenizer, ask.options, work)
-        before: Hypotheses | None = None
-        for texts in steps(self.model, work, strategy, ask.options):
-            self.written += len(texts.tokens)
+    def _serve(self, handle: RequestHandle) -> Iterator[Events]:
+        request = handle.request
+        batch = DecodeBatch.build(self.model, [list(request.tokens)], request.options, [list(request.prefix)])
+        self.prompt_tokens_total += len(request.tokens)
+        strategy = make_strategy(self.tokenizer, request.options, batch)
+        previous: Hypotheses | None = None
+        for hypotheses in decode_steps(self.model, batch, strategy, request.options):
+            self.generation_tokens_total += len(hypotheses.tokens)
             if not isinstance(strategy, Beam):
-                yield [(ticket, self._token(ask, work, texts, n)) for n in range(len(texts.tokens))
-                       if before is None or not bool(before.done[n])]
-            before = texts
-        assert before is not None
-        found = strategy.results(before)  # type: ignore[arg-type]
-        several = [one for each in found for one in each]
-        yield [(ticket, End(n, "stop" if stopped(self.tokenizer, ask.options, one.tokens) else "length", one,
-                            last=n == len(several) - 1))
-               for n, one in enumerate(several)]
+                yield [(handle, self._token_event(request, batch, hypotheses, n)) for n in range(len(hypotheses.tokens))
+                       if previous is None or not bool(previous.done[n])]
+            previous = hypotheses
+        assert previous is not None
+        results = strategy.results(previous)  # type: ignore[arg-type]
+        sequences = [sequence for result in results for sequence in result]
+        yield [(handle, FinishEvent(n, "stop" if ended_by_itself(self.tokenizer, request.options, sequence.tokens) else "length", sequence,
+                            last=n == len(sequences) - 1))
+               for n, sequence in enumerate(sequences)]
 
-    def _token(self, ask: Ask, work: Work, texts: Hypotheses, n: int) -> Token:
-        token = int(texts.tokens[n, -1])
-        if ask.logprobs is None:
-            return Token(n, token)
-        written = texts.tokens[n, texts.begin:].tolist()
-        source = None if work.source is None else list(ask.tokens)
-        thought = rescored(self.model, work.prompt[0].tolist(), written, source=source, likely=ask.logprobs)[-1]
-        return Token(n, token, thought.logprob, list(thought.likely))
+    def _token_event(self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, n: int) -> TokenEvent:
+        token = int(hypotheses.tokens[n, -1])
+        if request.logprobs is None:
+            return TokenEvent(n, token)
+        new_tokens = hypotheses.tokens[n, hypotheses.prompt_width:].tolist()
+        source = None if batch.source is None else list(request.tokens)
+        token_logprob = score_tokens(self.model, batch.prompt[0].tolist(), new_tokens, source=source, top_logprobs=request.logprobs)[-1]
+        return TokenEvent(n, token, token_logprob.logprob, list(token_logprob.top_logprobs))

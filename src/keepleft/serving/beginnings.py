@@ -6,63 +6,63 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
 
-from keepleft.attention.pages import Pool
+from keepleft.attention.pages import PagePool
 
-Key = tuple[str, int, tuple[int, ...]]  # the tenant, the page before it, its tokens
+PageKey = tuple[str, int, tuple[int, ...]]  # the tenant, the page before it, its tokens
 
 
-class Beginnings:
+class PrefixCache:
     """Whole pages only. A page is known by what stands in it and in all before it; two tenants never share one."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.known: OrderedDict[Key, tuple[int, int]] = OrderedDict()  # page and its number; the least used first
-        self.numbers = count(1)
+        self.entries: OrderedDict[PageKey, tuple[int, int]] = OrderedDict()  # page and its number; the least used first
+        self.ids = count(1)
         self.hits = 0
 
-    def find(self, tenant: str, tokens: Sequence[int]) -> list[int]:
+    def match(self, tenant: str, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest known beginning, held for whoever asked."""
-        out, before = [], 0
-        for key in self._keys(tokens):
-            found = self.known.get((tenant, before, key))
-            if found is None:
+        pages, parent_id = [], 0
+        for chunk in self._page_chunks(tokens):
+            entry = self.entries.get((tenant, parent_id, chunk))
+            if entry is None:
                 break
-            self.known.move_to_end((tenant, before, key))
-            page, before = found
-            out.append(page)
-        self.pool.hold(out)
-        self.hits += len(out)
-        return out
+            self.entries.move_to_end((tenant, parent_id, chunk))
+            page, parent_id = entry
+            pages.append(page)
+        self.pool.retain(pages)
+        self.hits += len(pages)
+        return pages
 
-    def keep(self, tenant: str, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    def insert(self, tenant: str, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Remember the pages that tokens fill."""
-        before = 0
-        for key, page in zip(self._keys(tokens), pages, strict=False):
-            name = (tenant, before, key)
-            if name not in self.known:
-                self.known[name] = page, next(self.numbers)
-                self.pool.hold([page])
-            before = self.known[name][1]
+        parent_id = 0
+        for chunk, page in zip(self._page_chunks(tokens), pages, strict=False):
+            page_key = (tenant, parent_id, chunk)
+            if page_key not in self.entries:
+                self.entries[page_key] = page, next(self.ids)
+                self.pool.retain([page])
+            parent_id = self.entries[page_key][1]
 
-    def spare(self, count: int) -> None:
+    def evict(self, num_pages: int) -> None:
         """Let go of pages that nobody looks at, until so many are free or none is left."""
-        for name, (page, _) in list(self.known.items()):
-            if self.pool.free >= count:
+        for page_key, (page, _) in list(self.entries.items()):
+            if self.pool.num_free >= num_pages:
                 return
-            if self.pool.holders[page] == 1:
-                del self.known[name]
-                self.pool.give([page])
+            if self.pool.ref_counts[page] == 1:
+                del self.entries[page_key]
+                self.pool.release([page])
 
     @property
-    def idle(self) -> int:
+    def unused_pages(self) -> int:
         """Pages that are only kept in case."""
-        return sum(self.pool.holders[page] == 1 for page, _ in self.known.values())
+        return sum(self.pool.ref_counts[page] == 1 for page, _ in self.entries.values())
 
-    def forget(self) -> None:
-        for page, _ in self.known.values():
-            self.pool.give([page])
-        self.known.clear()
+    def clear(self) -> None:
+        for page, _ in self.entries.values():
+            self.pool.release([page])
+        self.entries.clear()
 
-    def _keys(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        size = self.pool.size
-        return [tuple(tokens[n:n + size]) for n in range(0, len(tokens) - size + 1, size)]
+    def _page_chunks(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        page_size = self.pool.page_size
+        return [tuple(tokens[n:n + page_size]) for n in range(0, len(tokens) - page_size + 1, page_size)]

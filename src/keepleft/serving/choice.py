@@ -9,58 +9,58 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.chance import uniform
-from keepleft.decoding.single import drawn
-from keepleft.nn.best import best
-from keepleft.serving.job import Job
+from keepleft.decoding.single import sample_tokens
+from keepleft.nn.best import topk_logsumexp
+from keepleft.serving.job import Sequences
 
-Thought = tuple[float, list[tuple[int, float]]]
+SampledLogprobs = tuple[float, list[tuple[int, float]]]
 
 
-class Said(NamedTuple):
+class SampledToken(NamedTuple):
     """The next token of one text."""
 
-    job: Job
-    text: int
+    sequences: Sequences
+    sequence_index: int
     row: int      # of the scores
     token: int
-    gain: float   # its log-probability, after penalties and filters
+    logprob: float   # its log-probability, after penalties and filters
 
 
-def chosen_plainly(jobs: Sequence[tuple[Job, int]], scores: Tensor) -> list[Said]:
+def sample_batch(batch: Sequence[tuple[Sequences, int]], logits: Tensor) -> list[SampledToken]:
     """The next tokens of requests, each with its first row."""
-    kinds: dict[Any, list[tuple[Job, int, int]]] = {}
-    for job, first in jobs:
-        kinds.setdefault(job.kind, []).extend((job, text, first + text) for text in range(job.width))
-    out: list[Said] = []
-    for some in kinds.values():
-        mine = scores if len(some) == len(scores) else scores[torch.tensor([row for _, _, row in some], device=scores.device)]
-        tokens, gain = _kind(some, mine)
-        out += [Said(*spot, token, more) for spot, token, more in zip(some, tokens.tolist(), gain.tolist(), strict=True)]
-    return out
+    groups: dict[Any, list[tuple[Sequences, int, int]]] = {}
+    for sequences, first_row in batch:
+        groups.setdefault(sequences.sampling_key, []).extend((sequences, index, first_row + index) for index in range(sequences.num_rows))
+    sampled: list[SampledToken] = []
+    for group in groups.values():
+        group_logits = logits if len(group) == len(logits) else logits[torch.tensor([row for _, _, row in group], device=logits.device)]
+        tokens, logprobs = _sample_group(group, group_logits)
+        sampled += [SampledToken(*entry, token, logprob) for entry, token, logprob in zip(group, tokens.tolist(), logprobs.tolist(), strict=True)]
+    return sampled
 
 
-def _kind(spots: list[tuple[Job, int, int]], scores: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_group(group: list[tuple[Sequences, int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
     """Texts that are chosen alike: greedily, or drawn after the same filters, each with its own seed."""
-    job = spots[0][0]
-    if job.strategy.transforms or job.seeds:
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-    for transform in job.strategy.transforms:
-        scores = transform(scores, None)  # type: ignore[arg-type]
-    if not job.seeds:
-        found = best(scores, 1)
-        return found.tokens[:, 0], found.scores[:, 0] - found.total
-    number = lambda values: torch.tensor(values, device=scores.device)
-    chances = uniform(number([job.seeds[text] for job, text, _ in spots]),
-                      number([len(job.written[text]) for job, text, _ in spots]))
-    tokens = drawn(scores, chances)
-    return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+    sequences = group[0][0]
+    if sequences.strategy.processors or sequences.seeds:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+    for processor in sequences.strategy.processors:
+        logits = processor(logits, None)  # type: ignore[arg-type]
+    if not sequences.seeds:
+        top = topk_logsumexp(logits, 1)
+        return top.tokens[:, 0], top.values[:, 0] - top.logsumexp
+    to_tensor = lambda values: torch.tensor(values, device=logits.device)
+    uniforms = uniform(to_tensor([sequences.seeds[index] for sequences, index, _ in group]),
+                      to_tensor([len(sequences.new_tokens[index]) for sequences, index, _ in group]))
+    tokens = sample_tokens(logits, uniforms)
+    return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
-def thought(said: Said, scores: Tensor) -> Thought | None:
+def logprobs_of(sampled: SampledToken, logits: Tensor) -> SampledLogprobs | None:
     """By the model's own scores: the log-probability of what was chosen, and the likeliest; None where nobody asked."""
-    wanted = said.job.ask.logprobs
-    if wanted is None:
+    num_top = sampled.sequences.request.logprobs
+    if num_top is None:
         return None
-    logs = scores[said.row].float().log_softmax(-1)
-    likely = logs.topk(min(wanted, len(logs)))
-    return float(logs[said.token]), list(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+    logprobs = logits[sampled.row].float().log_softmax(-1)
+    top = logprobs.topk(min(num_top, len(logprobs)))
+    return float(logprobs[sampled.token]), list(zip(top.indices.tolist(), top.values.tolist(), strict=True))

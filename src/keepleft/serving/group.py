@@ -12,128 +12,128 @@ from torch import Tensor
 
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
-from keepleft.decoding.single import Single
-from keepleft.serving.job import Job
+from keepleft.decoding.single import SamplingStrategy
+from keepleft.serving.job import Sequences
 
-ROUND = 64  # widths are multiples of it, so that they seldom change
+WIDTH_MULTIPLE = 64  # widths are multiples of it, so that they seldom change
 
 
-def plan(strategy: Single | Beam) -> Any:
+def batch_key(strategy: SamplingStrategy | Beam) -> Any:
     """What strategies must have in common to be one group; None: it must stay alone."""
-    if strategy.stop is not None or not all(getattr(transform, "steady", False) for transform in strategy.transforms):
+    if strategy.stop is not None or not all(getattr(processor, "steady", False) for processor in strategy.processors):
         return None
-    said = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
-    return type(strategy), said, tuple(map(id, strategy.transforms)), strategy.seeds is None
+    settings = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
+    return type(strategy), settings, tuple(map(id, strategy.processors)), strategy.seeds is None
 
 
-class Group:
+class StrategyBatch:
     """`lasting`: texts keep their width, so that requests of any age stand side by side."""
 
-    def __init__(self, strategy: Single | Beam, lasting: bool) -> None:
-        self.strategy, self.lasting = strategy, lasting
-        self.jobs: list[Job] = []
-        self.texts: Any = None
+    def __init__(self, strategy: SamplingStrategy | Beam, fixed_width: bool) -> None:
+        self.strategy, self.fixed_width = strategy, fixed_width
+        self.members: list[Sequences] = []
+        self.hypotheses: Any = None
 
-    def join(self, job: Job) -> None:
+    def add(self, sequences: Sequences) -> None:
         """One more request, where it was when it left."""
-        texts = job.texts
-        if texts is None:
-            prompt = torch.tensor([job.begun], device=job.device)
-            texts, _ = job.strategy.begin(prompt, None, torch.tensor([job.limit], device=job.device))
-        if self.lasting:
-            if texts.count is None:
-                texts = texts.fixed(_rounded(len(job.begun) + job.limit))
-                texts = replace(texts, count=texts.count.expand(len(texts.tokens)).clone())
-            self.texts = texts if self.texts is None else _together(*_alike(self.texts, texts))
+        hypotheses = sequences.hypotheses
+        if hypotheses is None:
+            prompt = torch.tensor([sequences.prompt_tokens], device=sequences.device)
+            hypotheses, _ = sequences.strategy.begin(prompt, None, torch.tensor([sequences.max_new_tokens], device=sequences.device))
+        if self.fixed_width:
+            if hypotheses.new_count is None:
+                hypotheses = hypotheses.pad_to_width(_round_up(len(sequences.prompt_tokens) + sequences.max_new_tokens))
+                hypotheses = replace(hypotheses, new_count=hypotheses.new_count.expand(len(hypotheses.tokens)).clone())
+            self.hypotheses = hypotheses if self.hypotheses is None else _concat(*_same_width(self.hypotheses, hypotheses))
         else:
-            self.texts = texts
-        self.jobs.append(job)
-        job.texts = None
-        self._seeded()
+            self.hypotheses = hypotheses
+        self.members.append(sequences)
+        sequences.hypotheses = None
+        self._update_seeds()
 
-    def leave(self, gone: set[Job]) -> None:
+    def remove(self, removed: set[Sequences]) -> None:
         """Some requests, each with its texts."""
-        for n, job in enumerate(self.jobs):
-            if job in gone:
-                job.texts = _part(self.texts, [n], len(self.jobs))
-        stay = [n for n, job in enumerate(self.jobs) if job not in gone]
-        self.texts = _part(self.texts, stay, len(self.jobs)) if stay else None
-        self.jobs = [self.jobs[n] for n in stay]
-        self._seeded()
+        for n, sequences in enumerate(self.members):
+            if sequences in removed:
+                sequences.hypotheses = _select(self.hypotheses, [n], len(self.members))
+        remaining = [n for n, sequences in enumerate(self.members) if sequences not in removed]
+        self.hypotheses = _select(self.hypotheses, remaining, len(self.members)) if remaining else None
+        self.members = [self.members[n] for n in remaining]
+        self._update_seeds()
 
-    def choose(self, scores: Tensor, failed: Callable[[Job, Exception], None]) -> list[tuple[Job, Any, Tensor | None]]:
+    def choose(self, logits: Tensor, on_failure: Callable[[Sequences, Exception], None]) -> list[tuple[Sequences, Any, Tensor | None]]:
         """The next token of every text: of each request its texts, and which of them each continues (None: itself).
 
         A request that cannot go on is told of and left out.
         """
         try:
-            texts, rows = self.strategy.choose(scores, self.texts)
+            hypotheses, rows = self.strategy.choose(logits, self.hypotheses)
         except Exception as error:
-            if len(self.jobs) == 1:
-                failed(self.jobs[0], error)
+            if len(self.members) == 1:
+                on_failure(self.members[0], error)
                 return []
-            return self._one_by_one(scores, failed)
-        self.texts, width = texts, len(scores) // len(self.jobs)
-        local = None if rows is None else rows.view(-1, width) % width
-        return [(job, _part(texts, [n], len(self.jobs)), None if local is None else local[n])
-                for n, job in enumerate(self.jobs)]
+            return self._choose_one_by_one(logits, on_failure)
+        self.hypotheses, rows_per_request = hypotheses, len(logits) // len(self.members)
+        local_rows = None if rows is None else rows.view(-1, rows_per_request) % rows_per_request
+        return [(sequences, _select(hypotheses, [n], len(self.members)), None if local_rows is None else local_rows[n])
+                for n, sequences in enumerate(self.members)]
 
-    def _one_by_one(self, scores: Tensor, failed: Callable[[Job, Exception], None]) -> list[tuple[Job, Any, Tensor | None]]:
-        width, everyone = len(scores) // len(self.jobs), list(self.jobs)
-        self.leave(set(everyone))
-        out: list[tuple[Job, Any, Tensor | None]] = []
-        for n, job in enumerate(everyone):
-            alone = Group(self.strategy, self.lasting)
-            alone.join(job)
-            found = alone.choose(scores[n * width:(n + 1) * width], failed)
-            if found:
-                alone.leave({job})
-                self.join(job)
-            out += found
-        return out
+    def _choose_one_by_one(self, logits: Tensor, on_failure: Callable[[Sequences, Exception], None]) -> list[tuple[Sequences, Any, Tensor | None]]:
+        rows_per_request, members = len(logits) // len(self.members), list(self.members)
+        self.remove(set(members))
+        results: list[tuple[Sequences, Any, Tensor | None]] = []
+        for n, sequences in enumerate(members):
+            single = StrategyBatch(self.strategy, self.fixed_width)
+            single.add(sequences)
+            result = single.choose(logits[n * rows_per_request:(n + 1) * rows_per_request], on_failure)
+            if result:
+                single.remove({sequences})
+                self.add(sequences)
+            results += result
+        return results
 
-    def _seeded(self) -> None:
-        if self.strategy.seeds is not None and self.jobs:
-            seeds = [job.strategy.seeds for job in self.jobs if job.strategy.seeds is not None]
+    def _update_seeds(self) -> None:
+        if self.strategy.seeds is not None and self.members:
+            seeds = [sequences.strategy.seeds for sequences in self.members if sequences.strategy.seeds is not None]
             self.strategy = replace(self.strategy, seeds=torch.cat(seeds))
 
 
-def _part(texts: Any, which: list[int], count: int) -> Any:
+def _select(hypotheses: Any, indices: list[int], num_requests: int) -> Any:
     """Those of some of `count` requests."""
-    picks: dict[int, Tensor] = {}
-    out = {}
-    for field in fields(texts):
-        value = getattr(texts, field.name)
+    rows_by_size: dict[int, Tensor] = {}
+    selected = {}
+    for field in fields(hypotheses):
+        value = getattr(hypotheses, field.name)
         if isinstance(value, Tensor) and value.dim():
-            each = len(value) // count  # rows that a request has in this one
-            if each not in picks:
-                first = torch.tensor(which, device=value.device)
-                picks[each] = (first[:, None] * each + torch.arange(each, device=value.device)).flatten()
-            out[field.name] = value[picks[each]]
-    return replace(texts, **out)
+            rows_per_request = len(value) // num_requests  # rows that a request has in this one
+            if rows_per_request not in rows_by_size:
+                request_index = torch.tensor(indices, device=value.device)
+                rows_by_size[rows_per_request] = (request_index[:, None] * rows_per_request + torch.arange(rows_per_request, device=value.device)).flatten()
+            selected[field.name] = value[rows_by_size[rows_per_request]]
+    return replace(hypotheses, **selected)
 
 
-def _alike(one: Any, other: Any) -> tuple[Any, Any]:
+def _same_width(first: Any, second: Any) -> tuple[Any, Any]:
     """Both as wide as the wider."""
-    width = max(one.tokens.shape[1], other.tokens.shape[1])
-    return _wider(one, width), _wider(other, width)
+    width = max(first.tokens.shape[1], second.tokens.shape[1])
+    return _pad_to_width(first, width), _pad_to_width(second, width)
 
 
-def _wider(texts: Hypotheses, width: int) -> Hypotheses:
-    more = width - texts.tokens.shape[1]
-    if not more:
-        return texts
-    wide = {name: F.pad(value, (more, 0)) for name in ("tokens", "real", "ended")
-            if (value := getattr(texts, name, None)) is not None}
-    return replace(texts, begin=texts.begin + more, **wide)
+def _pad_to_width(hypotheses: Hypotheses, width: int) -> Hypotheses:
+    padding = width - hypotheses.tokens.shape[1]
+    if not padding:
+        return hypotheses
+    padded = {name: F.pad(value, (padding, 0)) for name in ("tokens", "real", "ended")
+            if (value := getattr(hypotheses, name, None)) is not None}
+    return replace(hypotheses, prompt_width=hypotheses.prompt_width + padding, **padded)
 
 
-def _together(one: Any, other: Any) -> Any:
+def _concat(first: Any, second: Any) -> Any:
     """One set of texts behind the other."""
-    out = {field.name: torch.cat([value, getattr(other, field.name)]) for field in fields(one)
-           if isinstance(value := getattr(one, field.name), Tensor)}
-    return replace(one, **out)
+    joined = {field.name: torch.cat([value, getattr(second, field.name)]) for field in fields(first)
+           if isinstance(value := getattr(first, field.name), Tensor)}
+    return replace(first, **joined)
 
 
-def _rounded(width: int) -> int:
-    return -(-width // ROUND) * ROUND
+def _round_up(width: int) -> int:
+    return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

@@ -6,66 +6,66 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-Thing = TypeVar("Thing")
-MANY = 1024  # tenants that are remembered
+Item = TypeVar("Item")
+MAX_REMEMBERED_TENANTS = 1024  # tenants that are remembered
 
 
-class Line(Generic[Thing]):
+class FairQueue(Generic[Item]):
     """A tenant that comes back after a while begins where the others are: nobody saves up."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, deque[Thing]] = {}
-        self.served: dict[str, float] = {}
+        self.waiting: dict[str, deque[Item]] = {}
+        self.usage: dict[str, float] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
 
-    def join(self, tenant: str, thing: Thing, *, front: bool = False) -> None:
+    def push(self, tenant: str, item: Item, *, front: bool = False) -> None:
         if tenant not in self.waiting:
-            least = min((self.served[name] for name in self.waiting), default=0.0)
-            self.served[tenant] = max(self.served.get(tenant, 0.0), least)
+            min_usage = min((self.usage[name] for name in self.waiting), default=0.0)
+            self.usage[tenant] = max(self.usage.get(tenant, 0.0), min_usage)
             self.waiting[tenant] = deque()
         if front:
-            self.waiting[tenant].appendleft(thing)
+            self.waiting[tenant].appendleft(item)
         else:
-            self.waiting[tenant].append(thing)
+            self.waiting[tenant].append(item)
 
     def charge(self, tenant: str, amount: float) -> None:
         """What was done for a tenant. Where there were many, those who do not wait now are forgotten."""
-        self.served[tenant] = self.served.get(tenant, 0.0) + amount
-        if len(self.served) > MANY + len(self.waiting):
-            self.served = {name: self.served[name] for name in self.waiting}
+        self.usage[tenant] = self.usage.get(tenant, 0.0) + amount
+        if len(self.usage) > MAX_REMEMBERED_TENANTS + len(self.waiting):
+            self.usage = {name: self.usage[name] for name in self.waiting}
 
     def charge_all(self, amounts: Iterable[tuple[str, float]]) -> None:
-        sums: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for tenant, amount in amounts:
-            sums[tenant] = sums.get(tenant, 0.0) + amount
-        for tenant, amount in sums.items():
+            totals[tenant] = totals.get(tenant, 0.0) + amount
+        for tenant, amount in totals.items():
             self.charge(tenant, amount)
 
-    def first(self) -> Thing | None:
+    def peek(self) -> Item | None:
         """Whose turn it is."""
-        return self.waiting[self._tenant()][0] if self.waiting else None
+        return self.waiting[self._next_tenant()][0] if self.waiting else None
 
-    def leave(self) -> Thing:
+    def pop(self) -> Item:
         """The same, out of the line."""
-        tenant = self._tenant()
-        out = self.waiting[tenant].popleft()
+        tenant = self._next_tenant()
+        item = self.waiting[tenant].popleft()
         if not self.waiting[tenant]:
             del self.waiting[tenant]
-        return out
+        return item
 
-    def drop(self, gone: set[Thing]) -> None:
+    def remove(self, removed: set[Item]) -> None:
         """Those who left without being served."""
         for tenant in list(self.waiting):
-            kept = deque(thing for thing in self.waiting[tenant] if thing not in gone)
-            if kept:
-                self.waiting[tenant] = kept
+            remaining = deque(item for item in self.waiting[tenant] if item not in removed)
+            if remaining:
+                self.waiting[tenant] = remaining
             else:
                 del self.waiting[tenant]
 
-    def all(self) -> list[Thing]:
-        return [thing for some in self.waiting.values() for thing in some]
+    def items(self) -> list[Item]:
+        return [item for queue in self.waiting.values() for item in queue]
 
-    def _tenant(self) -> str:
-        return min(self.waiting, key=lambda name: self.served[name])
+    def _next_tenant(self) -> str:
+        return min(self.waiting, key=lambda name: self.usage[name])

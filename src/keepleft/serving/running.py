@@ -9,127 +9,127 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from keepleft.serving.asks import Ask, ClosedError, End, Engine, Event, FullError, Heard, Ticket
+from keepleft.serving.asks import GenerationRequest, ShuttingDownError, FinishEvent, Engine, Event, OverloadedError, Events, RequestHandle
 
 Result = TypeVar("Result")
 
 
-def handed_out(heard: Heard) -> None:
+def deliver(events: Events) -> None:
     """Every event to whoever waits for it."""
-    for ticket, event in heard:
-        ticket.hear(event)
+    for handle, event in events:
+        handle.on_event(event)
 
 
-class Running:
+class EngineThread:
     """`most` requests may be on their way and `errands` wait; `deliver` gets what each step has to tell, all at once."""
 
-    def __init__(self, engine: Engine, *, most: int = 1024, errands: int = 64,
-                 deliver: Callable[[Heard], None] = handed_out) -> None:
-        self.engine, self.most, self.most_errands, self.deliver = engine, most, errands, deliver
-        self.change = threading.Condition()
-        self.fresh: deque[Ticket] = deque()
-        self.errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.open: set[Ticket] = set()
+    def __init__(self, engine: Engine, *, max_requests: int = 1024, max_tasks: int = 64,
+                 on_events: Callable[[Events], None] = deliver) -> None:
+        self.engine, self.max_requests, self.max_tasks, self.on_events = engine, max_requests, max_tasks, on_events
+        self.condition = threading.Condition()
+        self.incoming: deque[RequestHandle] = deque()
+        self.tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.in_flight: set[RequestHandle] = set()
         self.closed = self.stopped = False
-        self.failed = 0
+        self.failures = 0
         self.thread = threading.Thread(target=self._run, name="keepleft engine", daemon=True)
         self.thread.start()
 
-    def submit(self, ask: Ask, hear: Callable[[Event], None] = lambda event: None) -> Ticket:
+    def submit(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> RequestHandle:
         """A request on its way, or an error: ValueError (never), FullError (not now), ClosedError (no more)."""
-        self.engine.look(ask)
-        ticket = Ticket(ask, hear)
-        with self.change:
+        self.engine.validate(request)
+        handle = RequestHandle(request, on_event)
+        with self.condition:
             if self.closed:
-                raise ClosedError("the server is shutting down: ask another one")
-            if len(self.open) >= self.most:
-                raise FullError(f"{self.most} requests are on their way already: try again in a moment")
-            self.open.add(ticket)
-            self.fresh.append(ticket)
-            self.change.notify()
-        return ticket
+                raise ShuttingDownError("the server is shutting down: ask another one")
+            if len(self.in_flight) >= self.max_requests:
+                raise OverloadedError(f"{self.max_requests} requests are on their way already: try again in a moment")
+            self.in_flight.add(handle)
+            self.incoming.append(handle)
+            self.condition.notify()
+        return handle
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Nobody waits for it any more: what it holds is free with the next step."""
-        with self.change:
-            ticket.dropped = True
-            self.change.notify()
+        with self.condition:
+            handle.cancelled = True
+            self.condition.notify()
 
-    def errand(self, work: Callable[[], Result]) -> Future[Result]:
+    def run_between_steps(self, function: Callable[[], Result]) -> Future[Result]:
         """Something else to do with the model, between two steps."""
         future: Future[Result] = Future()
-        with self.change:
+        with self.condition:
             if self.closed:
-                raise ClosedError("the server is shutting down: ask another one")
-            if len(self.errands) >= self.most_errands:
-                raise FullError(f"{self.most_errands} questions wait already: try again in a moment")
-            self.errands.append((work, future))
-            self.change.notify()
+                raise ShuttingDownError("the server is shutting down: ask another one")
+            if len(self.tasks) >= self.max_tasks:
+                raise OverloadedError(f"{self.max_tasks} questions wait already: try again in a moment")
+            self.tasks.append((function, future))
+            self.condition.notify()
         return future
 
     def drain(self, seconds: float) -> bool:
         """No more requests; those on their way may end, for so long. The rest is cancelled. Were all able to end?"""
-        with self.change:
+        with self.condition:
             self.closed = True
-            self.change.notify()
+            self.condition.notify()
         deadline = time.monotonic() + seconds
-        with self.change:
-            fine = self.change.wait_for(lambda: not self.open and not self.errands, max(0.0, deadline - time.monotonic()))
-            for ticket in self.open:
-                ticket.dropped = True
-            self.change.notify()
-            self.change.wait_for(lambda: not self.open, 10.0)
+        with self.condition:
+            all_finished = self.condition.wait_for(lambda: not self.in_flight and not self.tasks, max(0.0, deadline - time.monotonic()))
+            for handle in self.in_flight:
+                handle.cancelled = True
+            self.condition.notify()
+            self.condition.wait_for(lambda: not self.in_flight, 10.0)
             self.stopped = True
-            self.change.notify()
+            self.condition.notify()
         self.thread.join(10.0)
-        return fine
+        return all_finished
 
-    def counts(self) -> dict[str, float]:
-        with self.change:
-            return {**self.engine.counts(), "open": len(self.open), "errands": len(self.errands), "failed": self.failed}
+    def stats(self) -> dict[str, float]:
+        with self.condition:
+            return {**self.engine.stats(), "open": len(self.in_flight), "errands": len(self.tasks), "failed": self.failures}
 
     def _run(self) -> None:
         while True:
-            with self.change:
-                self.change.wait_for(lambda: self.fresh or self.errands or self.engine.busy or self.stopped)
+            with self.condition:
+                self.condition.wait_for(lambda: self.incoming or self.tasks or self.engine.busy or self.stopped)
                 if self.stopped:
                     break
-                fresh, self.fresh = self.fresh, deque()
-                errand = self.errands.popleft() if self.errands else None
-            for ticket in fresh:
-                self.engine.take(ticket)
-            if errand is not None:
-                _done(*errand)
+                incoming, self.incoming = self.incoming, deque()
+                task = self.tasks.popleft() if self.tasks else None
+            for handle in incoming:
+                self.engine.submit(handle)
+            if task is not None:
+                _run_task(*task)
             if self.engine.busy:
-                self._told(self._step())
-            with self.change:
-                self.change.notify_all()
-        for _, future in self.errands:
+                self._publish(self._step())
+            with self.condition:
+                self.condition.notify_all()
+        for _, future in self.tasks:
             future.cancel()
 
-    def _step(self) -> Heard:
+    def _step(self) -> Events:
         try:
             return self.engine.step()
         except Exception as error:  # an engine that fails as a whole takes its requests along, but not the server
-            self.failed += 1
-            lost = list(self.open)
+            self.failures += 1
+            handles = list(self.in_flight)
             self.engine.clear()
-            return [(ticket, End(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))
-                    for ticket in lost]
+            return [(handle, FinishEvent(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))
+                    for handle in handles]
 
-    def _told(self, heard: Heard) -> None:
-        over = [ticket for ticket, event in heard if isinstance(event, End) and event.last]
-        if heard:
-            self.deliver(heard)
-        if over:
-            with self.change:
-                self.open.difference_update(over)
+    def _publish(self, events: Events) -> None:
+        finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]
+        if events:
+            self.on_events(events)
+        if finished:
+            with self.condition:
+                self.in_flight.difference_update(finished)
 
 
-def _done(work: Callable[[], Any], future: Future[Any]) -> None:
+def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(work())
+        future.set_result(function())
     except BaseException as error:  # whoever waits for it gets it
         future.set_exception(error)

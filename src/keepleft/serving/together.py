@@ -14,314 +14,314 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.models.paged import Paged
-from keepleft.serving.asks import Ask, End, Event, Heard, Ticket
-from keepleft.serving.beginnings import Beginnings
-from keepleft.serving.choice import Said, chosen_plainly, thought
-from keepleft.serving.group import Group, plan
-from keepleft.serving.job import Job, lengths, most_slots
-from keepleft.serving.line import Line
+from keepleft.models.paged import PagedRunner
+from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, Events, RequestHandle
+from keepleft.serving.beginnings import PrefixCache
+from keepleft.serving.choice import SampledToken, sample_batch, logprobs_of
+from keepleft.serving.group import StrategyBatch, batch_key
+from keepleft.serving.job import Sequences, request_lengths, max_slots
+from keepleft.serving.line import FairQueue
 
-MOST = 4096  # tokens of a text, where nothing else says how many
+DEFAULT_MAX_MODEL_LEN = 4096  # tokens of a text, where nothing else says how many
 
 
-class Together:
+class ContinuousBatchingEngine:
     """`rows` texts at once, `chunk` tokens read between two steps."""
 
-    def __init__(self, model: Any, tokenizer: Any = None, *, rows: int = 64, pages: int = 256, size: int = 128,
-                 source_pages: int | None = None, chunk: int = 512, longest: int | None = None, share: bool = True) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, *, max_num_seqs: int = 64, pages: int = 256, page_size: int = 128,
+                 source_pages: int | None = None, prefill_chunk_size: int = 512, max_model_len: int | None = None, enable_prefix_caching: bool = True) -> None:
         if model.design.decoder is None:
             raise ValueError("the model is an encoder and writes no text: there is nothing to serve token by token")
-        self.model, self.tokenizer, self.rows, self.chunk = model.eval(), tokenizer, rows, chunk
-        self.pair = model.design.encoder is not None
-        reach = min(longest or MOST, model.design.longest or MOST)
-        self.longest = reach if model.token.weight.is_cuda else longest  # tables on a GPU have an end
-        sources = (pages if source_pages is None else source_pages) if self.pair else 0
-        self.paged = Paged(model, pages=pages, size=size, source_pages=sources, rows=rows, longest=reach)
-        self.beginnings = Beginnings(self.paged.pool) if share and not self.pair else None
-        self.line: Line[Job | Ticket] = Line()
-        self.jobs: dict[Job, None] = {}              # let in, in the order in which they came
-        self.groups: dict[Any, Group] = {}
-        self.number = self.read = self.written = self.put_back = 0
+        self.model, self.tokenizer, self.max_num_seqs, self.prefill_chunk_size = model.eval(), tokenizer, max_num_seqs, prefill_chunk_size
+        self.is_encoder_decoder = model.design.encoder is not None
+        max_tokens = min(max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.longest or DEFAULT_MAX_MODEL_LEN)
+        self.max_model_len = max_tokens if model.token.weight.is_cuda else max_model_len  # tables on a GPU have an end
+        num_source_pages = (pages if source_pages is None else source_pages) if self.is_encoder_decoder else 0
+        self.runner = PagedRunner(model, num_pages=pages, page_size=page_size, num_source_pages=num_source_pages, max_rows=max_num_seqs, max_length=max_tokens)
+        self.prefix_cache = PrefixCache(self.runner.pool) if enable_prefix_caching and not self.is_encoder_decoder else None
+        self.waiting: FairQueue[Sequences | RequestHandle] = FairQueue()
+        self.running: dict[Sequences, None] = {}              # let in, in the order in which they came
+        self.strategy_batches: dict[Any, StrategyBatch] = {}
+        self.num_admitted = self.prompt_tokens_total = self.generation_tokens_total = self.preemptions = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self.jobs or len(self.line))
+        return bool(self.running or len(self.waiting))
 
-    def look(self, ask: Ask) -> None:
-        options = ask.options
+    def validate(self, request: GenerationRequest) -> None:
+        options = request.options
         options.check()
         if options.penalty_alpha or options.prompt_lookup_num_tokens is not None:
             raise ValueError("penalty_alpha and prompt_lookup_num_tokens are for one text at a time: leave them out here")
-        begun, limit, source = lengths(self.model, options, len(ask.tokens), len(ask.prefix))
-        width = options.beams if options.beams > 1 else options.copies
-        if not ask.tokens:
+        prompt_length, max_new_tokens, source_length = request_lengths(self.model, options, len(request.tokens), len(request.prefix))
+        num_rows = options.beam_count if options.beam_count > 1 else options.num_sequences
+        if not request.tokens:
             raise ValueError("the prompt is empty: give it at least one token")
-        if limit < 1:
-            raise ValueError(f"the prompt has {begun} tokens, which leaves no room to write: shorten it, or raise "
+        if max_new_tokens < 1:
+            raise ValueError(f"the prompt has {prompt_length} tokens, which leaves no room to write: shorten it, or raise "
                              "max_new_tokens")
-        if self.longest is not None and max(begun + limit, source) > self.longest:
-            raise ValueError(f"the text could reach {max(begun + limit, source)} tokens, and {self.longest} is the limit here: "
+        if self.max_model_len is not None and max(prompt_length + max_new_tokens, source_length) > self.max_model_len:
+            raise ValueError(f"the text could reach {max(prompt_length + max_new_tokens, source_length)} tokens, and {self.max_model_len} is the limit here: "
                              "shorten it, or ask for fewer max_new_tokens")
-        if width > self.rows:
-            raise ValueError(f"{width} texts were asked for, and {self.rows} is the most at once: ask for fewer")
-        pool, sources = self.paged.pool, self.paged.sources
-        slots = most_slots(begun, width, limit)
-        if pool.needed(slots) > pool.pages or (sources is not None and sources.needed(source) > sources.pages):
-            raise ValueError(f"the request could need room for {slots + source} tokens, and there is memory for "
-                             f"{pool.pages * pool.size}: shorten it, or ask for fewer max_new_tokens")
+        if num_rows > self.max_num_seqs:
+            raise ValueError(f"{num_rows} texts were asked for, and {self.max_num_seqs} is the most at once: ask for fewer")
+        pool, source_pool = self.runner.pool, self.runner.source_pool
+        slots = max_slots(prompt_length, num_rows, max_new_tokens)
+        if pool.pages_for(slots) > pool.num_pages or (source_pool is not None and source_pool.pages_for(source_length) > source_pool.num_pages):
+            raise ValueError(f"the request could need room for {slots + source_length} tokens, and there is memory for "
+                             f"{pool.num_pages * pool.page_size}: shorten it, or ask for fewer max_new_tokens")
 
-    def take(self, ticket: Ticket) -> None:
-        self.line.join(ticket.ask.tenant, ticket)
+    def submit(self, handle: RequestHandle) -> None:
+        self.waiting.push(handle.request.tenant, handle)
 
     def clear(self) -> None:
-        for job in self.jobs:
-            self.paged.free(job.leaf)
-        self.jobs, self.groups, self.line = {}, {}, Line()
+        for sequences in self.running:
+            self.runner.free(sequences.page_table)
+        self.running, self.strategy_batches, self.waiting = {}, {}, FairQueue()
 
-    def counts(self) -> dict[str, float]:
-        pool, sources, kept = self.paged.pool, self.paged.sources, self.beginnings
-        return {"running": len(self.jobs), "rows": sum(job.width for job in self.jobs), "waiting": len(self.line),
-                "read": self.read, "written": self.written, "put_back": self.put_back,
-                "pages": pool.pages + (sources.pages if sources else 0),
-                "pages_used": pool.pages - pool.free + (sources.pages - sources.free if sources else 0),
-                "pages_kept": kept.idle if kept else 0, "shared": kept.hits if kept else 0}
+    def stats(self) -> dict[str, float]:
+        pool, source_pool, prefix_cache = self.runner.pool, self.runner.source_pool, self.prefix_cache
+        return {"running": len(self.running), "rows": sum(sequences.num_rows for sequences in self.running), "waiting": len(self.waiting),
+                "read": self.prompt_tokens_total, "written": self.generation_tokens_total, "put_back": self.preemptions,
+                "pages": pool.num_pages + (source_pool.num_pages if source_pool else 0),
+                "pages_used": pool.num_pages - pool.num_free + (source_pool.num_pages - source_pool.num_free if source_pool else 0),
+                "pages_kept": prefix_cache.unused_pages if prefix_cache else 0, "shared": prefix_cache.hits if prefix_cache else 0}
 
-    def step(self) -> Heard:
-        heard = self._left()
-        heard += self._let_in()
-        self._heard_sources(heard)
-        self._read(heard)
-        ready = [job for job in self.jobs if self._ready(job)]
-        ready = sorted(self._with_room(ready), key=lambda job: job.width)
-        for some in _apart(ready):
-            stepped = self._stepped(some, heard)
-            if stepped is not None:
-                heard += self._chosen(*stepped)
-        return heard
+    def step(self) -> Events:
+        events = self._drop_cancelled()
+        events += self._admit()
+        self._encode_sources(events)
+        self._prefill(events)
+        ready = [sequences for sequences in self.running if self._is_ready(sequences)]
+        ready = sorted(self._preempt_until_fits(ready), key=lambda sequences: sequences.num_rows)
+        for batch in _split_deterministic(ready):
+            output = self._decode(batch, events)
+            if output is not None:
+                events += self._sample(*output)
+        return events
 
     # -- who comes and goes
 
-    def _left(self) -> Heard:
+    def _drop_cancelled(self) -> Events:
         """Those whom nobody waits for any more."""
-        gone: list[Any] = [thing for thing in self.line.all() if _ticket(thing).dropped]
-        self.line.drop(set(gone))
-        dropped = [job for job in self.jobs if job.ticket.dropped]
-        for job in dropped:
-            self._out(job)
-        return [(_ticket(thing), End(0, "cancelled", last=True)) for thing in (*gone, *dropped)]
+        cancelled_waiting: list[Any] = [item for item in self.waiting.items() if _handle_of(item).cancelled]
+        self.waiting.remove(set(cancelled_waiting))
+        cancelled_running = [sequences for sequences in self.running if sequences.handle.cancelled]
+        for sequences in cancelled_running:
+            self._release(sequences)
+        return [(_handle_of(item), FinishEvent(0, "cancelled", last=True)) for item in (*cancelled_waiting, *cancelled_running)]
 
-    def _let_in(self) -> Heard:
-        heard: Heard = []
-        taken = sum(job.width for job in self.jobs)
-        while (first := self.line.first()) is not None:
-            if isinstance(first, Ticket):
+    def _admit(self) -> Events:
+        events: Events = []
+        rows_in_use = sum(sequences.num_rows for sequences in self.running)
+        while (item := self.waiting.peek()) is not None:
+            if isinstance(item, RequestHandle):
                 try:
-                    job = Job(first, self.model, self.tokenizer)
+                    sequences = Sequences(item, self.model, self.tokenizer)
                 except Exception as error:  # a rule that cannot be used, and the like
-                    self.line.leave()
-                    heard.append((first, _failed(error)))
+                    self.waiting.pop()
+                    events.append((item, _failure_event(error)))
                     continue
             else:
-                job = first
-            if taken + job.width > self.rows or not self._housed(job):
-                if isinstance(first, Ticket):
-                    self._replaced(job)
+                sequences = item
+            if rows_in_use + sequences.num_rows > self.max_num_seqs or not self._allocate(sequences):
+                if isinstance(item, RequestHandle):
+                    self._requeue(sequences)
                 break
-            self.line.leave()
-            self.number += 1
-            job.order = self.number
-            job.ticket.began = job.ticket.began or time.monotonic()
-            taken += job.width
-            self.jobs[job] = None
-            self.line.charge(job.ask.tenant, len(job.unread) + len(job.ask.tokens) * self.pair)
-        return heard
+            self.waiting.pop()
+            self.num_admitted += 1
+            sequences.admission_order = self.num_admitted
+            sequences.handle.started_at = sequences.handle.started_at or time.monotonic()
+            rows_in_use += sequences.num_rows
+            self.running[sequences] = None
+            self.waiting.charge(sequences.request.tenant, len(sequences.pending_prompt) + len(sequences.request.tokens) * self.is_encoder_decoder)
+        return events
 
-    def _replaced(self, job: Job) -> None:
+    def _requeue(self, sequences: Sequences) -> None:
         """It waits as what it has become: nothing is worked out twice."""
-        self.line.leave()
-        self.line.join(job.ask.tenant, job, front=True)
+        self.waiting.pop()
+        self.waiting.push(sequences.request.tenant, sequences, front=True)
 
-    def _housed(self, job: Job) -> bool:
+    def _allocate(self, sequences: Sequences) -> bool:
         """Pages to begin with; for several texts all that they may ever need, since they cannot be put back."""
-        paged, leaf = self.paged, job.leaf
-        shared = [] if self.beginnings is None else self.beginnings.find(job.ask.tenant, job.begun[:-1])
-        paged.found(leaf, shared)
-        wanted = job.slots if job.width > 1 else len(job.begun)
-        if self._room(leaf, wanted) and (paged.sources is None or paged.room_for_source(leaf, len(job.ask.tokens))):
+        runner, page_table = self.runner, sequences.page_table
+        prefix_pages = [] if self.prefix_cache is None else self.prefix_cache.match(sequences.request.tenant, sequences.prompt_tokens[:-1])
+        runner.attach_prefix(page_table, prefix_pages)
+        num_slots = sequences.max_slots if sequences.num_rows > 1 else len(sequences.prompt_tokens)
+        if self._reserve(page_table, num_slots) and (runner.source_pool is None or runner.reserve_source(page_table, len(sequences.request.tokens))):
             return True
-        paged.free(leaf)
+        runner.free(page_table)
         return False
 
-    def _room(self, leaf: Any, slots: int) -> bool:
-        if self.paged.room(leaf, slots):
+    def _reserve(self, page_table: Any, num_slots: int) -> bool:
+        if self.runner.reserve(page_table, num_slots):
             return True
-        if self.beginnings is None:
+        if self.prefix_cache is None:
             return False
-        self.beginnings.spare(self.paged.pool.needed(slots) - len(leaf.pages))
-        return self.paged.room(leaf, slots)
+        self.prefix_cache.evict(self.runner.pool.pages_for(num_slots) - len(page_table.pages))
+        return self.runner.reserve(page_table, num_slots)
 
-    def _with_room(self, ready: list[Job]) -> list[Job]:
+    def _preempt_until_fits(self, ready: list[Sequences]) -> list[Sequences]:
         """Those that find a slot for their next token; others are put back, the last first."""
-        out, size = set(ready), self.paged.pool.size
-        for job in ready:
-            if job.leaf.used + job.width <= len(job.leaf.pages) * size:
+        fitting, page_size = set(ready), self.runner.pool.page_size
+        for sequences in ready:
+            if sequences.page_table.num_slots + sequences.num_rows <= len(sequences.page_table.pages) * page_size:
                 continue
-            while job in out and not self._room(job.leaf, job.leaf.used + job.width):
-                victim = max((other for other in self.jobs if other.width == 1), key=lambda other: other.order)
-                out.discard(victim)
-                self._out(victim)
-                victim.put_back()
-                self.line.join(victim.ask.tenant, victim, front=True)
-                self.put_back += 1
-        return [job for job in ready if job in out]
+            while sequences in fitting and not self._reserve(sequences.page_table, sequences.page_table.num_slots + sequences.num_rows):
+                victim = max((other for other in self.running if other.num_rows == 1), key=lambda other: other.admission_order)
+                fitting.discard(victim)
+                self._release(victim)
+                victim.preempt()
+                self.waiting.push(victim.request.tenant, victim, front=True)
+                self.preemptions += 1
+        return [sequences for sequences in ready if sequences in fitting]
 
-    def _out(self, job: Job) -> None:
+    def _release(self, sequences: Sequences) -> None:
         """All that it holds is free."""
-        del self.jobs[job]
-        self.paged.free(job.leaf)
-        for key, group in list(self.groups.items()):
-            if job in group.jobs:
-                group.leave({job})
-                if not group.jobs:
-                    del self.groups[key]
+        del self.running[sequences]
+        self.runner.free(sequences.page_table)
+        for key, strategy_batch in list(self.strategy_batches.items()):
+            if sequences in strategy_batch.members:
+                strategy_batch.remove({sequences})
+                if not strategy_batch.members:
+                    del self.strategy_batches[key]
 
     # -- what is read
 
-    def _ready(self, job: Job) -> bool:
-        return not job.unread and (not self.pair or job.leaf.heard > 0)
+    def _is_ready(self, sequences: Sequences) -> bool:
+        return not sequences.pending_prompt and (not self.is_encoder_decoder or sequences.page_table.num_source_tokens > 0)
 
-    def _heard_sources(self, heard: Heard) -> None:
-        if not self.pair:
+    def _encode_sources(self, events: Events) -> None:
+        if not self.is_encoder_decoder:
             return
-        new = sorted((job for job in self.jobs if not job.leaf.heard), key=lambda job: len(job.ask.tokens))
-        for some in _apart(self._within(new, lambda job: len(job.ask.tokens))):
-            self._tried(some, heard, lambda jobs: self.paged.hear([job.leaf for job in jobs], [job.ask.tokens for job in jobs]))
-            self.read += sum(len(job.ask.tokens) for job in some)
+        pending = sorted((sequences for sequences in self.running if not sequences.page_table.num_source_tokens), key=lambda sequences: len(sequences.request.tokens))
+        for batch in _split_deterministic(self._fit_chunk(pending, lambda sequences: len(sequences.request.tokens))):
+            self._isolate_failure(batch, events, lambda part: self.runner.encode_sources([sequences.page_table for sequences in part], [sequences.request.tokens for sequences in part]))
+            self.prompt_tokens_total += sum(len(sequences.request.tokens) for sequences in batch)
 
-    def _read(self, heard: Heard) -> None:
-        new = [job for job in self.jobs if job.unread and (not self.pair or job.leaf.heard)]
-        for some in _apart(self._within(new, lambda job: len(job.unread))):
-            self._tried(some, heard, self._pieces)
-        for job in new:
-            if self.beginnings is not None and not job.unread and job in self.jobs:
-                self.beginnings.keep(job.ask.tenant, job.begun[:-1], job.leaf.pages)
+    def _prefill(self, events: Events) -> None:
+        pending = [sequences for sequences in self.running if sequences.pending_prompt and (not self.is_encoder_decoder or sequences.page_table.num_source_tokens)]
+        for batch in _split_deterministic(self._fit_chunk(pending, lambda sequences: len(sequences.pending_prompt))):
+            self._isolate_failure(batch, events, self._prefill_chunk)
+        for sequences in pending:
+            if self.prefix_cache is not None and not sequences.pending_prompt and sequences in self.running:
+                self.prefix_cache.insert(sequences.request.tenant, sequences.prompt_tokens[:-1], sequences.page_table.pages)
 
-    def _pieces(self, jobs: list[Job]) -> None:
-        pieces = [job.unread[:self.chunk] for job in jobs]
-        self.paged.read([job.leaf for job in jobs], pieces)
-        self.read += sum(map(len, pieces))
+    def _prefill_chunk(self, batch: list[Sequences]) -> None:
+        chunks = [sequences.pending_prompt[:self.prefill_chunk_size] for sequences in batch]
+        self.runner.prefill([sequences.page_table for sequences in batch], chunks)
+        self.prompt_tokens_total += sum(map(len, chunks))
 
-    def _within(self, jobs: list[Job], length: Callable[[Job], int]) -> list[Job]:
+    def _fit_chunk(self, candidates: list[Sequences], length: Callable[[Sequences], int]) -> list[Sequences]:
         """As many as can be read side by side in one go; at least one."""
-        out: list[Job] = []
-        widest = 0
-        for job in jobs:
-            widest = max(widest, length(job))
-            if out and widest * (len(out) + 1) > self.chunk:
+        batch: list[Sequences] = []
+        max_length = 0
+        for sequences in candidates:
+            max_length = max(max_length, length(sequences))
+            if batch and max_length * (len(batch) + 1) > self.prefill_chunk_size:
                 break
-            out.append(job)
-        return out
+            batch.append(sequences)
+        return batch
 
     # -- what is written
 
-    def _stepped(self, jobs: list[Job], heard: Heard) -> tuple[list[Job], Tensor] | None:
+    def _decode(self, batch: list[Sequences], events: Events) -> tuple[list[Sequences], Tensor] | None:
         """Scores of what comes next. Where a step fails, the request that fails it is looked for, and the others go on."""
-        done: list[Job] = []
-        found: list[Tensor] = []
+        succeeded: list[Sequences] = []
+        logits: list[Tensor] = []
 
-        def run(some: list[Job]) -> None:
-            found.append(self.paged.step([job.leaf for job in some], [token for job in some for token in job.next]))
-            done.extend(some)
-        self._tried(jobs, heard, run)
-        return (done, found[0] if len(found) == 1 else torch.cat(found)) if found else None
+        def run(part: list[Sequences]) -> None:
+            logits.append(self.runner.decode([sequences.page_table for sequences in part], [token for sequences in part for token in sequences.next_tokens]))
+            succeeded.extend(part)
+        self._isolate_failure(batch, events, run)
+        return (succeeded, logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else None
 
-    def _tried(self, jobs: list[Job], heard: Heard, work: Callable[[list[Job]], None]) -> None:
-        if not jobs:
+    def _isolate_failure(self, batch: list[Sequences], events: Events, run: Callable[[list[Sequences]], None]) -> None:
+        if not batch:
             return
         try:
-            work(jobs)
+            run(batch)
         except Exception as error:
-            if len(jobs) == 1:
-                self._out(jobs[0])
-                heard.append((jobs[0].ticket, _failed(error)))
+            if len(batch) == 1:
+                self._release(batch[0])
+                events.append((batch[0].handle, _failure_event(error)))
                 return
-            half = len(jobs) // 2
-            self._tried(jobs[:half], heard, work)
-            self._tried(jobs[half:], heard, work)
+            half = len(batch) // 2
+            self._isolate_failure(batch[:half], events, run)
+            self._isolate_failure(batch[half:], events, run)
 
-    def _chosen(self, jobs: list[Job], scores: Tensor) -> Heard:
-        heard: Heard = []
-        rows: dict[Job, int] = {}
-        first = 0
-        for job in jobs:
-            rows[job] = first
-            first += job.width
-        self.written += first
-        said = chosen_plainly([(job, row) for job, row in rows.items() if job.plain], scores)
-        said += self._by_groups([job for job in jobs if not job.plain], rows, scores, heard)
-        for one in said:
-            job = one.job
-            if not job.over[one.text]:
-                ticket = job.ticket
-                heard += [(ticket, event) for event in job.told(one.text, one.token, one.gain, thought(one, scores))]
-        for job in jobs:
-            if all(job.over) and job in self.jobs:
-                self._out(job)
-        self.line.charge_all([(job.ask.tenant, job.width) for job in jobs])
-        return heard
+    def _sample(self, batch: list[Sequences], logits: Tensor) -> Events:
+        events: Events = []
+        first_rows: dict[Sequences, int] = {}
+        next_row = 0
+        for sequences in batch:
+            first_rows[sequences] = next_row
+            next_row += sequences.num_rows
+        self.generation_tokens_total += next_row
+        sampled_tokens = sample_batch([(sequences, row) for sequences, row in first_rows.items() if sequences.logits_only], logits)
+        sampled_tokens += self._sample_by_strategy([sequences for sequences in batch if not sequences.logits_only], first_rows, logits, events)
+        for sampled in sampled_tokens:
+            sequences = sampled.sequences
+            if not sequences.finished[sampled.sequence_index]:
+                handle = sequences.handle
+                events += [(handle, event) for event in sequences.append(sampled.sequence_index, sampled.token, sampled.logprob, logprobs_of(sampled, logits))]
+        for sequences in batch:
+            if all(sequences.finished) and sequences in self.running:
+                self._release(sequences)
+        self.waiting.charge_all([(sequences.request.tenant, sequences.num_rows) for sequences in batch])
+        return events
 
-    def _by_groups(self, jobs: list[Job], rows: dict[Job, int], scores: Tensor, heard: Heard) -> list[Said]:
+    def _sample_by_strategy(self, batch: list[Sequences], first_rows: dict[Sequences, int], logits: Tensor, events: Events) -> list[SampledToken]:
         """The others, each group by its strategy."""
-        said: list[Said] = []
+        sampled_tokens: list[SampledToken] = []
 
-        def failed(job: Job, error: Exception) -> None:
-            heard.append((job.ticket, _failed(error)))
-            job.over = [True] * job.width
+        def report_failure(sequences: Sequences, error: Exception) -> None:
+            events.append((sequences.handle, _failure_event(error)))
+            sequences.finished = [True] * sequences.num_rows
 
-        for group in self._grouped(jobs):
-            at = [row for job in group.jobs for row in range(rows[job], rows[job] + job.width)]
-            found = group.choose(scores[torch.tensor(at, device=scores.device)], failed)
-            if moved := [(job.leaf, parents) for job, _, parents in found if parents is not None]:
-                self.paged.moved([leaf for leaf, _ in moved], torch.stack([parents for _, parents in moved]))
-            for job, texts, _ in found:
-                last = texts.tokens[:, -1].tolist()
-                if job.beams:
-                    job.next = last
-                    if bool(texts.done.all()):
-                        heard += [(job.ticket, event) for event in job.results(texts)]
+        for strategy_batch in self._assign_strategy_batches(batch):
+            row_indices = [row for sequences in strategy_batch.members for row in range(first_rows[sequences], first_rows[sequences] + sequences.num_rows)]
+            results = strategy_batch.choose(logits[torch.tensor(row_indices, device=logits.device)], report_failure)
+            if reordered := [(sequences.page_table, parents) for sequences, _, parents in results if parents is not None]:
+                self.runner.reorder_beams([page_table for page_table, _ in reordered], torch.stack([parents for _, parents in reordered]))
+            for sequences, hypotheses, _ in results:
+                last_tokens = hypotheses.tokens[:, -1].tolist()
+                if sequences.is_beam_search:
+                    sequences.next_tokens = last_tokens
+                    if bool(hypotheses.done.all()):
+                        events += [(sequences.handle, event) for event in sequences.finish_beams(hypotheses)]
                 else:
-                    said += [Said(job, text, rows[job] + text, token, total - job.score[text])
-                             for text, (token, total) in enumerate(zip(last, texts.score.tolist(), strict=True))]
-        return said
+                    sampled_tokens += [SampledToken(sequences, index, first_rows[sequences] + index, token, total - sequences.cumulative_logprobs[index])
+                             for index, (token, total) in enumerate(zip(last_tokens, hypotheses.score.tolist(), strict=True))]
+        return sampled_tokens
 
-    def _grouped(self, jobs: Sequence[Job]) -> list[Group]:
+    def _assign_strategy_batches(self, batch: Sequence[Sequences]) -> list[StrategyBatch]:
         """The groups of these requests; those that have none yet join one."""
-        out: dict[int, Group] = {}
-        for job in jobs:
-            key = plan(job.strategy)
-            name = job if key is None or job.ask.options.deterministic else key
-            group = self.groups.get(name)
-            if group is None:
-                group = self.groups[name] = Group(job.strategy, lasting=key is not None)
-            if job not in group.jobs:
-                group.join(job)
-            out[id(group)] = group
-        return list(out.values())
+        batches: dict[int, StrategyBatch] = {}
+        for sequences in batch:
+            key = batch_key(sequences.strategy)
+            batch_id = sequences if key is None or sequences.request.options.deterministic else key
+            strategy_batch = self.strategy_batches.get(batch_id)
+            if strategy_batch is None:
+                strategy_batch = self.strategy_batches[batch_id] = StrategyBatch(sequences.strategy, fixed_width=key is not None)
+            if sequences not in strategy_batch.members:
+                strategy_batch.add(sequences)
+            batches[id(strategy_batch)] = strategy_batch
+        return list(batches.values())
 
 
-def _apart(jobs: list[Job]) -> list[list[Job]]:
+def _split_deterministic(batch: list[Sequences]) -> list[list[Sequences]]:
     """Those that want to be alone are, so that their scores are the same bit for bit in any company."""
-    together = [job for job in jobs if not job.ask.options.deterministic]
-    return [some for some in (together, *([job] for job in jobs if job.ask.options.deterministic)) if some]
+    batchable = [sequences for sequences in batch if not sequences.request.options.deterministic]
+    return [part for part in (batchable, *([sequences] for sequences in batch if sequences.request.options.deterministic)) if part]
 
 
-def _ticket(thing: Job | Ticket) -> Ticket:
-    return thing if isinstance(thing, Ticket) else thing.ticket
+def _handle_of(item: Sequences | RequestHandle) -> RequestHandle:
+    return item if isinstance(item, RequestHandle) else item.handle
 
 
-def _failed(error: Exception) -> Event:
+def _failure_event(error: Exception) -> Event:
     """What is told of it: our own words where it is the request's fault, otherwise only that something went wrong."""
     if isinstance(error, ValueError):
-        return End(0, "refused", message=str(error), last=True)
-    return End(0, "failed", message=f"the request could not be served: {type(error).__name__}", last=True)
+        return FinishEvent(0, "refused", message=str(error), last=True)
+    return FinishEvent(0, "failed", message=f"the request could not be served: {type(error).__name__}", last=True)

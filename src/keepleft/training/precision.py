@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-class Half(nn.Module):
+class MixedPrecision(nn.Module):
     """The same module on half-precision copies of its weights, made anew in every pass; gradients come back in float32.
 
     Unlike autocast, what flows between the matrix products is half precision too: half the bytes to move. Softmax, norms
@@ -21,19 +21,19 @@ class Half(nn.Module):
         super().__init__()
         self.module, self.dtype = module, dtype
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        all_ = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
-        wide = {name: tensor for name, tensor in all_.items() if tensor.is_floating_point()}
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        float_tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if torch.compiler.is_compiling():  # a compiler joins the copies by itself
-            copies = {name: tensor.to(self.dtype) for name, tensor in wide.items()}
+            copies = {name: tensor.to(self.dtype) for name, tensor in float_tensors.items()}
         else:
-            learning = {name: tensor for name, tensor in wide.items() if tensor.requires_grad}
-            copies = {name: tensor.to(self.dtype) for name, tensor in wide.items() if not tensor.requires_grad}
-            copies |= zip(learning, _Copies.apply(self.dtype, *learning.values()), strict=True)
-        return functional_call(self.module, all_ | copies, given, named)
+            trainable = {name: tensor for name, tensor in float_tensors.items() if tensor.requires_grad}
+            copies = {name: tensor.to(self.dtype) for name, tensor in float_tensors.items() if not tensor.requires_grad}
+            copies |= zip(trainable, _CastTensors.apply(self.dtype, *trainable.values()), strict=True)
+        return functional_call(self.module, tensors | copies, args, kwargs)
 
 
-class _Copies(torch.autograd.Function):
+class _CastTensors(torch.autograd.Function):
     """Many tensors in another type, and their gradients back in their own, with a kernel for many at a time."""
 
     @staticmethod
@@ -46,10 +46,10 @@ class _Copies(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        there = [(n, gradient) for n, gradient in enumerate(gradients) if gradient is not None]
-        back = [torch.empty_like(gradient, dtype=ctx.kinds[n]) for n, gradient in there]
-        torch._foreach_copy_(back, [gradient for _, gradient in there])
+        indexed_gradients = [(n, gradient) for n, gradient in enumerate(gradients) if gradient is not None]
+        cast_gradients = [torch.empty_like(gradient, dtype=ctx.kinds[n]) for n, gradient in indexed_gradients]
+        torch._foreach_copy_(cast_gradients, [gradient for _, gradient in indexed_gradients])
         out: list[Tensor | None] = [None] * len(gradients)
-        for (n, _), gradient in zip(there, back, strict=True):
+        for (n, _), gradient in zip(indexed_gradients, cast_gradients, strict=True):
             out[n] = gradient
         return None, *out

@@ -10,41 +10,41 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
-from keepleft.models.asked import answered
-from keepleft.nn.loss import Sums
+from keepleft.models.asked import model_loss
+from keepleft.nn.loss import LossSums
 
 
-class Pupil(nn.Module):
-    def __init__(self, model: nn.Module, smoothing: float) -> None:
+class LossModule(nn.Module):
+    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
         super().__init__()
-        self.model, self.smoothing = model, smoothing
+        self.model, self.label_smoothing = model, label_smoothing
 
-    def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> Sums:
-        return answered(self.model, inputs, targets, self.smoothing)
+    def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> LossSums:
+        return model_loss(self.model, inputs, targets, self.label_smoothing)
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
+def stack_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of all stacks: what is computed again, or sharded, one by one."""
     stacks: list[Any] = [getattr(model, name, None) for name in ("encoder", "decoder")]
     return [layer for stack in stacks if stack is not None for layer in stack.layers]
 
 
-def recompute(model: nn.Module) -> None:
+def checkpoint_activations(model: nn.Module) -> None:
     """Let every layer forget its activations and compute them again going back."""
-    for layer in layers(model):
+    for layer in stack_layers(model):
         if not hasattr(layer, "forgetful"):
             layer.forgetful = True  # type: ignore[assignment]
-            layer.forward = partial(_again, layer, layer.forward)  # type: ignore[method-assign]
+            layer.forward = partial(_checkpointed_forward, layer, layer.forward)  # type: ignore[method-assign]
 
 
-def _again(layer: nn.Module, forward: Any, *given: Any) -> Any:
+def _checkpointed_forward(layer: nn.Module, forward: Any, *args: Any) -> Any:
     if not torch.is_grad_enabled():
-        return forward(*given)
+        return forward(*args)
     # the weights may be copies in another precision, which are gone when going back: hold them
-    held: dict[str, Tensor] = dict(layer.named_parameters())
+    weights: dict[str, Tensor] = dict(layer.named_parameters())
 
-    def once(*given: Any) -> Any:
-        with _reparametrize_module(layer, held):
-            return forward(*given)
+    def run_layer(*args: Any) -> Any:
+        with _reparametrize_module(layer, weights):
+            return forward(*args)
 
-    return checkpoint(once, *given, use_reentrant=False)
+    return checkpoint(run_layer, *args, use_reentrant=False)

@@ -9,7 +9,7 @@ from keepleft.nn import sense
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
-FREE = ("report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay")  # may change in a run
+CHANGEABLE = ("report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay")  # may change in a run
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -44,25 +44,25 @@ class Recipe:
     """
 
     steps: int = 1000
-    peak: float = 3e-4
+    lr: float = 3e-4
     warmup: int = 100
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "stable_decay"] = "cosine"
-    floor: float = 0.1
+    min_lr_ratio: float = 0.1
     decay: float = 0.2
     optimizer: Literal["adamw", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
-    clip: float = 1.0
-    smoothing: float = 0.0
-    average: float = 0.0
+    max_grad_norm: float = 1.0
+    label_smoothing: float = 0.0
+    ema_decay: float = 0.0
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    recompute: bool = False
+    activation_checkpointing: bool = False
     compile: bool | None = None
-    replay: bool | None = None
-    report: int = 10
-    evaluate: int | None = None
-    save: int | None = None
-    keep: int = 3
+    cuda_graph: bool | None = None
+    log_every: int = 10
+    eval_every: int | None = None
+    save_every: int | None = None
+    keep_checkpoints: int = 3
     metric: str = "loss"
     patience: int | None = None
     seed: int = 0
@@ -70,17 +70,17 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))  # YAML has lists only
         for name in ("steps", "report", "keep"):
-            sense.whole(name, getattr(self, name))
+            sense.check_int(name, getattr(self, name))
         for name in ("warmup", "seed"):
-            sense.whole(name, getattr(self, name), least=0)
+            sense.check_int(name, getattr(self, name), minimum=0)
         for name in ("evaluate", "save", "patience"):
             if getattr(self, name) is not None:
-                sense.whole(name, getattr(self, name))
-        sense.real("peak", self.peak, above=0)
-        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
-            sense.word(name, getattr(self, name), known)
+                sense.check_int(name, getattr(self, name))
+        sense.check_number("peak", self.lr, above=0)
+        for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            sense.check_choice(name, getattr(self, name), allowed)
         for name in ("floor", "decay", "smoothing", "average", "weight_decay", "clip"):
-            sense.real(name, getattr(self, name))
+            sense.check_number(name, getattr(self, name))
         for name in ("floor", "decay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
@@ -89,17 +89,17 @@ class Recipe:
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below 1")
 
-    def differs(self, other: Recipe) -> list[str]:
+    def differences(self, other: Recipe) -> list[str]:
         """What a run that goes on may not change: everything that decides where the weights go next."""
         return [f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}" for f in fields(self)
-                if f.name not in FREE and getattr(self, f.name) != getattr(other, f.name)]
+                if f.name not in CHANGEABLE and getattr(self, f.name) != getattr(other, f.name)]
 
 
 def higher_is_better(metric: str) -> bool:
     return metric not in ("loss", "plain", "perplexity", "smoothed")
 
 
-def read(data: dict[str, Any]) -> Recipe:
+def from_dict(data: dict[str, Any]) -> Recipe:
     """A recipe from plain data; an unknown field is an error that names it."""
     if unknown := sorted(data.keys() - {f.name for f in fields(Recipe)}):
         raise ValueError(f"a recipe has no {', '.join(unknown)}: it has {', '.join(f.name for f in fields(Recipe))}")

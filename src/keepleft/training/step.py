@@ -8,93 +8,93 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.attend import LARGE
-from keepleft.training.average import Average
-from keepleft.training.optimizer import optimizers, ready
-from keepleft.training.parallel import Team
-from keepleft.training.precision import Half
-from keepleft.training.pupil import Pupil, recompute
+from keepleft.attention.attend import MIN_QUERIES_WITHOUT_TABLE
+from keepleft.training.average import EMA
+from keepleft.training.optimizer import make_optimizers, init_state
+from keepleft.training.parallel import DistributedContext
+from keepleft.training.precision import MixedPrecision
+from keepleft.training.pupil import LossModule, checkpoint_activations
 from keepleft.training.recipe import Recipe
 
-EAGER = 3            # steps before the kernels of one are recorded
-GOOD_RATE = 3e14     # operations a second of a good GPU
-COMPILE: dict[str, Any] = {"triton.mix_order_reduction": False}  # one kernel for a norm's two gradients takes twice as long
-COMPILE_PAYS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
+EAGER_STEPS = 3            # steps before the kernels of one are recorded
+ASSUMED_FLOPS = 3e14     # operations a second of a good GPU
+COMPILE_OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}  # one kernel for a norm's two gradients takes twice as long
+MIN_COMPILE_SECONDS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
 
 
-class Step:
+class TrainStep:
     """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of the gradients."""
 
-    def __init__(self, pupil: Any, model: nn.Module, chosen: list[torch.optim.Optimizer], recipe: Recipe,
-                 average: Average | None, team: Team, half: bool = False) -> None:
-        self.pupil, self.chosen, self.recipe, self.average, self.team, self.half = pupil, chosen, recipe, average, team, half
+    def __init__(self, loss_module: Any, model: nn.Module, optimizers: list[torch.optim.Optimizer], recipe: Recipe,
+                 ema: EMA | None, distributed: DistributedContext, mixed_precision: bool = False) -> None:
+        self.loss_module, self.optimizers, self.recipe, self.ema, self.distributed, self.mixed_precision = loss_module, optimizers, recipe, ema, distributed, mixed_precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        precise = torch.float64 if team.device.type == "cpu" else torch.float32
-        self.sums = torch.zeros(3, device=team.device, dtype=precise)
-        self.share = torch.ones((), device=team.device, dtype=precise)  # of one target in the gradient
+        sum_dtype = torch.float64 if distributed.device.type == "cpu" else torch.float32
+        self.sums = torch.zeros(3, device=distributed.device, dtype=sum_dtype)
+        self.target_weight = torch.ones((), device=distributed.device, dtype=sum_dtype)  # of one target in the gradient
 
-    def __call__(self, batches: list[Any], total: float, rate: float, number: int,
-                 look: Callable[[Tensor], None] = lambda found: None) -> Tensor:
+    def __call__(self, batches: list[Any], total_targets: float, lr: float, step: int,
+                 check_stats: Callable[[Tensor], None] = lambda stats: None) -> Tensor:
         """`total` targets in all processes; `look` sees what was found before anything changes."""
-        self._set(rate)
+        self._set_lr(lr)
         self.sums.zero_()
-        self.share.fill_(self.team.world / total)
+        self.target_weight.fill_(self.distributed.world_size / total_targets)
         for n, batch in enumerate(batches):
-            torch.manual_seed(mixed(self.recipe.seed, number, self.team.rank + n * self.team.world))
-            moved = batch.to(self.team.device) if hasattr(batch, "to") else batch
-            with self.team.quiet(self.pupil, n == len(batches) - 1):
-                self.learn(moved.inputs, moved.targets, n == 0)
-        if self.average is not None:
-            self.average.pace(number)
-        return self.finish(look)
+            torch.manual_seed(fold_seed(self.recipe.seed, step, self.distributed.rank + n * self.distributed.world_size))
+            device_batch = batch.to(self.distributed.device) if hasattr(batch, "to") else batch
+            with self.distributed.no_sync(self.loss_module, n == len(batches) - 1):
+                self.accumulate(device_batch.inputs, device_batch.targets, n == 0)
+        if self.ema is not None:
+            self.ema.set_decay(step)
+        return self.apply(check_stats)
 
-    def learn(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
+    def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         """Add the gradients of one micro-batch; there are none yet at the first of a step."""
-        found = self.pupil(inputs, targets)
-        (found.loss * self.share).backward()
-        self.sums += torch.stack([part.detach().to(self.sums.dtype) for part in found])
+        batch_sums = self.loss_module(inputs, targets)
+        (batch_sums.loss * self.target_weight).backward()
+        self.sums += torch.stack([part.detach().to(self.sums.dtype) for part in batch_sums])
 
-    def finish(self, look: Callable[[Tensor], None]) -> Tensor:
-        found = self.found(self.clip())
-        look(found)
-        self.change()
-        return found
+    def apply(self, check_stats: Callable[[Tensor], None]) -> Tensor:
+        stats = self.collect_stats(self.clip_gradients())
+        check_stats(stats)
+        self.update()
+        return stats
 
-    def found(self, norm: Tensor) -> Tensor:
+    def collect_stats(self, grad_norm: Tensor) -> Tensor:
         """(4,) loss, plain and right for each target, and the norm"""
-        return torch.cat([self.sums * self.share, norm[None].to(self.sums)]) / self.team.world
+        return torch.cat([self.sums * self.target_weight, grad_norm[None].to(self.sums)]) / self.distributed.world_size
 
-    def clip(self) -> Tensor:
+    def clip_gradients(self) -> Tensor:
         """The norm of all gradients together, which are scaled down where it is too large."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
-        if hasattr(norm, "full_tensor"):
-            norm = norm.full_tensor()
-        if self.recipe.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm, foreach=True)
-        return norm.detach()
+        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+        if hasattr(grad_norm, "full_tensor"):
+            grad_norm = grad_norm.full_tensor()
+        if self.recipe.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.max_grad_norm, grad_norm, foreach=True)
+        return grad_norm.detach()
 
-    def change(self) -> None:
-        for optimizer in self.chosen:
+    def update(self) -> None:
+        for optimizer in self.optimizers:
             optimizer.step()
-        self.forget()
-        if self.average is not None:
-            self.average.add()
+        self.zero_grad()
+        if self.ema is not None:
+            self.ema.update()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """The gradients of this step."""
         for p in self.parameters:
             p.grad = None
 
-    def _set(self, rate: float) -> None:
-        for optimizer in self.chosen:
+    def _set_lr(self, lr: float) -> None:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate)
+                    group["lr"].fill_(lr)
                 else:
-                    group["lr"] = rate
+                    group["lr"] = lr
 
 
-class Replayed(Step):
+class CUDAGraphTrainStep(TrainStep):
     """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then on replayed.
 
     A small model's kernels take less time than Python needs to ask for them; a recording asks once for all. The first
@@ -102,98 +102,98 @@ class Replayed(Step):
     goes the usual way.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.done = 0
-        self.before: tuple[Any, ...] = ()
-        self.shape: tuple[Any, ...] = ()
-        self.there: dict[str, Tensor] = {}
-        self.lessons: dict[bool, torch.cuda.CUDAGraph] = {}
-        self.update: torch.cuda.CUDAGraph | None = None
-        self.norm = torch.zeros((), device=self.team.device)
-        for optimizer in self.chosen:
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.steps_done = 0
+        self.last_shape: tuple[Any, ...] = ()
+        self.captured_shape: tuple[Any, ...] = ()
+        self.static_inputs: dict[str, Tensor] = {}
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self.update_graph: torch.cuda.CUDAGraph | None = None
+        self.grad_norm = torch.zeros((), device=self.distributed.device)
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = torch.tensor(float(group["lr"]), device=self.team.device)
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.distributed.device)
 
-    def learn(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
-        given = {**inputs, "": targets}
-        shape = tuple((name, tuple(tensor.shape)) for name, tensor in given.items())
-        settled = self.done >= EAGER and shape == (self.shape or self.before)  # twice the same: no rest of an epoch
-        self.before = shape
-        if settled and first not in self.lessons and (first or self.lessons):
-            self._record(inputs, targets, first)
-            self.shape = shape
-        if not settled or first not in self.lessons:
-            if first and self.lessons:  # gradients have their place by now
+    def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
+        tensors = {**inputs, "": targets}
+        shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+        use_graph = self.steps_done >= EAGER_STEPS and shape == (self.captured_shape or self.last_shape)  # twice the same: no rest of an epoch
+        self.last_shape = shape
+        if use_graph and first not in self.graphs and (first or self.graphs):
+            self._capture(inputs, targets, first)
+            self.captured_shape = shape
+        if not use_graph or first not in self.graphs:
+            if first and self.graphs:  # gradients have their place by now
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
-            super().learn(inputs, targets, first)
+            super().accumulate(inputs, targets, first)
             return
-        for name, tensor in given.items():
-            self.there[name].copy_(tensor, non_blocking=True)
-        self.lessons[first].replay()
+        for name, tensor in tensors.items():
+            self.static_inputs[name].copy_(tensor, non_blocking=True)
+        self.graphs[first].replay()
 
-    def _record(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
+    def _capture(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         if first:
-            self.there = {name: tensor.clone() for name, tensor in {**inputs, "": targets}.items()}
+            self.static_inputs = {name: tensor.clone() for name, tensor in {**inputs, "": targets}.items()}
             for p in self.parameters:
                 p.grad = None  # so that what is recorded writes and does not add
-        self.lessons[first] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.lessons[first]):
-            super().learn({name: self.there[name] for name in inputs}, self.there[""], first)
+        self.graphs[first] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graphs[first]):
+            super().accumulate({name: self.static_inputs[name] for name in inputs}, self.static_inputs[""], first)
 
-    def finish(self, look: Callable[[Tensor], None]) -> Tensor:
-        self.done += 1
-        if not self.lessons:
-            return super().finish(look)
-        if self.update is None:
-            self.update = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.update):
-                self.norm.copy_(self.clip())
-                self.change()
-        self.update.replay()
-        return self.found(self.norm)
+    def apply(self, check_stats: Callable[[Tensor], None]) -> Tensor:
+        self.steps_done += 1
+        if not self.graphs:
+            return super().apply(check_stats)
+        if self.update_graph is None:
+            self.update_graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.update_graph):
+                self.grad_norm.copy_(self.clip_gradients())
+                self.update()
+        self.update_graph.replay()
+        return self.collect_stats(self.grad_norm)
 
-    def forget(self) -> None:
-        if not self.lessons:
-            super().forget()
+    def zero_grad(self) -> None:
+        if not self.graphs:
+            super().zero_grad()
 
 
-def set_up(model: nn.Module, recipe: Recipe, team: Team, *, tokens: int = 0, wide: int | None = None) -> Step:
+def make_step(model: nn.Module, recipe: Recipe, distributed: DistributedContext, *, tokens_per_step: int = 0, row_length: int | None = None) -> TrainStep:
     """Everything that a step needs, by the recipe and the devices.
 
     `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one shape, or 0 where
     rows are running text; None where shapes differ.
     """
-    if team.way == "fsdp" and recipe.optimizer == "muon":
+    if distributed.strategy == "fsdp" and recipe.optimizer == "muon":
         raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
-    on_gpu, alone = team.device.type == "cuda", team.way == "alone"
-    half = recipe.precision == "bfloat16" or (recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())
-    model.to(team.device).train()
-    if recipe.recompute:
-        recompute(model)
-    body: nn.Module = Pupil(model, recipe.smoothing)
-    pupil: Any = team.wrap(Half(body) if half and team.way != "fsdp" else body, half=half)
-    seconds = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * recipe.steps / GOOD_RATE
-    if recipe.compile or (recipe.compile is None and on_gpu and alone and seconds > COMPILE_PAYS):
+    on_gpu, single_process = distributed.device.type == "cuda", distributed.strategy == "alone"
+    mixed_precision = recipe.precision == "bfloat16" or (recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())
+    model.to(distributed.device).train()
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
+    module: nn.Module = LossModule(model, recipe.label_smoothing)
+    loss_module: Any = distributed.wrap(MixedPrecision(module) if mixed_precision and distributed.strategy != "fsdp" else module, mixed_precision=mixed_precision)
+    estimated_seconds = 6.0 * sum(p.numel() for p in model.parameters()) * tokens_per_step * recipe.steps / ASSUMED_FLOPS
+    if recipe.compile or (recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS):
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape
-        pupil = torch.compile(pupil, dynamic=False, options=COMPILE if on_gpu else None)
+        loss_module = torch.compile(loss_module, dynamic=False, options=COMPILE_OPTIONS if on_gpu else None)
     # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
-    record = on_gpu and alone and not recipe.recompute and wide is not None and wide < LARGE
-    if recipe.replay and not record:
+    capture = on_gpu and single_process and not recipe.activation_checkpointing and row_length is not None and row_length < MIN_QUERIES_WITHOUT_TABLE
+    if recipe.cuda_graph and not capture:
         raise ValueError("a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
-                         f"{LARGE} tokens, without recompute: leave replay out")
-    record = record and recipe.replay is not False
-    chosen = optimizers(model, recipe, recorded=record)
-    for optimizer in chosen:
-        ready(optimizer)
-    average = Average(model, recipe.average) if recipe.average else None
-    return (Replayed if record else Step)(pupil, model, chosen, recipe, average, team, half)
+                         f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without recompute: leave replay out")
+    capture = capture and recipe.cuda_graph is not False
+    optimizers = make_optimizers(model, recipe, capturable=capture)
+    for optimizer in optimizers:
+        init_state(optimizer)
+    ema = EMA(model, recipe.ema_decay) if recipe.ema_decay else None
+    return (CUDAGraphTrainStep if capture else TrainStep)(loss_module, model, optimizers, recipe, ema, distributed, mixed_precision)
 
 
-def mixed(seed: int, step: int, micro: int) -> int:
+def fold_seed(seed: int, step: int, micro_index: int) -> int:
     """One number from three: chance depends on the place in the run alone, not on what ran before or on how many devices."""
     out = seed
-    for part in (step, micro):
+    for part in (step, micro_index):
         out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
         out ^= out >> 29
     return out

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepleft.models.design import Classes, Design, Masked, Normal, Pooled, Vocabulary
+from keepleft.models.design import ClassificationHead, Design, MaskedLMHead, NormalInit, PoolingHead, LMHead
 from keepleft.weights import fields
 from keepleft.weights.fields import Field
 from keepleft.weights.rules import Rule
 
-Head = Vocabulary | Masked | Pooled | Classes | None
+Head = LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None
 
 # fields that say nothing about what is computed: kept as notes, written back
-HARMLESS = frozenset("""
+PASSTHROUGH_KEYS = frozenset("""
     _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
     classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty extra_pos_embeddings
@@ -42,62 +42,62 @@ class Family:
     fields: list[Field]
     rules: Callable[[Design], list[Rule]]
     prefix: str = ""                              # of the base model's tensors where there is a head
-    bare: frozenset[str] = frozenset()            # classes whose tensors carry no prefix
-    classes: Classes | None = None                # the kind of classifier that this family has
+    unprefixed_classes: frozenset[str] = frozenset()            # classes whose tensors carry no prefix
+    classifier: ClassificationHead | None = None                # the kind of classifier that this family has
     prepare: Callable[[dict[str, Any], frozenset[str]], dict[str, Any]] = lambda config, names: config
     finish: Callable[[dict[str, Any], Design], dict[str, Any]] = lambda config, design: config
-    extra: frozenset[str] = frozenset()           # further harmless fields
+    extra_passthrough_keys: frozenset[str] = frozenset()           # further harmless fields
 
-    def read(self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()) -> Design:
+    def config_to_design(self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()) -> Design:
         """The design of a configuration; the names of the tensors decide where a configuration is not to be trusted."""
-        ready = self.prepare(dict(config), frozenset(names))
-        design = fields.read(self.fields, ready, self.template, ignored=HARMLESS | frozenset(ignore), extra=self.extra)
-        return design if (choice := self._head(ready, design)) is ... else design.but(head=choice)
+        prepared = self.prepare(dict(config), frozenset(names))
+        design = fields.config_to_design(self.fields, prepared, self.template, ignored=PASSTHROUGH_KEYS | frozenset(ignore), extra=self.extra_passthrough_keys)
+        return design if (head := self._resolve_head(prepared, design)) is ... else design.but(head=head)
 
-    def write(self, design: Design) -> dict[str, Any] | None:
+    def design_to_config(self, design: Design) -> dict[str, Any] | None:
         """The configuration of a design, or None where this family cannot say it."""
-        cls = next((cls for cls, head in self.heads.items() if self._is(head, design)), None)
+        cls = next((cls for cls, head in self.heads.items() if self._head_matches(head, design)), None)
         if cls is None:
             return None
         try:
-            config = fields.write(self.fields, design)
+            config = fields.design_to_config(self.fields, design)
             config = self.finish({"model_type": self.name, "architectures": [cls], **config}, design)
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        if isinstance(design.head, Classes):
+        if isinstance(design.head, ClassificationHead):
             config["id2label"] = {str(n): f"LABEL_{n}" for n in range(design.head.labels)}
             config["label2id"] = {label: int(n) for n, label in config["id2label"].items()}
-        names = frozenset({"lm_head.weight"}) if isinstance(design.head, Vocabulary) and not design.head.tied else frozenset()
+        names = frozenset({"lm_head.weight"}) if isinstance(design.head, LMHead) and not design.head.tied else frozenset()
         try:
-            return config if _at_rest(self.read(config, names)) == _at_rest(design) else None
+            return config if _inference_design(self.config_to_design(config, names)) == _inference_design(design) else None
         except (ValueError, TypeError):
             return None
 
-    def _head(self, config: Mapping[str, Any], design: Design) -> Any:
+    def _resolve_head(self, config: Mapping[str, Any], design: Design) -> Any:
         classes = config.get("architectures") or [next(iter(self.heads))]
         if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in self.heads:
             raise ValueError(f"'architectures' is {classes!r}, which is not understood for {self.name!r}: there are "
                              f"{', '.join(self.heads)}")
         head = self.heads[classes[0]]
-        if isinstance(head, Vocabulary):
+        if isinstance(head, LMHead):
             return ...  # the table of fields speaks of it
         if head == "labels":
-            assert self.classes is not None
-            names = len(config.get("id2label") or {})
-            labels = config.get("num_labels") or names or 2
-            if names and names != labels:
-                raise ValueError(f"'num_labels' is {labels!r}, but 'id2label' names {names}")
-            return Classes(labels, self.classes.pool, self.classes.bias)
+            assert self.classifier is not None
+            label_count = len(config.get("id2label") or {})
+            num_labels = config.get("num_labels") or label_count or 2
+            if label_count and label_count != num_labels:
+                raise ValueError(f"'num_labels' is {num_labels!r}, but 'id2label' names {label_count}")
+            return ClassificationHead(num_labels, self.classifier.pool, self.classifier.bias)
         return head
 
-    def _is(self, head: Head | str, design: Design) -> bool:
-        return isinstance(design.head, Classes) if head == "labels" else type(head) is type(design.head) and (
-            isinstance(head, Vocabulary) or head == design.head)
+    def _head_matches(self, head: Head | str, design: Design) -> bool:
+        return isinstance(design.head, ClassificationHead) if head == "labels" else type(head) is type(design.head) and (
+            isinstance(head, LMHead) or head == design.head)
 
 
-def _at_rest(design: Design) -> Design:
+def _inference_design(design: Design) -> Design:
     """Without the numbers that matter in training alone, which some families cannot say."""
-    return design.but(dropout=0.0, attention_dropout=0.0, initial=Normal())
+    return design.but(dropout=0.0, attention_dropout=0.0, initial=NormalInit())
 
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",

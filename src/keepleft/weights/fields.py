@@ -14,99 +14,99 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class Field:
-    theirs: str
-    ours: str | tuple[str, ...] | None                    # "feedforward.width"; None: only `fixed` values are understood
+    config_key: str
+    design_path: str | tuple[str, ...] | None                    # "feedforward.width"; None: only `fixed` values are understood
     default: Any = _REQUIRED                              # what an absent field means; a function of the configuration may say
-    take: Callable[[Any], Any] = lambda value: value      # theirs → ours (a tuple where ours is one)
-    give: Callable[..., Any] = lambda value: value        # ours → theirs
-    fixed: tuple[Any, ...] = ()                           # the only values that can be honoured
+    to_design: Callable[[Any], Any] = lambda value: value      # theirs → ours (a tuple where ours is one)
+    to_config: Callable[..., Any] = lambda value: value        # ours → theirs
+    allowed_values: tuple[Any, ...] = ()                           # the only values that can be honoured
 
 
-def same(theirs: str, ours: str, default: Any = _REQUIRED) -> Field:
-    return Field(theirs, ours, default)
+def same_field(config_key: str, design_path: str, default: Any = _REQUIRED) -> Field:
+    return Field(config_key, design_path, default)
 
 
-def fixed(theirs: str, *values: Any) -> Field:
+def fixed_field(config_key: str, *values: Any) -> Field:
     """A field that changes what is computed, and that only means one thing here. The first value is written."""
-    return Field(theirs, None, values[0], fixed=values)
+    return Field(config_key, None, values[0], allowed_values=values)
 
 
-def named(theirs: str, ours: str, words: Mapping[str, str], default: Any = _REQUIRED) -> Field:
+def choice_field(config_key: str, design_path: str, mapping: Mapping[str, str], default: Any = _REQUIRED) -> Field:
     """A field whose words differ from ours; of two words that mean the same, the first is written."""
-    def take(word: Any) -> str:
-        if word not in words:
-            raise ValueError(f"{word!r} is not understood: there are {', '.join(words)}")
-        return words[word]
-    back: dict[str, str] = {}
-    for word, mine in words.items():
-        back.setdefault(mine, word)
-    return Field(theirs, ours, default, take, lambda mine: back[mine])
+    def to_design(value: Any) -> str:
+        if value not in mapping:
+            raise ValueError(f"{value!r} is not understood: there are {', '.join(mapping)}")
+        return mapping[value]
+    inverse: dict[str, str] = {}
+    for config_value, design_value in mapping.items():
+        inverse.setdefault(design_value, config_value)
+    return Field(config_key, design_path, default, to_design, lambda design_value: inverse[design_value])
 
 
-def read(table: list[Field], config: Mapping[str, Any], template: Design, *, ignored: frozenset[str],
+def config_to_design(table: list[Field], config: Mapping[str, Any], template: Design, *, ignored: frozenset[str],
          extra: frozenset[str] = frozenset()) -> Design:
     """The design that a configuration describes. Unknown, unsupported and contradictory fields are errors by name."""
-    unknown = sorted(config.keys() - {row.theirs for row in table} - ignored - extra)
+    unknown = sorted(config.keys() - {row.config_key for row in table} - ignored - extra)
     if unknown:
         raise ValueError(f"the configuration has fields that keepleft does not know: {', '.join(unknown)}. If they do not "
                          f"change what the model computes, name them: load(…, ignore={unknown!r})")
     values: dict[str, tuple[str, Any]] = {}
     for row in table:
-        given = config.get(row.theirs)
-        if given is None:
+        config_value = config.get(row.config_key)
+        if config_value is None:
             if row.default is _REQUIRED:
-                raise ValueError(f"the configuration lacks {row.theirs!r}")
-            given = row.default(config) if callable(row.default) else row.default
-        if row.ours is None:
-            if given not in row.fixed:
-                raise ValueError(f"{row.theirs!r} is {given!r}, but keepleft can only do {' or '.join(map(repr, row.fixed))}")
+                raise ValueError(f"the configuration lacks {row.config_key!r}")
+            config_value = row.default(config) if callable(row.default) else row.default
+        if row.design_path is None:
+            if config_value not in row.allowed_values:
+                raise ValueError(f"{row.config_key!r} is {config_value!r}, but keepleft can only do {' or '.join(map(repr, row.allowed_values))}")
             continue
         try:
-            taken = row.take(given)
+            design_value = row.to_design(config_value)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{row.theirs!r} is {given!r}: {error}") from error
-        for place, value in zip(_places(row), taken if isinstance(row.ours, tuple) else (taken,), strict=True):
-            _sensible(row.theirs, value, template, place)
-            before = values.setdefault(place, (row.theirs, value))
-            if before[1] != value:
-                raise ValueError(f"{before[0]!r} says {before[1]!r} and {row.theirs!r} says {value!r}: keepleft has one "
-                                 f"{place} for both")
-    return _set(template, {place: value for place, (_, value) in values.items()})
+            raise ValueError(f"{row.config_key!r} is {config_value!r}: {error}") from error
+        for path, value in zip(_design_paths(row), design_value if isinstance(row.design_path, tuple) else (design_value,), strict=True):
+            _check_value(row.config_key, value, template, path)
+            previous = values.setdefault(path, (row.config_key, value))
+            if previous[1] != value:
+                raise ValueError(f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft has one "
+                                 f"{path} for both")
+    return _set(template, {path: value for path, (_, value) in values.items()})
 
 
-def write(table: list[Field], design: Design) -> dict[str, Any]:
+def design_to_config(table: list[Field], design: Design) -> dict[str, Any]:
     """The same table the other way."""
     out: dict[str, Any] = {}
     for row in table:
-        if row.ours is None:
-            out[row.theirs] = row.fixed[0]
-        elif any(place.startswith("head.") and not hasattr(design.head, place[5:]) for place in _places(row)):
-            out[row.theirs] = row.default  # a design with another head has nothing to say of it
+        if row.design_path is None:
+            out[row.config_key] = row.allowed_values[0]
+        elif any(path.startswith("head.") and not hasattr(design.head, path[5:]) for path in _design_paths(row)):
+            out[row.config_key] = row.default  # a design with another head has nothing to say of it
         else:
-            out[row.theirs] = row.give(*(_get(design, place) for place in _places(row)))
+            out[row.config_key] = row.to_config(*(_get(design, path) for path in _design_paths(row)))
     return out
 
 
-def _sensible(theirs: str, value: Any, template: Design, place: str) -> None:
+def _check_value(config_key: str, value: Any, template: Design, path: str) -> None:
     """A number where a number belongs, said under their name."""
-    *inner, name = place.split(".")
-    kind = {f.name: str(f.type) for f in fields(_get(template, ".".join(inner)) if inner else template)}[name]
-    if value is None and kind.endswith("None"):
+    *parents, name = path.split(".")
+    annotation = {f.name: str(f.type) for f in fields(_get(template, ".".join(parents)) if parents else template)}[name]
+    if value is None and annotation.endswith("None"):
         return
-    if kind.startswith("int"):
-        sense.whole(repr(theirs), value, least=0 if place == "kinds" else 1)
-    elif kind.startswith("float"):
-        sense.real(repr(theirs), value)
-    elif kind.startswith("bool"):
-        sense.flag(repr(theirs), value)
+    if annotation.startswith("int"):
+        sense.check_int(repr(config_key), value, minimum=0 if path == "kinds" else 1)
+    elif annotation.startswith("float"):
+        sense.check_number(repr(config_key), value)
+    elif annotation.startswith("bool"):
+        sense.check_bool(repr(config_key), value)
 
 
-def _places(row: Field) -> tuple[str, ...]:
-    return row.ours if isinstance(row.ours, tuple) else (row.ours,)  # type: ignore[return-value]
+def _design_paths(row: Field) -> tuple[str, ...]:
+    return row.design_path if isinstance(row.design_path, tuple) else (row.design_path,)  # type: ignore[return-value]
 
 
-def _get(value: Any, place: str) -> Any:
-    for name in place.split("."):
+def _get(value: Any, path: str) -> Any:
+    for name in path.split("."):
         value = getattr(value, name)
     return value
 
@@ -114,13 +114,13 @@ def _get(value: Any, place: str) -> Any:
 def _set(value: Any, changes: Mapping[str, Any]) -> Any:
     """A frozen value with the given places changed, all at once."""
     assert is_dataclass(value)
-    own: dict[str, Any] = {}
-    for name in {place.split(".")[0] for place in changes}:
+    updates: dict[str, Any] = {}
+    for name in {path.split(".")[0] for path in changes}:
         if name not in {f.name for f in fields(value)}:
             raise ValueError(f"a {type(value).__name__} has no {name}")
         if name in changes:
-            own[name] = changes[name]
+            updates[name] = changes[name]
         else:
-            inner = {place.split(".", 1)[1]: change for place, change in changes.items() if place.startswith(f"{name}.")}
-            own[name] = _set(getattr(value, name), inner)
-    return replace(value, **own)  # type: ignore[type-var]
+            nested = {path.split(".", 1)[1]: change for path, change in changes.items() if path.startswith(f"{name}.")}
+            updates[name] = _set(getattr(value, name), nested)
+    return replace(value, **updates)  # type: ignore[type-var]

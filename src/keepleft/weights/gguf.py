@@ -11,11 +11,11 @@ from torch import Tensor
 
 from keepleft.attention.masks import causal
 from keepleft.models import presets
-from keepleft.models.design import Design, Stack, Vocabulary
+from keepleft.models.design import Design, StackDesign, LMHead
 from keepleft.nn import sense
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
-from keepleft.nn.position import Llama3, Rotary, Stretched, frequencies
+from keepleft.nn.position import Llama3RopeScaling, Rotary, LinearRopeScaling, rope_frequencies
 from keepleft.weights import gguf_file
 from keepleft.weights.rules import Rule, drop, interleave, linear
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from keepleft.models.wholes import Decoder
 
-FREQUENCIES = "rope_freqs.weight"
+ROPE_FREQS_TENSOR = "rope_freqs.weight"
 
 
-PIECE = 1 << 17  # numbers turned into floats at a time: as many as the caches of a processor hold
+DEQUANTIZE_CHUNK = 1 << 17  # numbers turned into floats at a time: as many as the caches of a processor hold
 
 
-class File:
+class GGUFFile:
     """Its facts, and its tensors, turned into floats a few rows at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -39,26 +39,26 @@ class File:
         except ImportError as error:
             raise ImportError("reading GGUF files needs the gguf package: pip install gguf") from error
 
-        self.floats, self.sizes = gguf.dequantize, gguf.GGML_QUANT_SIZES
+        self.dequantize, self.quant_sizes = gguf.dequantize, gguf.GGML_QUANT_SIZES
         try:
-            self.facts, self.tensors = gguf_file.read(path)
+            self.metadata, self.tensors = gguf_file.read(path)
         except (ValueError, KeyError, OSError, MemoryError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole GGUF file ({error}): copy or download it again") from error
-        if (kind := self.facts.get("general.architecture")) != "llama":
-            raise ValueError(f"{path} holds the architecture {kind!r}: of GGUF files only 'llama' is understood")
+        if (architecture := self.metadata.get("general.architecture")) != "llama":
+            raise ValueError(f"{path} holds the architecture {architecture!r}: of GGUF files only 'llama' is understood")
 
-    def fact(self, name: str, default: Any = None) -> Any:
-        value = self.facts.get(f"llama.{name}", default)
+    def get_metadata(self, name: str, default: Any = None) -> Any:
+        value = self.metadata.get(f"llama.{name}", default)
         if value is None:
             raise ValueError(f"the file lacks 'llama.{name}'")
         return value
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        sense.whole(f"'llama.{name}'", value := self.fact(name, default))
+    def get_int(self, name: str, default: int | None = None) -> int:
+        sense.check_int(f"'llama.{name}'", value := self.get_metadata(name, default))
         return value
 
-    def real(self, name: str, default: float | None = None) -> float:
-        sense.real(f"'llama.{name}'", value := self.fact(name, default), above=0)
+    def get_float(self, name: str, default: float | None = None) -> float:
+        sense.check_number(f"'llama.{name}'", value := self.get_metadata(name, default), above=0)
         return float(value)
 
     def names(self) -> list[str]:
@@ -68,97 +68,97 @@ class File:
         return self.tensors[name].shape
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
-        kind, shape, data = self.tensors[name]
+        quant_type, shape, data = self.tensors[name]
         flat = (data if len(shape) == 1 else data[begin:end]).reshape(-1)
-        block, size = self.sizes[kind]  # so many numbers in so many bytes, each block by itself
-        out = np.empty(len(flat) // size * block, np.float32)
+        block_size, block_bytes = self.quant_sizes[quant_type]  # so many numbers in so many bytes, each block by itself
+        out = np.empty(len(flat) // block_bytes * block_size, np.float32)
         try:
-            for first in range(0, len(out), PIECE):
-                here = out[first:first + PIECE]
-                here[:] = self.floats(flat[None, first // block * size:][:, :len(here) // block * size], kind)[0]
+            for start in range(0, len(out), DEQUANTIZE_CHUNK):
+                chunk = out[start:start + DEQUANTIZE_CHUNK]
+                chunk[:] = self.dequantize(flat[None, start // block_size * block_bytes:][:, :len(chunk) // block_size * block_bytes], quant_type)[0]
         except NotImplementedError as error:
-            raise ValueError(f"the tensor {name!r} is quantised as {kind.name}, which the gguf package cannot undo") from error
+            raise ValueError(f"the tensor {name!r} is quantised as {quant_type.name}, which the gguf package cannot undo") from error
         return torch.from_numpy(out[begin:end] if len(shape) == 1 else out.reshape(-1, *shape[1:]))
 
 
 def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decoder, Tokenizer | None]:
     """The model, its weights turned into floats, and the tokenizer inside the file."""
-    from keepleft.weights.files import fill
-    from keepleft.weights.gguf_tokenizer import tokenizer
+    from keepleft.weights.files import load_weights
+    from keepleft.weights.gguf_tokenizer import read_tokenizer
 
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    file = File(path)
+    file = GGUFFile(path)
     try:
-        words = tokenizer(file.facts)
-        plan = design(file)
-        if words is not None and words.get_vocab_size() > plan.vocab:
-            raise ValueError(f"'tokenizer.ggml.tokens' are {words.get_vocab_size()}, 'token_embd.weight' knows {plan.vocab}")
-        model = fill(plan, rules(plan), file, prefix="", dtype=dtype, device=device)
+        tokenizer = read_tokenizer(file.metadata)
+        design = read_design(file)
+        if tokenizer is not None and tokenizer.get_vocab_size() > design.vocab:
+            raise ValueError(f"'tokenizer.ggml.tokens' are {tokenizer.get_vocab_size()}, 'token_embd.weight' knows {design.vocab}")
+        model = load_weights(design, rules(design), file, prefix="", dtype=dtype, device=device)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    special = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
-    model.notes = {ours: int(file.facts[key]) for ours, word in special.items()
-                   if (key := f"tokenizer.ggml.{word}_token_id") in file.facts}
+    special_token_keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
+    model.notes = {config_key: int(file.metadata[key]) for config_key, gguf_name in special_token_keys.items()
+                   if (key := f"tokenizer.ggml.{gguf_name}_token_id") in file.metadata}
     model.notes["model_type"] = "llama"
-    if "tokenizer.chat_template" in file.facts:
-        model.notes["chat_template"] = file.facts["tokenizer.chat_template"]
-    return model, words  # type: ignore[return-value]
+    if "tokenizer.chat_template" in file.metadata:
+        model.notes["chat_template"] = file.metadata["tokenizer.chat_template"]
+    return model, tokenizer  # type: ignore[return-value]
 
 
-def design(file: File) -> Design:
-    heads, dim = file.whole("attention.head_count"), file.whole("embedding_length")
-    if "llama.rope.dimension_count" not in file.facts and dim % heads:
+def read_design(file: GGUFFile) -> Design:
+    heads, dim = file.get_int("attention.head_count"), file.get_int("embedding_length")
+    if "llama.rope.dimension_count" not in file.metadata and dim % heads:
         raise ValueError(f"'llama.embedding_length' {dim} does not divide into {heads} heads")
-    width = file.whole("rope.dimension_count", dim // heads)
+    head_dim = file.get_int("rope.dimension_count", dim // heads)
     if "token_embd.weight" not in file.tensors:
         raise ValueError("the file lacks the tensor 'token_embd.weight'")
-    if (experts := file.facts.get("llama.expert_count")):
+    if (experts := file.metadata.get("llama.expert_count")):
         raise ValueError(f"the file has {experts} experts: mixtures of experts are not understood")
     return presets.llama.but(
-        vocab=file.shape("token_embd.weight")[0], dim=dim, heads=heads, head_dim=width,
-        kv_heads=file.whole("attention.head_count_kv", heads),
-        feedforward=FeedForward(file.whole("feed_forward_length"), "silu", gated=True),
-        norm=RMSNorm(float(f"{file.real('attention.layer_norm_rms_epsilon'):.6g}")),  # float32 there: 9.99e-06 is 1e-05
-        position=rotary(file, width), head=Vocabulary(tied="output.weight" not in file.tensors),
-        decoder=Stack(file.whole("block_count"), (causal,)))
+        vocab=file.shape("token_embd.weight")[0], dim=dim, heads=heads, head_dim=head_dim,
+        kv_heads=file.get_int("attention.head_count_kv", heads),
+        feedforward=FeedForward(file.get_int("feed_forward_length"), "silu", gated=True),
+        norm=RMSNorm(float(f"{file.get_float('attention.layer_norm_rms_epsilon'):.6g}")),  # float32 there: 9.99e-06 is 1e-05
+        position=read_rotary(file, head_dim), head=LMHead(tied="output.weight" not in file.tensors),
+        decoder=StackDesign(file.get_int("block_count"), (causal,)))
 
 
-def rotary(file: File, width: int) -> Rotary:
-    plain = Rotary(file.real("rope.freq_base", 10_000.0), file.whole("context_length"))
-    if FREQUENCIES in file.tensors:  # LLaMA 3.1's scaling, written out as a divisor for each wave
-        divisors = file.rows(FREQUENCIES, 0, file.shape(FREQUENCIES)[0])
-        if divisors.shape != (width // 2,) or not (divisors > 0).all():
-            raise ValueError(f"{FREQUENCIES!r} has shape {tuple(divisors.shape)}: {width // 2} numbers above 0 are needed")
-        choice = Rotary(plain.base, plain.length, Llama3(factor=float(divisors.max())))
+def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
+    unscaled = Rotary(file.get_float("rope.freq_base", 10_000.0), file.get_int("context_length"))
+    if ROPE_FREQS_TENSOR in file.tensors:  # LLaMA 3.1's scaling, written out as a divisor for each wave
+        divisors = file.rows(ROPE_FREQS_TENSOR, 0, file.shape(ROPE_FREQS_TENSOR)[0])
+        if divisors.shape != (head_dim // 2,) or not (divisors > 0).all():
+            raise ValueError(f"{ROPE_FREQS_TENSOR!r} has shape {tuple(divisors.shape)}: {head_dim // 2} numbers above 0 are needed")
+        scaled = Rotary(unscaled.base, unscaled.length, Llama3RopeScaling(factor=float(divisors.max())))
         cpu = torch.device("cpu")
-        if not torch.allclose(frequencies(plain, width, cpu) / divisors, frequencies(choice, width, cpu), rtol=1e-4):
-            raise ValueError(f"the rotary divisors in {FREQUENCIES!r} are not LLaMA 3.1's: this scaling is not understood")
-        return choice
-    kind = file.facts.get("llama.rope.scaling.type", "none")
-    if kind == "linear":
-        return Rotary(plain.base, plain.length, Stretched(file.real("rope.scaling.factor")))
-    if kind != "none":
-        raise ValueError(f"rotary scaling of the kind {kind!r} is not understood: there are none and linear")
-    return plain
+        if not torch.allclose(rope_frequencies(unscaled, head_dim, cpu) / divisors, rope_frequencies(scaled, head_dim, cpu), rtol=1e-4):
+            raise ValueError(f"the rotary divisors in {ROPE_FREQS_TENSOR!r} are not LLaMA 3.1's: this scaling is not understood")
+        return scaled
+    scaling_type = file.metadata.get("llama.rope.scaling.type", "none")
+    if scaling_type == "linear":
+        return Rotary(unscaled.base, unscaled.length, LinearRopeScaling(file.get_float("rope.scaling.factor")))
+    if scaling_type != "none":
+        raise ValueError(f"rotary scaling of the kind {scaling_type!r} is not understood: there are none and linear")
+    return unscaled
 
 
-def rules(plan: Design) -> list[Rule]:
-    block, ours, shape = "blk.{i}", "decoder.layers.{i}", plan.attention
-    queries, keys, width = shape.heads * shape.width, shape.kv_heads * shape.width, plan.feedforward.width
-    qkv, up = f"{ours}.self.qkv.weight", f"{ours}.feed.up.weight"
+def rules(design: Design) -> list[Rule]:
+    block, layer, attention = "blk.{i}", "decoder.layers.{i}", design.attention
+    q_size, kv_size, ffn_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim, design.feedforward.width
+    qkv, up = f"{layer}.self.qkv.weight", f"{layer}.feed.up.weight"
     return [
         Rule("token_embd.weight", "token.weight"),
-        *linear(f"{block}.attn_norm", f"{ours}.norm_self"),
-        Rule(f"{block}.attn_q.weight", qkv, (0, queries), interleave(shape.heads)),
-        Rule(f"{block}.attn_k.weight", qkv, (queries, queries + keys), interleave(shape.kv_heads)),
-        Rule(f"{block}.attn_v.weight", qkv, (queries + keys, queries + 2 * keys)),
-        *linear(f"{block}.attn_output", f"{ours}.self.out"),
-        *linear(f"{block}.ffn_norm", f"{ours}.norm_feed"),
-        Rule(f"{block}.ffn_gate.weight", up, (0, width)),
-        Rule(f"{block}.ffn_up.weight", up, (width, 2 * width)),
-        *linear(f"{block}.ffn_down", f"{ours}.feed.down"),
+        *linear(f"{block}.attn_norm", f"{layer}.norm_self"),
+        Rule(f"{block}.attn_q.weight", qkv, (0, q_size), interleave(attention.heads)),
+        Rule(f"{block}.attn_k.weight", qkv, (q_size, q_size + kv_size), interleave(attention.kv_heads)),
+        Rule(f"{block}.attn_v.weight", qkv, (q_size + kv_size, q_size + 2 * kv_size)),
+        *linear(f"{block}.attn_output", f"{layer}.self.out"),
+        *linear(f"{block}.ffn_norm", f"{layer}.norm_feed"),
+        Rule(f"{block}.ffn_gate.weight", up, (0, ffn_width)),
+        Rule(f"{block}.ffn_up.weight", up, (ffn_width, 2 * ffn_width)),
+        *linear(f"{block}.ffn_down", f"{layer}.feed.down"),
         *linear("output_norm", "decoder.norm"),
         Rule("output.weight", "head.weight"),
-        drop(FREQUENCIES),
+        drop(ROPE_FREQS_TENSOR),
     ]

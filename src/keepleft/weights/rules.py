@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 22  # numbers moved at a time: loading needs little more memory than the weights themselves
+CHUNK_ELEMENTS = 1 << 22  # numbers moved at a time: loading needs little more memory than the weights themselves
 
 
 @dataclass(frozen=True)
@@ -23,49 +23,49 @@ class Op:
     rowwise: bool = True
 
 
-same = Op("same", lambda ours: ours)
-transpose = Op("transpose", lambda ours: ours.T)
-row = Op("row", lambda ours: ours[None])  # (n,) kept as (1, n)
+identity = Op("same", lambda param: param)
+transpose = Op("transpose", lambda param: param.T)
+unsqueeze = Op("row", lambda param: param[None])  # (n,) kept as (1, n)
 
 
 def interleave(heads: int) -> Op:
     """Rotary pairs (i, i + width/2) kept side by side, as GGUF files do."""
-    def view(ours: Tensor) -> Tensor:
-        return ours.view(heads, 2, -1, *ours.shape[1:]).transpose(1, 2)
+    def view(param: Tensor) -> Tensor:
+        return param.view(heads, 2, -1, *param.shape[1:]).transpose(1, 2)
     return Op("interleave", view, rowwise=False)
 
 
 @dataclass(frozen=True)
 class Rule:
-    theirs: str                          # "h.{i}.attn.c_attn.weight"; {i} stands for the layer's number in both
-    ours: str | None = None              # None: dropped on purpose
+    checkpoint_name: str                          # "h.{i}.attn.c_attn.weight"; {i} stands for the layer's number in both
+    param_name: str | None = None              # None: dropped on purpose
     rows: tuple[int, int] | None = None  # which rows of ours; None: all
-    op: Op = same
+    op: Op = identity
     head: bool = False                   # theirs lies outside the base model, so it never takes its prefix
-    twin: bool = False                   # a second copy of what another rule names: checked, never written
-    made: Callable[[], Tensor] | None = None  # a formula that they keep as a tensor: written, not read
+    tied: bool = False                   # a second copy of what another rule names: checked, never written
+    compute: Callable[[], Tensor] | None = None  # a formula that they keep as a tensor: written, not read
 
 
-def drop(theirs: str, *, head: bool = False) -> Rule:
-    return Rule(theirs, None, head=head)
+def drop(checkpoint_name: str, *, head: bool = False) -> Rule:
+    return Rule(checkpoint_name, None, head=head)
 
 
-def linear(theirs: str, ours: str, op: Op = same, *, head: bool = False) -> list[Rule]:
+def linear(checkpoint_name: str, param_name: str, op: Op = identity, *, head: bool = False) -> list[Rule]:
     """A matrix and its bias. Where there is no bias, its rule finds nothing to do."""
-    return [Rule(f"{theirs}.weight", f"{ours}.weight", op=op, head=head), Rule(f"{theirs}.bias", f"{ours}.bias", head=head)]
+    return [Rule(f"{checkpoint_name}.weight", f"{param_name}.weight", op=op, head=head), Rule(f"{checkpoint_name}.bias", f"{param_name}.bias", head=head)]
 
 
-def joined(theirs: str, names: tuple[str, ...], ours: str, sizes: tuple[int, ...]) -> list[Rule]:
+def concat_rules(checkpoint_name: str, names: tuple[str, ...], param_name: str, sizes: tuple[int, ...]) -> list[Rule]:
     """Several matrices that are one of ours, one below the other: `theirs` has a {} for each name in turn."""
-    out, begin = [], 0
+    out, start = [], 0
     for name, size in zip(names, sizes, strict=True):
         for part in ("weight", "bias"):
-            out.append(Rule(f"{theirs.replace('{}', name)}.{part}", f"{ours}.{part}", (begin, begin + size)))
-        begin += size
+            out.append(Rule(f"{checkpoint_name.replace('{}', name)}.{part}", f"{param_name}.{part}", (start, start + size)))
+        start += size
     return out
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Where foreign tensors come from, a few rows at a time."""
 
     def names(self) -> list[str]: ...
@@ -73,98 +73,98 @@ class Source(Protocol):
     def rows(self, name: str, begin: int, end: int) -> Tensor: ...
 
 
-class Held:
+class InMemorySource:
     """Tensors already in memory."""
 
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self.state = state
+    def __init__(self, state_dict: Mapping[str, Tensor]) -> None:
+        self.state_dict = state_dict
 
     def names(self) -> list[str]:
-        return list(self.state)
+        return list(self.state_dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.state[name].shape)
+        return tuple(self.state_dict[name].shape)
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
-        return self.state[name][begin:end]
+        return self.state_dict[name][begin:end]
 
 
-Match = tuple[str, Rule, str]  # the name of one of theirs, the rule that knows it, and the name of ours
+TensorMatch = tuple[str, Rule, str]  # the name of one of theirs, the rule that knows it, and the name of ours
 
 
 @torch.no_grad()
-def take(rules: list[Rule], source: Source, ours: Mapping[str, Tensor], *, prefix: str = "") -> None:
+def load_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = "") -> None:
     """Fill our tensors from theirs. A tensor without a rule, or one of ours left unfilled, is an error that names it."""
-    found = match(rules, source, ours, prefix=prefix)
-    for name, rule, where in found:
-        if not rule.twin:
-            _move(source, name, _part(ours[where], rule), rule)
-    for name, rule, where in found:
-        if rule.twin:
-            _compare(source, name, _part(ours[where], rule))
+    matches = match_tensors(rules, source, state_dict, prefix=prefix)
+    for name, rule, param_name in matches:
+        if not rule.tied:
+            _copy_tensor(source, name, _param_view(state_dict[param_name], rule), rule)
+    for name, rule, param_name in matches:
+        if rule.tied:
+            _check_tied(source, name, _param_view(state_dict[param_name], rule))
 
 
-def match(rules: list[Rule], source: Source, ours: Mapping[str, Tensor], *, prefix: str = "") -> list[Match]:
+def match_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = "") -> list[TensorMatch]:
     """Which of theirs goes where: all names and shapes are looked at, no number is. Ours may lie on device 'meta'."""
-    found: list[Match] = []
-    here: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
+    matches: list[TensorMatch] = []
+    assigned: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
     for name in source.names():
-        rule, layer = _find(rules, name, prefix)
-        if rule.ours is None:
+        rule, layer = _find_rule(rules, name, prefix)
+        if rule.param_name is None:
             continue
-        where = rule.ours.replace("{i}", layer)
-        if where not in ours:
-            raise ValueError(f"the tensor {name!r} has no place in a model of this design (it would be {where})")
-        shape, wanted = source.shape(name), _shape(_part(ours[where], rule), rule)
-        if shape != wanted:
-            raise ValueError(f"the tensor {name!r} has shape {shape}, the configuration asks for {wanted}")
-        if not rule.twin:
-            if (where, rule.rows) in here:
-                raise ValueError(f"{where} is set twice, the second time by {name!r}")
-            here.add((where, rule.rows))
-        found.append((name, rule, where))
-    every = list(_all(rules, ours, prefix))
-    missing = [theirs for theirs, rule, where in every if (where, rule.rows) not in here]
-    missing += sorted(ours.keys() - {where for _, _, where in every})
+        param_name = rule.param_name.replace("{i}", layer)
+        if param_name not in state_dict:
+            raise ValueError(f"the tensor {name!r} has no place in a model of this design (it would be {param_name})")
+        shape, expected_shape = source.shape(name), _checkpoint_shape(_param_view(state_dict[param_name], rule), rule)
+        if shape != expected_shape:
+            raise ValueError(f"the tensor {name!r} has shape {shape}, the configuration asks for {expected_shape}")
+        if not rule.tied:
+            if (param_name, rule.rows) in assigned:
+                raise ValueError(f"{param_name} is set twice, the second time by {name!r}")
+            assigned.add((param_name, rule.rows))
+        matches.append((name, rule, param_name))
+    all_matches = list(_all_matches(rules, state_dict, prefix))
+    missing = [checkpoint_name for checkpoint_name, rule, param_name in all_matches if (param_name, rule.rows) not in assigned]
+    missing += sorted(state_dict.keys() - {param_name for _, _, param_name in all_matches})
     if missing:
         raise ValueError(f"the file lacks {len(missing)} tensors that the configuration asks for: {', '.join(missing[:5])}"
                          f"{' …' if len(missing) > 5 else ''}")
-    return found
+    return matches
 
 
-def give(rules: list[Rule], ours: Mapping[str, Tensor], *, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def export_tensors(rules: list[Rule], state_dict: Mapping[str, Tensor], *, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Our tensors under their names, one by one. A tensor of ours without a rule is an error that names it."""
-    named: dict[str, int] = dict.fromkeys(ours, 0)
-    every = list(_all(rules, ours, prefix))
-    for _, rule, where in every:
-        named[where] += _part(ours[where], rule).numel()
-    wrong = [name for name, count in named.items() if count != ours[name].numel()]
-    if wrong:
-        raise ValueError(f"no rule, or not just one, writes {', '.join(wrong[:5])}")
-    for theirs, rule, where in every:
-        view = _part(ours[where], rule)
-        yield theirs, view.reshape(_shape(view, rule)).contiguous()
+    written_counts: dict[str, int] = dict.fromkeys(state_dict, 0)
+    matches = list(_all_matches(rules, state_dict, prefix))
+    for _, rule, param_name in matches:
+        written_counts[param_name] += _param_view(state_dict[param_name], rule).numel()
+    uncovered = [name for name, count in written_counts.items() if count != state_dict[name].numel()]
+    if uncovered:
+        raise ValueError(f"no rule, or not just one, writes {', '.join(uncovered[:5])}")
+    for checkpoint_name, rule, param_name in matches:
+        view = _param_view(state_dict[param_name], rule)
+        yield checkpoint_name, view.reshape(_checkpoint_shape(view, rule)).contiguous()
     for rule in rules:
-        if rule.made is not None:
-            yield prefix + rule.theirs, rule.made()
+        if rule.compute is not None:
+            yield prefix + rule.checkpoint_name, rule.compute()
 
 
-def _all(rules: list[Rule], ours: Mapping[str, Tensor], prefix: str) -> Iterator[Match]:
+def _all_matches(rules: list[Rule], state_dict: Mapping[str, Tensor], prefix: str) -> Iterator[TensorMatch]:
     """Every tensor that a file of these rules holds."""
     for rule in rules:
-        if rule.ours is None or rule.twin:
+        if rule.param_name is None or rule.tied:
             continue
-        pattern = _pattern(rule.ours)
-        for name in ours:
+        pattern = _pattern(rule.param_name)
+        for name in state_dict:
             if match := pattern.fullmatch(name):
-                theirs = rule.theirs.replace("{i}", match.group(1) if match.groups() else "")
-                yield theirs if rule.head else prefix + theirs, rule, name
+                checkpoint_name = rule.checkpoint_name.replace("{i}", match.group(1) if match.groups() else "")
+                yield checkpoint_name if rule.head else prefix + checkpoint_name, rule, name
 
 
-def _find(rules: list[Rule], name: str, prefix: str) -> tuple[Rule, str]:
+def _find_rule(rules: list[Rule], name: str, prefix: str) -> tuple[Rule, str]:
     for rule in rules:
-        for theirs in {name, name if rule.head else name.removeprefix(prefix)}:
-            if match := _pattern(rule.theirs).fullmatch(theirs):
+        for candidate in {name, name if rule.head else name.removeprefix(prefix)}:
+            if match := _pattern(rule.checkpoint_name).fullmatch(candidate):
                 return rule, match.group(1) if match.groups() else ""
     raise ValueError(f"no rule names the tensor {name!r}: is this another architecture than its configuration says?")
 
@@ -174,38 +174,38 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(r"\{i\}", r"(\d+)"))
 
 
-def _part(ours: Tensor, rule: Rule) -> Tensor:
-    return rule.op.view(ours if rule.rows is None else ours[slice(*rule.rows)])
+def _param_view(param: Tensor, rule: Rule) -> Tensor:
+    return rule.op.view(param if rule.rows is None else param[slice(*rule.rows)])
 
 
-def _shape(view: Tensor, rule: Rule) -> tuple[int, ...]:
+def _checkpoint_shape(view: Tensor, rule: Rule) -> tuple[int, ...]:
     """The shape in which theirs is kept: that of the view, with what an op took apart put together again."""
     if rule.op.rowwise:
         return tuple(view.shape)
     return (view.shape[0] * view.shape[1] * view.shape[2], *view.shape[3:])
 
 
-def _move(source: Source, name: str, view: Tensor, rule: Rule) -> None:
-    count = source.shape(name)[0] if source.shape(name) else 1
+def _copy_tensor(source: TensorSource, name: str, view: Tensor, rule: Rule) -> None:
+    num_rows = source.shape(name)[0] if source.shape(name) else 1
     if not rule.op.rowwise:
-        view.copy_(_rows(source, name, 0, count).reshape(view.shape))
+        view.copy_(_read_rows(source, name, 0, num_rows).reshape(view.shape))
         return
-    step = max(1, CHUNK // max(1, view.numel() // max(1, count)))
-    for begin in range(0, count, step):
-        view[begin:begin + step].copy_(_rows(source, name, begin, min(count, begin + step)))
+    chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view.numel() // max(1, num_rows)))
+    for begin in range(0, num_rows, chunk_rows):
+        view[begin:begin + chunk_rows].copy_(_read_rows(source, name, begin, min(num_rows, begin + chunk_rows)))
 
 
-def _rows(source: Source, name: str, begin: int, end: int) -> Tensor:
+def _read_rows(source: TensorSource, name: str, begin: int, end: int) -> Tensor:
     rows = source.rows(name, begin, end)
     if not rows.is_floating_point():
         raise ValueError(f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or wider")
     return rows
 
 
-def _compare(source: Source, name: str, view: Tensor) -> None:
-    step = max(1, CHUNK // max(1, view[0].numel()))
-    for begin in range(0, len(view), step):
-        part = view[begin:begin + step]
-        if not torch.equal(_rows(source, name, begin, min(len(view), begin + step)).to(part), part):
+def _check_tied(source: TensorSource, name: str, view: Tensor) -> None:
+    chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view[0].numel()))
+    for begin in range(0, len(view), chunk_rows):
+        chunk = view[begin:begin + chunk_rows]
+        if not torch.equal(_read_rows(source, name, begin, min(len(view), begin + chunk_rows)).to(chunk), chunk):
             raise ValueError(f"the configuration ties {name!r} to the embedding, but the file holds two different ones: "
                              'set "tie_word_embeddings" to what is meant')

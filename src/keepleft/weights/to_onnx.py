@@ -16,30 +16,30 @@ from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 OPSET = 17
-MOST = 2**31 - 2**20  # bytes: an ONNX file is one protocol buffer, which ends at 2 GiB
+MAX_ONNX_BYTES = 2**31 - 2**20  # bytes: an ONNX file is one protocol buffer, which ends at 2 GiB
 
 
-class Pass(nn.Module):
+class ExportWrapper(nn.Module):
     """A model whose arguments all have a place: what a recorder asks for."""
 
     def __init__(self, model: AnyModel) -> None:
         super().__init__()
-        self.model, self.names = model, inputs(model)
+        self.model, self.input_names = model, inputs(model)
         self.eval()
 
-    def forward(self, *given: Tensor) -> Tensor:
-        named = dict(zip(self.names, given, strict=True))
-        named["positions"] = places(named["segments"])
-        if "source" in named:
-            named["source_positions"] = places(named["source_segments"])
-        return self.model(**named)
+    def forward(self, *tensors: Tensor) -> Tensor:
+        kwargs = dict(zip(self.input_names, tensors, strict=True))
+        kwargs["positions"] = positions_by_counting(kwargs["segments"])
+        if "source" in kwargs:
+            kwargs["source_positions"] = positions_by_counting(kwargs["source_segments"])
+        return self.model(**kwargs)
 
 
 def inputs(model: AnyModel) -> list[str]:
     """The names of what the graph reads, each (batch, length) of int64; segments are 1 for a token and 0 for padding."""
     names = ["source", "source_segments"] if isinstance(model, EncoderDecoder) else []
-    kinds = ["kinds"] if isinstance(model, Encoder) and model.design.kinds else []
-    return [*names, "tokens", "segments", *kinds]
+    token_types = ["kinds"] if isinstance(model, Encoder) and model.design.token_types else []
+    return [*names, "tokens", "segments", *token_types]
 
 
 def write(model: AnyModel, path: Path) -> None:
@@ -48,74 +48,74 @@ def write(model: AnyModel, path: Path) -> None:
         import onnx  # noqa: F401
     except ImportError as error:
         raise ImportError("writing ONNX needs the onnx package: pip install 'keepleft[export]'") from error
-    if (size := sum(p.nbytes for p in model.parameters())) > MOST:
+    if (size := sum(p.nbytes for p in model.parameters())) > MAX_ONNX_BYTES:
         raise ValueError(f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or this "
                          "one to ctranslate2 or gguf")
     names = inputs(model)
     stacks: list[Any] = [stack for name in ("encoder", "decoder") if (stack := getattr(model, name, None)) is not None]
-    before, training = [stack.backend for stack in stacks], model.training
-    scores = {0: "batch"} if not per_token(model) else {0: "batch", 1: "length"}
+    backends, training = [stack.backend for stack in stacks], model.training
+    output_axes = {0: "batch"} if not per_token(model) else {0: "batch", 1: "length"}
     axes = {name: {0: "batch", 1: "source_length" if name.startswith("source") else "length"} for name in names}
-    with atomic.written(path) as part, symbols(), warnings.catch_warnings():
+    with atomic.atomic_file(path) as temp_path, patched_exporter(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about every size that our checks look at while it records
         try:
             for stack in stacks:
                 stack.backend = "traced"
-            torch.onnx.export(Pass(model), example(model, 2, 5, 7), str(part), dynamo=False, opset_version=OPSET,
-                              input_names=names, output_names=["scores"], dynamic_axes={**axes, "scores": scores})
+            torch.onnx.export(ExportWrapper(model), example(model, 2, 5, 7), str(temp_path), dynamo=False, opset_version=OPSET,
+                              input_names=names, output_names=["scores"], dynamic_axes={**axes, "scores": output_axes})
         finally:
-            for stack, backend in zip(stacks, before, strict=True):
+            for stack, backend in zip(stacks, backends, strict=True):
                 stack.backend = backend
             model.train(training)
 
 
 def per_token(model: AnyModel) -> bool:
     """Does the head answer for each token, or once for each text?"""
-    from keepleft.models.design import Classes, Pooled
+    from keepleft.models.design import ClassificationHead, PoolingHead
 
-    return not isinstance(model.design.head, Classes | Pooled)
+    return not isinstance(model.design.head, ClassificationHead | PoolingHead)
 
 
-def example(model: AnyModel, rows: int, length: int, source: int, *, seed: int = 0) -> tuple[Tensor, ...]:
+def example(model: AnyModel, rows: int, length: int, source_length: int, *, seed: int = 0) -> tuple[Tensor, ...]:
     """Random texts for all inputs; the last row is shorter, and padded."""
-    chance, design, given = torch.Generator().manual_seed(seed), model.design, []
+    rng, design, tensors = torch.Generator().manual_seed(seed), model.design, []
     for name in inputs(model):
-        size = (rows, source if name.startswith("source") else length)
+        size = (rows, source_length if name.startswith("source") else length)
         if name.endswith("segments"):
             segments = torch.ones(size, dtype=torch.long)
             segments[-1, (size[1] + 1) // 2:] = 0
-            given.append(segments)
+            tensors.append(segments)
         else:
-            high = {"kinds": design.kinds, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
-            given.append(torch.randint(high, size, generator=chance))
-    return tuple(given)
+            vocab_size = {"kinds": design.token_types, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
+            tensors.append(torch.randint(vocab_size, size, generator=rng))
+    return tuple(tensors)
 
 
-def places(segments: Tensor) -> Tensor:
+def positions_by_counting(segments: Tensor) -> Tensor:
     """Positions by counting: a sort could not be recorded for any length."""
-    same = segments[:, :, None] == segments[:, None, :]
-    return torch.where(segments == 0, 0, same.tril(-1).sum(2))
+    same_segment = segments[:, :, None] == segments[:, None, :]
+    return torch.where(segments == 0, 0, same_segment.tril(-1).sum(2))
 
 
 @contextmanager
-def symbols() -> Iterator[None]:
+def patched_exporter() -> Iterator[None]:
     """What PyTorch's exporter has no words for, for as long as we write."""
     from torch.onnx import register_custom_op_symbolic, symbolic_helper, unregister_custom_op_symbolic
 
     @symbolic_helper.parse_args("v", "is", "v", "f")
     def rms_norm(g: Any, x: Any, shape: Any, weight: Any, eps: float) -> Any:
         mean = g.op("ReduceMean", g.op("Mul", x, x), axes_i=[-1], keepdims_i=1)
-        root = g.op("Sqrt", g.op("Add", mean, g.op("Constant", value_t=torch.tensor(eps))))
-        return g.op("Mul", g.op("Div", x, root), weight)
+        rms = g.op("Sqrt", g.op("Add", mean, g.op("Constant", value_t=torch.tensor(eps))))
+        return g.op("Mul", g.op("Div", x, rms), weight)
 
     def exp2(g: Any, x: Any) -> Any:
         return g.op("Pow", g.op("Constant", value_t=torch.tensor(2.0, dtype=torch.float64)), x)
 
-    words: dict[str, Callable[..., Any]] = {"aten::rms_norm": rms_norm, "aten::exp2": exp2}
-    for name, word in words.items():
-        register_custom_op_symbolic(name, word, OPSET)
+    symbolics: dict[str, Callable[..., Any]] = {"aten::rms_norm": rms_norm, "aten::exp2": exp2}
+    for name, symbolic in symbolics.items():
+        register_custom_op_symbolic(name, symbolic, OPSET)
     try:
         yield
     finally:
-        for name in words:
+        for name in symbolics:
             unregister_custom_op_symbolic(name, OPSET)

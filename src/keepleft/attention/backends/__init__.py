@@ -17,14 +17,14 @@ class Backend(Protocol):
     def lower(self, mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Any:
         """What is seen, in the form that the kernel likes; once per forward pass."""
 
-    def plus(self, form: Any, bias: Tensor) -> Any:
+    def add_bias(self, lowered_mask: Any, bias: Tensor) -> Any:
         """The form with a bias on the scores, (B or 1, H or 1, Q, K), folded in."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, form: Any, scale: float, dropout: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered_mask: Any, scale: float, dropout: float) -> Tensor:
         """The attention itself; once per layer."""
 
 
-def named(name: str) -> Backend:
+def get_backend(name: str) -> Backend:
     """The backend of that name; each is imported when first asked for."""
     if name == "reference":
         from keepleft.attention.backends import reference as backend
@@ -37,8 +37,8 @@ def named(name: str) -> Backend:
     elif name == "traced":
         from keepleft.attention.backends import traced as backend  # type: ignore[no-redef]
     else:
-        raise ValueError(f"no attention backend is called {name!r}: there are {', '.join(NAMES)}")
+        raise ValueError(f"no attention backend is called {name!r}: there are {', '.join(BACKEND_NAMES)}")
     return backend
 
 
-NAMES = ("reference", "sdpa", "flex", "varlen", "traced")
+BACKEND_NAMES = ("reference", "sdpa", "flex", "varlen", "traced")

@@ -13,59 +13,59 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
-from keepleft.attention.runs import borders
+from keepleft.attention.runs import segment_spans
 
 
-class Form(NamedTuple):
-    blocks: BlockMask
+class FlexMask(NamedTuple):
+    block_mask: BlockMask
     bias: Tensor | None = None
 
 
-def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
-    if grid.plain:
-        mask = mask.within(max(grid.start + grid.queries, grid.keys))
-        if mask.uniform:
-            return Form(_plain(mask, grid, device))
-    elif borders(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> FlexMask:
+    if grid.is_plain:
+        mask = mask.simplify(max(grid.start + grid.queries, grid.keys))
+        if mask.is_uniform:
+            return FlexMask(_shared_block_mask(mask, grid, device))
+    elif segment_spans(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
         grid = replace(grid, q_pos=None, k_pos=None)
-    return Form(_blocks(mask, grid, batch, None if mask.uniform else heads, device))
+    return FlexMask(_make_block_mask(mask, grid, batch, None if mask.is_uniform else heads, device))
 
 
-def _blocks(mask: Mask, grid: Grid, batch: int | None, heads: int | None, device: torch.device) -> BlockMask:
+def _make_block_mask(mask: Mask, grid: Grid, batch: int | None, heads: int | None, device: torch.device) -> BlockMask:
     return create_block_mask(grid.predicate(mask, device), batch, heads, grid.queries, grid.keys, device=device)
 
 
 @lru_cache(maxsize=64)
-def _plain(mask: Mask, grid: Grid, device: torch.device) -> BlockMask:
+def _shared_block_mask(mask: Mask, grid: Grid, device: torch.device) -> BlockMask:
     """Where nothing depends on the batch, worked out once."""
-    return _blocks(mask, grid, None, None, device)
+    return _make_block_mask(mask, grid, None, None, device)
 
 
-def plus(form: Form, bias: Tensor) -> Form:
-    return form._replace(bias=bias if form.bias is None else form.bias + bias)
+def add_bias(lowered_mask: FlexMask, bias: Tensor) -> FlexMask:
+    return lowered_mask._replace(bias=bias if lowered_mask.bias is None else lowered_mask.bias + bias)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: FlexMask, scale: float, dropout: float) -> Tensor:
     if dropout:
         raise ValueError(f"FlexAttention has no dropout ({dropout} was asked for): use backend='sdpa'")
-    add = None
-    if form.bias is not None:
-        bias, rows, heads = form.bias.to(q.dtype), form.bias.shape[0] > 1, form.bias.shape[1] > 1
+    score_mod = None
+    if lowered_mask.bias is not None:
+        bias, per_row, per_head = lowered_mask.bias.to(q.dtype), lowered_mask.bias.shape[0] > 1, lowered_mask.bias.shape[1] > 1
 
-        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + bias[b if rows else 0, h if heads else 0, i, j]
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + bias[b if per_row else 0, h if per_head else 0, i, j]
 
-    kernel = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else _eager
-    out: Tensor = kernel(q, k, v, add, form.blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    kernel = _compiled_flex_attention() if q.is_cuda and not torch.compiler.is_compiling() else _eager_flex_attention
+    out: Tensor = kernel(q, k, v, score_mod, lowered_mask.block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
 
 @cache
-def _compiled() -> Any:
+def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _eager(*arguments: Any, **options: Any) -> Any:
+def _eager_flex_attention(*arguments: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flex_attention called without torch.compile.*")
         return flex_attention(*arguments, **options)

@@ -12,29 +12,29 @@ from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
 
-class Form(NamedTuple):
+class ReferenceMask(NamedTuple):
     table: Tensor              # (B or 1, H or 1, Q, K) booleans
     bias: Tensor | None = None
 
 
-def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
-    return Form(grid.table(mask, batch=batch, heads=heads, device=device))
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:
+    return ReferenceMask(grid.table(mask, batch=batch, heads=heads, device=device))
 
 
-def plus(form: Form, bias: Tensor) -> Form:
-    return form._replace(bias=bias if form.bias is None else form.bias + bias)
+def add_bias(lowered_mask: ReferenceMask, bias: Tensor) -> ReferenceMask:
+    return lowered_mask._replace(bias=bias if lowered_mask.bias is None else lowered_mask.bias + bias)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float) -> Tensor:
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return F.dropout(weights(q, k, form.table, form.bias, scale), dropout) @ v
+    return F.dropout(attention_weights(q, k, lowered_mask.table, lowered_mask.bias, scale), dropout) @ v
 
 
-def weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """softmax over the keys in sight, (B, H, Q, K); a query that sees nothing weighs nothing."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.mT * scale
     if bias is not None:
         scores = scores + bias
-    blind = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
-    return scores.masked_fill(~table, float("-inf")).softmax(-1).masked_fill(blind, 0.0)
+    empty_queries = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
+    return scores.masked_fill(~table, float("-inf")).softmax(-1).masked_fill(empty_queries, 0.0)

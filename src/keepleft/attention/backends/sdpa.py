@@ -13,151 +13,151 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window_size
-from keepleft.attention.runs import relative, runs_of
+from keepleft.attention.runs import is_relative, split_rows
 
 # With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678),
 # and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where others take 8
-SAFE = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-SMALL = 256  # up to this many tokens a table costs less than the calls it would save
+SAFE_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+MAX_SINGLE_TABLE_TOKENS = 256  # up to this many tokens a table costs less than the calls it would save
 
 
-class Whole(Enum):
+class BuiltinMask(Enum):
     """What the kernel knows by itself."""
 
-    EVERYTHING = "everything"
-    TRIANGLE = "triangle"
+    FULL = "everything"
+    CAUSAL = "triangle"
 
 
-TRIANGLE = Whole.TRIANGLE  # an enumeration is slow to open, and attend() is called often
+CAUSAL = BuiltinMask.CAUSAL  # an enumeration is slow to open, and attend() is called often
 
 
-class Table(NamedTuple):
-    seen: Tensor                 # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
-    blind: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries to be emptied afterwards
+class DenseMask(NamedTuple):
+    attn_mask: Tensor                 # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
+    empty_queries: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries to be emptied afterwards
 
 
-class Bands(NamedTuple):
+class ChunkedWindow(NamedTuple):
     """A causal window over one long text: chunks of queries, each over its own tokens and those of the chunk before."""
 
     window: int
-    first: Tensor   # (1, 1, size, size) booleans; a chunk is at least a window long
-    others: Tensor  # (1, 1, size, 2 · size)
+    first_chunk: Tensor   # (1, 1, size, size) booleans; a chunk is at least a window long
+    later_chunks: Tensor  # (1, 1, size, 2 · size)
 
 
-class Runs(NamedTuple):
+class RaggedRows(NamedTuple):
     """Texts that lie one after the other, each attended alone: the lengths and forms in each row; None is padding."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RaggedRow, ...]
 
 
-Form = Whole | Table | Bands | Runs
-Row = tuple[tuple[int, Form | None], ...]
+LoweredMask = BuiltinMask | DenseMask | ChunkedWindow | RaggedRows
+RaggedRow = tuple[tuple[int, LoweredMask | None], ...]
 
 
-def known(mask: Mask, grid: Grid) -> Whole | None:
+def builtin_mask(mask: Mask, grid: Grid) -> BuiltinMask | None:
     """What the kernel can do without a table, if it can."""
-    if not grid.plain:
+    if not grid.is_plain:
         return None
-    mask = mask.within(max(grid.start + grid.queries, grid.keys))
+    mask = mask.simplify(max(grid.start + grid.queries, grid.keys))
     if mask == full or (mask == causal and grid.queries == 1 and grid.start == grid.keys - 1):
-        return Whole.EVERYTHING
-    return Whole.TRIANGLE if mask == causal and grid.square else None
+        return BuiltinMask.FULL
+    return BuiltinMask.CAUSAL if mask == causal and grid.is_square else None
 
 
-def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
-    if (whole := known(mask, grid)) is not None:
-        return whole
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> LoweredMask:
+    if (builtin := builtin_mask(mask, grid)) is not None:
+        return builtin
     on_cpu = device.type == "cpu"  # a GPU would rather have one large call than many small ones
-    if on_cpu and grid.square and grid.queries > SMALL and (runs := runs_of(mask, grid)) is not None:
-        lengths = {run.length for row in runs for run in row if run.real}
-        forms = {n: lower(mask, Grid(n, n), batch, heads, device) for n in lengths}
-        return Runs(tuple(tuple((run.length, forms[run.length] if run.real else None) for run in row) for row in runs))
-    if on_cpu and grid.plain and grid.square and relative(mask) and (near := window_size(mask)) is not None:
-        size = max(near, SMALL)
+    if on_cpu and grid.is_square and grid.queries > MAX_SINGLE_TABLE_TOKENS and (row_runs := split_rows(mask, grid)) is not None:
+        lengths = {run.length for row in row_runs for run in row if run.real}
+        masks_by_length = {n: lower(mask, Grid(n, n), batch, heads, device) for n in lengths}
+        return RaggedRows(tuple(tuple((run.length, masks_by_length[run.length] if run.real else None) for run in row) for row in row_runs))
+    if on_cpu and grid.is_plain and grid.is_square and is_relative(mask) and (window := window_size(mask)) is not None:
+        size = max(window, MAX_SINGLE_TABLE_TOKENS)
         if grid.queries > 2 * size:
-            return Bands(near, *(Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
+            return ChunkedWindow(window, *(Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
                                  for keys in (size, 2 * size)))
     table = grid.table(mask, batch=batch, heads=heads, device=device)
-    return Table(table) if on_cpu else open_eyed(table)
+    return DenseMask(table) if on_cpu else unmask_empty_queries(table)
 
 
-def open_eyed(table: Tensor) -> Table:
+def unmask_empty_queries(table: Tensor) -> DenseMask:
     """On a GPU some kernels answer a query that sees nothing with NaN: let it see everything, and empty it afterwards."""
-    blind = ~table.any(-1, keepdim=True)
-    unknown = torch.compiler.is_compiling() or (table.is_cuda and torch.cuda.is_current_stream_capturing())
-    return Table(table | blind, blind) if unknown or bool(blind.any()) else Table(table)
+    empty_queries = ~table.any(-1, keepdim=True)
+    must_not_sync = torch.compiler.is_compiling() or (table.is_cuda and torch.cuda.is_current_stream_capturing())
+    return DenseMask(table | empty_queries, empty_queries) if must_not_sync or bool(empty_queries.any()) else DenseMask(table)
 
 
-def plus(form: Form, bias: Tensor) -> Form:
-    if form is Whole.EVERYTHING:
-        return Table(bias)
-    if form is Whole.TRIANGLE:
-        form = Table(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril())
-    if isinstance(form, Bands):  # a bias is a table of all pairs anyway
-        place = torch.arange(bias.shape[-1], device=bias.device)
-        apart = place[:, None] - place
-        form = Table((apart >= 0) & (apart < form.window))
-    if isinstance(form, Runs):
-        return Runs(tuple(_plus(row, bias[min(n, len(bias) - 1)][None]) for n, row in enumerate(form.rows)))
-    assert isinstance(form, Table)
-    if form.seen.dtype == torch.bool:
-        return Table(bias.masked_fill(~form.seen, float("-inf")), form.blind)
-    return Table(form.seen + bias, form.blind)  # there is a bias in it already
+def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
+    if lowered_mask is BuiltinMask.FULL:
+        return DenseMask(bias)
+    if lowered_mask is BuiltinMask.CAUSAL:
+        lowered_mask = DenseMask(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril())
+    if isinstance(lowered_mask, ChunkedWindow):  # a bias is a table of all pairs anyway
+        positions = torch.arange(bias.shape[-1], device=bias.device)
+        distance = positions[:, None] - positions
+        lowered_mask = DenseMask((distance >= 0) & (distance < lowered_mask.window))
+    if isinstance(lowered_mask, RaggedRows):
+        return RaggedRows(tuple(_add_bias_to_row(row, bias[min(n, len(bias) - 1)][None]) for n, row in enumerate(lowered_mask.rows)))
+    assert isinstance(lowered_mask, DenseMask)
+    if lowered_mask.attn_mask.dtype == torch.bool:
+        return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, float("-inf")), lowered_mask.empty_queries)
+    return DenseMask(lowered_mask.attn_mask + bias, lowered_mask.empty_queries)  # there is a bias in it already
 
 
-def _plus(row: Row, bias: Tensor) -> Row:
+def _add_bias_to_row(row: RaggedRow, bias: Tensor) -> RaggedRow:
     out, end = [], 0
-    for length, form in row:
+    for length, lowered_mask in row:
         begin, end = end, end + length
-        out.append((length, None if form is None else plus(form, bias[:, :, begin:end, begin:end])))
+        out.append((length, None if lowered_mask is None else add_bias(lowered_mask, bias[:, :, begin:end, begin:end])))
     return tuple(out)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
-    groups = q.shape[1] != k.shape[1]
-    if isinstance(form, Whole):
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *SAFE]) if q.is_cuda and not torch.is_grad_enabled() else nullcontext():
-            out = F.scaled_dot_product_attention(q, k, v, None, dropout, form is TRIANGLE, scale=scale, enable_gqa=groups)
-        return steady(out)
-    if isinstance(form, Table):
-        seen = form.seen if form.seen.dtype == torch.bool else form.seen.to(q.dtype)
-        with sdpa_kernel(SAFE) if q.is_cuda else nullcontext():
-            out = steady(F.scaled_dot_product_attention(q, k, v, seen, dropout, scale=scale, enable_gqa=groups))
-        return out if form.blind is None else out.masked_fill(form.blind, 0.0)
-    if isinstance(form, Bands):
-        return _banded(q, k, v, form, scale, dropout)
-    return torch.stack([_one_by_one(*row, scale, dropout) for row in zip(q, k, v, form.rows, strict=True)])
+def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: LoweredMask, scale: float, dropout: float) -> Tensor:
+    is_grouped = q.shape[1] != k.shape[1]
+    if isinstance(lowered_mask, BuiltinMask):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *SAFE_BACKENDS]) if q.is_cuda and not torch.is_grad_enabled() else nullcontext():
+            out = F.scaled_dot_product_attention(q, k, v, None, dropout, lowered_mask is CAUSAL, scale=scale, enable_gqa=is_grouped)
+        return match_grad_layout(out)
+    if isinstance(lowered_mask, DenseMask):
+        attn_mask = lowered_mask.attn_mask if lowered_mask.attn_mask.dtype == torch.bool else lowered_mask.attn_mask.to(q.dtype)
+        with sdpa_kernel(SAFE_BACKENDS) if q.is_cuda else nullcontext():
+            out = match_grad_layout(F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, scale=scale, enable_gqa=is_grouped))
+        return out if lowered_mask.empty_queries is None else out.masked_fill(lowered_mask.empty_queries, 0.0)
+    if isinstance(lowered_mask, ChunkedWindow):
+        return _attend_chunked_window(q, k, v, lowered_mask, scale, dropout)
+    return torch.stack([_attend_row(*row, scale, dropout) for row in zip(q, k, v, lowered_mask.rows, strict=True)])
 
 
-def _one_by_one(q: Tensor, k: Tensor, v: Tensor, row: Row, scale: float, dropout: float) -> Tensor:
+def _attend_row(q: Tensor, k: Tensor, v: Tensor, row: RaggedRow, scale: float, dropout: float) -> Tensor:
     """(H, T, D) of one row. Split and joined at once: each slice taken or written alone costs a whole row going back."""
     lengths = [length for length, _ in row]
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), row, strict=True)
-    return torch.cat([torch.zeros_like(a) if form is None else attend(a[None], b[None], c[None], form, scale, dropout)[0]
-                      for a, b, c, (_, form) in parts], 1)
+    return torch.cat([torch.zeros_like(q_part) if lowered_mask is None else attend(q_part[None], k_part[None], v_part[None], lowered_mask, scale, dropout)[0]
+                      for q_part, k_part, v_part, (_, lowered_mask) in parts], 1)
 
 
-def _banded(q: Tensor, k: Tensor, v: Tensor, form: Bands, scale: float, dropout: float) -> Tensor:
-    size, out = form.first.shape[-1], []
-    parts = list(zip(q.split(size, 2), k.split(size, 2), v.split(size, 2), strict=True))
-    for n, (a, b, c) in enumerate(parts):
+def _attend_chunked_window(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ChunkedWindow, scale: float, dropout: float) -> Tensor:
+    size, out = lowered_mask.first_chunk.shape[-1], []
+    chunks = list(zip(q.split(size, 2), k.split(size, 2), v.split(size, 2), strict=True))
+    for n, (q_chunk, k_chunk, v_chunk) in enumerate(chunks):
         if n:
-            b, c = torch.cat([parts[n - 1][1], b], 2), torch.cat([parts[n - 1][2], c], 2)
-        seen = (form.others if n else form.first)[:, :, :a.shape[2], :b.shape[2]]  # the last chunk may be shorter
-        out.append(attend(a, b, c, Table(seen), scale, dropout))
+            k_chunk, v_chunk = torch.cat([chunks[n - 1][1], k_chunk], 2), torch.cat([chunks[n - 1][2], v_chunk], 2)
+        visible = (lowered_mask.later_chunks if n else lowered_mask.first_chunk)[:, :, :q_chunk.shape[2], :k_chunk.shape[2]]  # the last chunk may be shorter
+        out.append(attend(q_chunk, k_chunk, v_chunk, DenseMask(visible), scale, dropout))
     return torch.cat(out, 2)
 
 
-def steady(out: Tensor) -> Tensor:
+def match_grad_layout(out: Tensor) -> Tensor:
     """On a GPU: see to it that the gradient of `out` comes back laid out as `out` is.
 
     cuDNN's backward pass remembers its plan by shape and not by the layout of the gradient (PyTorch 2.11): after one call
     with another layout its gradients are silently wrong. In our models the layouts agree, and this costs nothing.
     """
-    return _Steady.apply(out) if out.is_cuda and out.requires_grad else out
+    return _MatchGradLayout.apply(out) if out.is_cuda and out.requires_grad else out
 
 
-class _Steady(torch.autograd.Function):
+class _MatchGradLayout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor) -> Tensor:
         ctx.strides = out.stride()
@@ -167,5 +167,5 @@ class _Steady(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         if gradient.stride() == ctx.strides:
             return gradient
-        laid = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
-        return laid.copy_(gradient)
+        grad_copy = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
+        return grad_copy.copy_(gradient)

@@ -5,29 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keepleft.attention.backends.reference import Form, plus
+from keepleft.attention.backends.reference import ReferenceMask, add_bias
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
-__all__ = ["attend", "lower", "plus"]
+__all__ = ["attend", "lower", "add_bias"]
 
 
-def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:
     """(B or 1, H or 1, Q, K), none of its sizes asked for: what was recorded at one length holds at any other."""
-    q = _places(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
-    k = _places(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
+    q = _positions(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
+    k = _positions(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
     b, h = torch.arange(batch, device=device)[:, None, None, None], torch.arange(heads, device=device)[:, None, None]
-    seen = mask.on(device)(b, h, q, k) & (q + k >= 0)  # which is always so, and spreads it over all queries and keys
+    visible = mask.predicate(device)(b, h, q, k) & (q + k >= 0)  # which is always so, and spreads it over all queries and keys
     if grid.k_seg is not None:
-        seen = seen & (grid.k_seg != 0)[:, None, None, :]
+        visible = visible & (grid.k_seg != 0)[:, None, None, :]
         if grid.q_seg is not None:
-            seen = seen & (grid.q_seg[:, None, :, None] == grid.k_seg[:, None, None, :])
+            visible = visible & (grid.q_seg[:, None, :, None] == grid.k_seg[:, None, None, :])
     elif grid.q_seg is not None:
-        seen = seen & (grid.q_seg != 0)[:, None, :, None]
-    return Form(seen)
+        visible = visible & (grid.q_seg != 0)[:, None, :, None]
+    return ReferenceMask(visible)
 
 
-def _places(count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
+def _positions(count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
     """(B or 1, count); counted along the segments where there are some, for a plain count may be recorded as it is."""
     if positions is not None:
         return positions
@@ -35,16 +35,16 @@ def _places(count: int, start: int, positions: Tensor | None, segments: Tensor |
     return ones.cumsum(1) - 1 + start
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float) -> Tensor:
     """Heads that share keys stand side by side on an axis of their own: (B, H, Q, D) is (B, K heads, sharing, Q, D)."""
     if dropout:
         raise ValueError(f"a recorded graph has no dropout ({dropout} was asked for): call model.eval() first")
-    shared = k.shape[1]
-    q = q.unflatten(1, (shared, -1))
+    kv_heads = k.shape[1]
+    q = q.unflatten(1, (kv_heads, -1))
     scores = q @ k.transpose(2, 3)[:, :, None] * scale
     scores = scores.flatten(1, 2)
-    if form.bias is not None:
-        scores = scores + form.bias
-    seen = form.table
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
-    return (weights.unflatten(1, (shared, -1)) @ v[:, :, None]).flatten(1, 2)
+    if lowered_mask.bias is not None:
+        scores = scores + lowered_mask.bias
+    visible = lowered_mask.table
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1).masked_fill(~visible.any(-1, keepdim=True), 0.0)
+    return (weights.unflatten(1, (kv_heads, -1)) @ v[:, :, None]).flatten(1, 2)

@@ -12,43 +12,43 @@ from torch import Tensor
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Full, Mask, is_causal_window, window_size
-from keepleft.attention.runs import borders
+from keepleft.attention.runs import segment_spans
 
 
-class Form(NamedTuple):
-    ends: Tensor            # (texts + 1,) how many of the B·T slots come before each text
-    longest: int
-    look: tuple[int, int]   # how far back and ahead a token looks; -1 is any distance
-    padding: Tensor | None  # (n,) the slots of padding, which is attended as a text of its own and then emptied
+class VarlenMask(NamedTuple):
+    cu_seqlens: Tensor            # (texts + 1,) how many of the B·T slots come before each text
+    max_seqlen: int
+    window_bounds: tuple[int, int]   # how far back and ahead a token looks; -1 is any distance
+    padding_slots: Tensor | None  # (n,) the slots of padding, which is attended as a text of its own and then emptied
 
 
-def fits(mask: Mask, grid: Grid) -> bool:
+def supports(mask: Mask, grid: Grid) -> bool:
     """Can this mask be said to the kernel? (Whether the texts lie in runs is known only after looking.)"""
-    return grid.square and (grid.plain or grid.q_seg is not None) and _look(mask) is not None
+    return grid.is_square and (grid.is_plain or grid.q_seg is not None) and _window_bounds(mask) is not None
 
 
-def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Form:
-    look, length = _look(mask), grid.queries
-    if look is None or not fits(mask, grid):
+def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> VarlenMask:
+    window_bounds, length = _window_bounds(mask), grid.queries
+    if window_bounds is None or not supports(mask, grid):
         raise ValueError(f"variable-length attention cannot say {mask} here: use backend='flex'")
-    if grid.plain:  # each row is a text
-        ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
-        return Form(ends, length, look, None)
-    if borders(mask, grid) is None:
+    if grid.is_plain:  # each row is a text
+        cu_seqlens = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+        return VarlenMask(cu_seqlens, length, window_bounds, None)
+    if segment_spans(mask, grid) is None:
         raise ValueError("variable-length attention needs each text in one piece and in order: use backend='flex'")
     assert grid.q_seg is not None
-    opens = torch.ones_like(grid.q_seg, dtype=torch.bool)
-    opens[:, 1:] = grid.q_seg[:, 1:] != grid.q_seg[:, :-1]
-    ends = F.pad(opens.flatten().nonzero()[:, 0], (0, 1), value=opens.numel()).to(torch.int32)
-    padding = (grid.q_seg == 0).flatten().nonzero()[:, 0]
-    return Form(ends, int(ends.diff().max()), look, padding if len(padding) else None)
+    is_start = torch.ones_like(grid.q_seg, dtype=torch.bool)
+    is_start[:, 1:] = grid.q_seg[:, 1:] != grid.q_seg[:, :-1]
+    cu_seqlens = F.pad(is_start.flatten().nonzero()[:, 0], (0, 1), value=is_start.numel()).to(torch.int32)
+    padding_slots = (grid.q_seg == 0).flatten().nonzero()[:, 0]
+    return VarlenMask(cu_seqlens, int(cu_seqlens.diff().max()), window_bounds, padding_slots if len(padding_slots) else None)
 
 
-def plus(form: Form, bias: Tensor) -> Form:
+def add_bias(lowered_mask: VarlenMask, bias: Tensor) -> VarlenMask:
     raise ValueError("variable-length attention takes no bias: use backend='flex' or 'sdpa'")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: VarlenMask, scale: float, dropout: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     if dropout:
@@ -56,18 +56,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, form: Form, scale: float, dropout: f
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"variable-length attention works in half precision, not in {q.dtype}: use backend='flex' or 'sdpa'")
     b, h, t, d = q.shape
-    options = _said(form.look, h // k.shape[1])
+    options = _varlen_options(lowered_mask.window_bounds, h // k.shape[1])
     if h != k.shape[1] and "enable_gqa" not in options:
         k, v = (x.repeat_interleave(h // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (x.transpose(1, 2).reshape(b * t, -1, d) for x in (q, k, v))
-    out = varlen_attn(q, k, v, form.ends, form.ends, form.longest, form.longest, scale=scale, **options)
+    out = varlen_attn(q, k, v, lowered_mask.cu_seqlens, lowered_mask.cu_seqlens, lowered_mask.max_seqlen, lowered_mask.max_seqlen, scale=scale, **options)
     assert isinstance(out, Tensor)  # nothing else was asked for
-    if form.padding is not None:
-        out = out.index_fill(0, form.padding, 0.0)
+    if lowered_mask.padding_slots is not None:
+        out = out.index_fill(0, lowered_mask.padding_slots, 0.0)
     return out.view(b, t, h, d).transpose(1, 2)
 
 
-def _look(mask: Mask) -> tuple[int, int] | None:
+def _window_bounds(mask: Mask) -> tuple[int, int] | None:
     """(back, ahead) for full, causal and causal & window(n); None for any other mask."""
     if isinstance(mask, Full):
         return -1, -1
@@ -75,22 +75,22 @@ def _look(mask: Mask) -> tuple[int, int] | None:
         return None
     if (size := window_size(mask)) is None:
         return -1, 0
-    return (size - 1, 0) if _windows() else None
+    return (size - 1, 0) if _supports_windows() else None
 
 
 @cache
-def _words() -> frozenset[str]:
+def _varlen_parameters() -> frozenset[str]:
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-def _windows() -> bool:
-    return "window_size" in _words()
+def _supports_windows() -> bool:
+    return "window_size" in _varlen_parameters()
 
 
 @cache
-def _said(look: tuple[int, int], groups: int) -> dict[str, Any]:
+def _varlen_options(window_bounds: tuple[int, int], group_size: int) -> dict[str, Any]:
     """The same wish in the words of this PyTorch: they differ from release to release."""
-    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in _words() else {}
-    return options | ({"window_size": look} if _windows() else {"is_causal": look == (-1, 0)})
+    options: dict[str, Any] = {"enable_gqa": True} if group_size > 1 and "enable_gqa" in _varlen_parameters() else {}
+    return options | ({"window_size": window_bounds} if _supports_windows() else {"is_causal": window_bounds == (-1, 0)})

@@ -8,82 +8,82 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing.checks.padding import neighbours
-from keepleft.auditing.checks.pairs import Pair, agree, further
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Call
-from keepleft.auditing.ways import Way
+from keepleft.auditing.checks.pairs import CallPair, agree, remaining_paths
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import Inputs
+from keepleft.auditing.ways import CodePath
 
-MANY = 8  # rows, so that groups of two and of four are more than one
+LARGE_BATCH_SIZE = 8  # rows, so that groups of two and of four are more than one
 
 
-def batch(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> None:
+def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
     """All of it on the ways that matter most, and one exact look at each of every way."""
-    subject, broad = inquiry.subject, inquiry.budget.broad
-    for n, way in enumerate(inquiry.timely(ways, "batch, further paths")):
-        with inquiry.trying(f"batch, {way.named(3)}"), subject.on(way):
-            sizes = (2, 3, MANY) if broad else (3, MANY) if n == 0 and not inquiry.brief else (3,)
-            if not all(agree(inquiry, way, pair) for rows in sizes for pair in _pairs(inquiry, rows)):
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    for n, path in enumerate(session.within_budget(paths, "batch, further paths")):
+        with session.skip_on_error(f"batch, {path.label(3)}"), adapter.on_path(path):
+            batch_sizes = (2, 3, LARGE_BATCH_SIZE) if exhaustive else (3, LARGE_BATCH_SIZE) if n == 0 and not session.reduced_coverage else (3,)
+            if not all(agree(session, path, call_pair) for batch_size in batch_sizes for call_pair in _call_pairs(session, batch_size)):
                 continue
-        fine = inquiry.fine(way)
-        with inquiry.trying(f"batch, {fine.named(3)}"), subject.on(fine):
-            if not all(agree(inquiry, fine, pair) for pair in _alone(inquiry)):
+        float64_path = session.in_float64(path)
+        with session.skip_on_error(f"batch, {float64_path.label(3)}"), adapter.on_path(float64_path):
+            if not all(agree(session, float64_path, call_pair) for call_pair in _single_row_pairs(session)):
                 continue
-        if (n == 0 or broad) and "padding" not in inquiry.checks:  # else it is looked at once padding itself is right
-            neighbours(inquiry, fine)
-    for way in inquiry.timely(further(inquiry, "batch", ways, every), "batch, further paths"):
-        with inquiry.trying(f"batch, {way.named(3)}"), subject.on(way):
-            base = subject.call(3, seed=80)
-            new = subject.words.others(base.tokens, 82)
-            all(agree(inquiry, way, _pair(inquiry, base, stays, new)) for stays in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool())
+        if (n == 0 or exhaustive) and "padding" not in session.checks:  # else it is looked at once padding itself is right
+            neighbours(session, float64_path)
+    for path in session.within_budget(remaining_paths(session, "batch", paths, all_paths), "batch, further paths"):
+        with session.skip_on_error(f"batch, {path.label(3)}"), adapter.on_path(path):
+            base = adapter.make_inputs(3, seed=80)
+            new = adapter.sampler.resample(base.tokens, 82)
+            all(agree(session, path, _call_pair(session, base, unchanged_rows, new)) for unchanged_rows in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool())
 
 
-def _pairs(inquiry: Inquiry, rows: int) -> Iterator[Pair]:
+def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
     """Some rows stay, the others change: to anything, to words that are all the same, to copies of the one that stays."""
-    subject = inquiry.subject
-    base = subject.call(rows, seed=80)
-    each = torch.eye(rows, dtype=torch.bool)
-    new = subject.words.others(base.tokens, 82)
-    if rows < MANY:
-        for row, stays in enumerate(each):
-            copies = base.tokens[row:row + 1].expand_as(base.tokens)
-            changes = [new, copies, *(change for _, change in subject.words.kinds(base.tokens))]
-            for change in changes if inquiry.budget.broad else changes[:1] if inquiry.brief else changes[:3]:
-                yield _pair(inquiry, base, stays, change)
+    adapter = session.adapter
+    base = adapter.make_inputs(batch_size, seed=80)
+    row_masks = torch.eye(batch_size, dtype=torch.bool)
+    new = adapter.sampler.resample(base.tokens, 82)
+    if batch_size < LARGE_BATCH_SIZE:
+        for row, unchanged_rows in enumerate(row_masks):
+            repeated_row = base.tokens[row:row + 1].expand_as(base.tokens)
+            changes = [new, repeated_row, *(change for _, change in adapter.sampler.special_changes(base.tokens))]
+            for change in changes if session.budget.exhaustive else changes[:1] if session.reduced_coverage else changes[:3]:
+                yield _call_pair(session, base, unchanged_rows, change)
     else:  # of any two rows, one changes and the other stays, both ways round
-        for bit in range((rows - 1).bit_length()):
-            half = (torch.arange(rows) >> bit & 1).bool()
-            yield _pair(inquiry, base, half, new)
-            yield _pair(inquiry, base, ~half, new)
-    if rows == 3 or (rows > 3 and inquiry.budget.broad):
-        yield from (_pair(inquiry, base, ~one, new) for one in each)
+        for bit in range((batch_size - 1).bit_length()):
+            half_mask = (torch.arange(batch_size) >> bit & 1).bool()
+            yield _call_pair(session, base, half_mask, new)
+            yield _call_pair(session, base, ~half_mask, new)
+    if batch_size == 3 or (batch_size > 3 and session.budget.exhaustive):
+        yield from (_call_pair(session, base, ~row_mask, new) for row_mask in row_masks)
 
 
-def _pair(inquiry: Inquiry, base: Call, stays: Tensor, new: Tensor) -> Pair:
+def _call_pair(session: AuditSession, base: Inputs, unchanged_rows: Tensor, new: Tensor) -> CallPair:
     """Every row that stays is watched."""
-    subject = inquiry.subject
+    adapter = session.adapter
 
-    def told(row: int, reader: int, module: str, size: str) -> str:
+    def describe(row: int, reader: int, module: str, size: str) -> str:
         return f"other rows of the batch move row {row}: position {reader} moves {size}, through {module}"
 
-    def mixed(old: Tensor, new: Tensor) -> Tensor:
-        return torch.where(stays.view(-1, *[1] * (old.dim() - 1)), old, new.to(old.dtype))
+    def mix_rows(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where(unchanged_rows.view(-1, *[1] * (old.dim() - 1)), old, new.to(old.dtype))
 
-    other = base.but(tokens=mixed(base.tokens, new))
-    if base.source is not None and subject.source_words is not None:
-        other = other.but(source=mixed(base.source, subject.source_words.others(base.source, 83)))
-    places = stays[:, None].expand(base.tokens.shape[:2]).nonzero()
-    return Pair("batch", base, other, places, places, True, told)
+    changed = base.but(tokens=mix_rows(base.tokens, new))
+    if base.source is not None and adapter.source_sampler is not None:
+        changed = changed.but(source=mix_rows(base.source, adapter.source_sampler.resample(base.source, 83)))
+    positions = unchanged_rows[:, None].expand(base.tokens.shape[:2]).nonzero()
+    return CallPair("batch", base, changed, positions, positions, True, describe)
 
 
-def _alone(inquiry: Inquiry) -> Iterator[Pair]:
+def _single_row_pairs(session: AuditSession) -> Iterator[CallPair]:
     """Each of three rows by itself."""
-    subject = inquiry.subject
-    base = subject.call(3, seed=81)
+    adapter = session.adapter
+    base = adapter.make_inputs(3, seed=81)
 
-    def told(row: int, reader: int, module: str, size: str) -> str:
+    def describe(row: int, reader: int, module: str, size: str) -> str:
         return f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
 
     for row in range(3):
-        alone = base.rows(slice(row, row + 1))
-        at = torch.stack([torch.zeros(subject.length, dtype=torch.long), torch.arange(subject.length)], 1)
-        yield Pair("batch", alone, base, at, at + torch.tensor([row, 0]), False, told, None, "alone")
+        single_row = base.select_rows(slice(row, row + 1))
+        positions = torch.stack([torch.zeros(adapter.length, dtype=torch.long), torch.arange(adapter.length)], 1)
+        yield CallPair("batch", single_row, base, positions, positions + torch.tensor([row, 0]), False, describe, None, "alone")

@@ -10,228 +10,228 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences
-from keepleft.auditing.checks.padding import kept, laid
-from keepleft.auditing.checks.told import spot, where
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
+from keepleft.auditing.checks.told import make_probe, locate
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.stepping import Stepper, stepper
-from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import Way
+from keepleft.auditing.stepping import CacheStepper, find_stepper
+from keepleft.auditing.subject import Inputs, CallError
+from keepleft.auditing.ways import CodePath
 
 
-def cache(inquiry: Inquiry, ways: Sequence[Way], prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
+def cache(session: AuditSession, paths: Sequence[CodePath], prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
           reorder: Callable[..., Any] | None) -> None:
-    subject = inquiry.subject
+    adapter = session.adapter
     try:
-        with subject.on(ways[0]):
-            found = stepper(subject, prefill, step, reorder)
+        with adapter.on_path(paths[0]):
+            stepper = find_stepper(adapter, prefill, step, reorder)
     except CallError as error:
-        inquiry.skip("cache", error)
+        session.skip("cache", error)
         return
-    if found is None:
-        inquiry.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
+    if stepper is None:
+        session.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
                      "one")
         return
-    if inquiry.found("future"):
-        inquiry.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
+    if session.has_finding("future"):
+        session.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
         return
-    plain = [way for way in ways if not way.train and way.mask == "absent" and not way.asked]
-    for n, way in enumerate(inquiry.timely(plain, "cache, further paths")):
-        thorough = inquiry.budget.broad and n == 0
-        for kind in found.kinds[:1] if inquiry.brief else found.kinds:
-            with inquiry.trying(f"cache, {kind}, {way.named(2)}"):
-                for there in dict.fromkeys([inquiry.fine(way), way][:1 + thorough]):
-                    with subject.on(there):
-                        if not Trial(inquiry, found, kind, there, thorough).whole():
+    plain_paths = [path for path in paths if not path.train and path.mask == "absent" and not path.extra_arguments]
+    for n, path in enumerate(session.within_budget(plain_paths, "cache, further paths")):
+        thorough = session.budget.exhaustive and n == 0
+        for cache_kind in stepper.cache_kinds[:1] if session.reduced_coverage else stepper.cache_kinds:
+            with session.skip_on_error(f"cache, {cache_kind}, {path.label(2)}"):
+                for precision_path in dict.fromkeys([session.in_float64(path), path][:1 + thorough]):
+                    with adapter.on_path(precision_path):
+                        if not CacheTrial(session, stepper, cache_kind, precision_path, thorough).run():
                             break
 
 
 @dataclass(frozen=True)
-class Trial:
-    inquiry: Inquiry
-    stepper: Stepper
-    kind: str
-    way: Way
+class CacheTrial:
+    session: AuditSession
+    stepper: CacheStepper
+    cache_kind: str
+    path: CodePath
     thorough: bool
 
-    def whole(self) -> bool:
+    def run(self) -> bool:
         """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
-        t = self.inquiry.subject.length
-        cuttings = [[5] + [1] * (t - 5), [4, 3, 2, t - 9], [1, 2, t - 3], [1] * t, [t - 3, 1, 2], [3, 5, t - 8]]
-        if not self.thorough or self.stepper.single:
-            cuttings = cuttings[:1 if self.stepper.single else 3]
-        for n, sizes in enumerate(cuttings):
-            with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, t)}, pieces of {_said(sizes)}"):
-                if not self.pieces(sizes, seed=120 + n):
+        length = self.session.adapter.length
+        chunkings = [[5] + [1] * (length - 5), [4, 3, 2, length - 9], [1, 2, length - 3], [1] * length, [length - 3, 1, 2], [3, 5, length - 8]]
+        if not self.thorough or self.stepper.single_token:
+            chunkings = chunkings[:1 if self.stepper.single_token else 3]
+        for n, chunk_sizes in enumerate(chunkings):
+            with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(2, length)}, pieces of {_format_sizes(chunk_sizes)}"):
+                if not self.check_chunks(chunk_sizes, seed=120 + n):
                     return False
-        many = 4 if self.thorough else 0 if self.inquiry.brief else 2
-        longer = [n for n in self.inquiry.lengths if t < n < self.inquiry.refused][:many]
-        for n in longer:
-            for sizes in ([n - 2, 1, 1], [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2], [2, n // 2, n - 2 - n // 2]):
-                with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(2, n)}"):
-                    if not self.pieces(sizes, seed=140 + n):
+        num_lengths = 4 if self.thorough else 0 if self.session.reduced_coverage else 2
+        longer_lengths = [n for n in self.session.lengths if length < n < self.session.rejected_length][:num_lengths]
+        for n in longer_lengths:
+            for chunk_sizes in ([n - 2, 1, 1], [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2], [2, n // 2, n - 2 - n // 2]):
+                with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(2, n)}"):
+                    if not self.check_chunks(chunk_sizes, seed=140 + n):
                         return False
-        with self.inquiry.trying(f"cache, {self.kind}, {self.way.named(1, t)}"):
-            if not self.pieces([t - 3, 1, 1, 1], seed=150, batch=1) or not self.pieces([2, 1, 1], seed=151, batch=2):  # shorter
+        with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(1, length)}"):
+            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1) or not self.check_chunks([2, 1, 1], seed=151, batch=2):  # shorter
                 return False
-        for what, go in (("positions given", self.placed), ("padding on the left", self.padded),
-                         ("rows in another order", self.ordered), ("cut back", self.cropped)):
-            with self.inquiry.trying(f"cache, {self.kind}, {what}"):
-                if not go():
+        for name, check in (("positions given", self.check_positions), ("padding on the left", self.check_left_padding),
+                         ("rows in another order", self.check_reorder), ("cut back", self.check_crop)):
+            with self.session.skip_on_error(f"cache, {self.cache_kind}, {name}"):
+                if not check():
                     return False
         return True
 
-    def pieces(self, sizes: list[int], seed: int, batch: int = 2) -> bool:
+    def check_chunks(self, chunk_sizes: list[int], seed: int, batch: int = 2) -> bool:
         """Give a text in pieces, and compare what comes of each piece with one pass."""
-        sizes = [n for n in sizes if n > 0]
-        return self.given(self.inquiry.subject.call(batch, sum(sizes), seed), sizes)
+        chunk_sizes = [n for n in chunk_sizes if n > 0]
+        return self.check_inputs(self.session.adapter.make_inputs(batch, sum(chunk_sizes), seed), chunk_sizes)
 
-    def placed(self) -> bool:
+    def check_positions(self) -> bool:
         """The same where the caller says at which positions the tokens stand."""
-        subject, t = self.inquiry.subject, self.inquiry.subject.length
-        if subject.positions is None or not self.stepper.told or t < 6:
+        adapter, length = self.session.adapter, self.session.adapter.length
+        if adapter.positions_argument is None or not self.stepper.accepts_mask_and_positions or length < 6:
             return True
-        call = subject.call(2, seed=170)
-        return self.given(call.but(positions=torch.arange(t).expand(2, t)), [t - 5, 1, 2, 1, 1])
+        inputs = adapter.make_inputs(2, seed=170)
+        return self.check_inputs(inputs.but(positions=torch.arange(length).expand(2, length)), [length - 5, 1, 2, 1, 1])
 
-    def padded(self) -> bool:
+    def check_left_padding(self) -> bool:
         """Rows of different lengths, padded on the left: what was padding in the cache stays padding."""
-        subject, t = self.inquiry.subject, self.inquiry.subject.length
-        if subject.reader is None or subject.reader.form not in ("keep", "drop") or not self.stepper.told or t < 8:
+        adapter, length = self.session.adapter, self.session.adapter.length
+        if adapter.padding_argument is None or adapter.padding_argument.form not in ("keep", "drop") or not self.stepper.accepts_mask_and_positions or length < 8:
             return True
-        call = laid(subject, subject.call(2, seed=180), kept(torch.tensor([t, t - 2]), t, "left"), "left", False)
-        return self.given(call, [t - 5, 1, 1, 1, 2])
+        inputs = pad_inputs(adapter, adapter.make_inputs(2, seed=180), make_keep_mask(torch.tensor([length, length - 2]), length, "left"), "left", False)
+        return self.check_inputs(inputs, [length - 5, 1, 1, 1, 2])
 
-    def given(self, call: Call, sizes: list[int]) -> bool:
-        subject = self.inquiry.subject
-        sizes = [1] * sum(sizes) if self.stepper.single else sizes
-        whole, state, at = subject.run(call, self.way), None, 0
-        for n, size in enumerate(sizes):
-            scores, state = self.stepper.go(call, at, size, state, self.kind, self.way)
-            if not self.same(whole, scores, call, at, size, sizes[:n + 1]):
+    def check_inputs(self, inputs: Inputs, chunk_sizes: list[int]) -> bool:
+        adapter = self.session.adapter
+        chunk_sizes = [1] * sum(chunk_sizes) if self.stepper.single_token else chunk_sizes
+        full_output, state, start = adapter.run(inputs, self.path), None, 0
+        for n, chunk_size in enumerate(chunk_sizes):
+            output, state = self.stepper.step(inputs, start, chunk_size, state, self.cache_kind, self.path)
+            if not self.chunk_matches(full_output, output, inputs, start, chunk_size, chunk_sizes[:n + 1]):
                 return False
-            at += size
+            start += chunk_size
         return True
 
-    def same(self, whole: Tensor, scores: Tensor, call: Call, at: int, size: int, sizes: list[int]) -> bool:
+    def chunk_matches(self, full_output: Tensor, output: Tensor, inputs: Inputs, start: int, chunk_size: int, chunk_sizes: list[int]) -> bool:
         """Do the scores of one piece agree with those of one pass?"""
-        inquiry = self.inquiry
-        got = _shaped(scores, whole, size)
-        here = slice(at + size - got.shape[1], at + size)
-        want, told = whole[:, here], ""
-        move, large = rounding.moved(want, got).cpu(), rounding.scale(want)
-        if call.keep is not None:
-            move, told = torch.where(call.keep[:, here], move, 0.0), ", with padding on the left"
-        elif call.positions is not None:
-            told = ", with positions given"
-        path = inquiry.took(self.way, *call.tokens.shape[:2]) + f", {self.kind}, in pieces of {_said(sizes)}{told}"
-        limit = rounding.tolerance(inquiry, self.way)
-        if not float(move.max()) / large > limit:
+        session = self.session
+        actual = _align_shape(output, full_output, chunk_size)
+        span = slice(start + chunk_size - actual.shape[1], start + chunk_size)
+        expected, note = full_output[:, span], ""
+        change, scale = rounding.max_change(expected, actual).cpu(), rounding.scale(expected)
+        if inputs.keep_mask is not None:
+            change, note = torch.where(inputs.keep_mask[:, span], change, 0.0), ", with padding on the left"
+        elif inputs.positions is not None:
+            note = ", with positions given"
+        path_label = session.record_path(self.path, *inputs.tokens.shape[:2]) + f", {self.cache_kind}, in pieces of {_format_sizes(chunk_sizes)}{note}"
+        limit = rounding.tolerance(session, self.path)
+        if not float(change.max()) / scale > limit:
             return True
-        if (self.way.dtype or inquiry.subject.dtype) not in (torch.float32, torch.float64) and \
-                float(move.median()) / large <= limit:
+        if (self.path.dtype or session.adapter.dtype) not in (torch.float32, torch.float64) and \
+                float(change.median()) / scale <= limit:
             return True
-        row, n = divmod(int(move.argmax()), move.shape[1])
-        reader = here.start + n
-        found, line = self.place(call, sizes, row, reader)
-        relative = float(move[row, n]) / large
-        inquiry.add(Finding("cache", reader, at, relative, path, found.module,
-                            f"position {reader}, reached in pieces of {_said(sizes)} from a cache{told}, differs from one pass "
-                            f"{sentences.size(relative)}, through {found.module or inquiry.subject.name}; "
-                            f"{sentences.remedy('cache', found.sort)}.", "comparison", line, self.shown(call, sizes, reader)))
+        row, n = divmod(int(change.argmax()), change.shape[1])
+        reader = span.start + n
+        location, line = self.locate_difference(inputs, chunk_sizes, row, reader)
+        relative = float(change[row, n]) / scale
+        session.add_finding(Finding("cache", reader, start, relative, path_label, location.module,
+                            f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
+                            f"{sentences.format_size(relative)}, through {location.module or session.adapter.name}; "
+                            f"{sentences.remedy('cache', location.module_kind)}.", "comparison", line, self.reproducer(inputs, chunk_sizes, reader)))
         return False
 
-    def place(self, call: Call, sizes: list[int], row: int, reader: int) -> tuple[place.Place, str]:
+    def locate_difference(self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int) -> tuple[place.Location, str]:
         """One pass against the last piece alone."""
-        subject, size = self.inquiry.subject, sizes[-1]
-        at = sum(sizes) - size
+        adapter, last_size = self.session.adapter, chunk_sizes[-1]
+        last_start = sum(chunk_sizes) - last_size
 
-        def before() -> Any:
+        def replay_prefix() -> Any:
             state = None
-            for n, one in enumerate(sizes[:-1]):
-                _, state = self.stepper.go(call, sum(sizes[:n]), one, state, self.kind, self.way)
+            for n, chunk_size in enumerate(chunk_sizes[:-1]):
+                _, state = self.stepper.step(inputs, sum(chunk_sizes[:n]), chunk_size, state, self.cache_kind, self.path)
             return state
 
-        def last(state: Any) -> Any:
-            return self.stepper.go(call, at, size, state, self.kind, self.way)
+        def run_last_chunk(state: Any) -> Any:
+            return self.stepper.step(inputs, last_start, last_size, state, self.cache_kind, self.path)
 
-        other = place.Spot(last, call.tokens.shape[0], size, row, reader - at, subject.widths, before)
-        return where(self.inquiry, spot(self.inquiry, self.way, call, row, reader), other,
-                     rounding.tolerance(self.inquiry, self.way))
+        chunk_probe = place.Probe(run_last_chunk, inputs.tokens.shape[0], last_size, row, reader - last_start, adapter.parameter_dims, replay_prefix)
+        return locate(self.session, make_probe(self.session, self.path, inputs, row, reader), chunk_probe,
+                     rounding.tolerance(self.session, self.path))
 
-    def ordered(self) -> bool:
+    def check_reorder(self) -> bool:
         """Rows in another order, as beams need them."""
-        subject = self.inquiry.subject
-        call = subject.call(2, seed=160)
-        half = subject.length - 4
-        _, state = self.stepper.go(call, 0, half, None, self.kind, self.way)
+        adapter = self.session.adapter
+        inputs = adapter.make_inputs(2, seed=160)
+        prefix_length = adapter.length - 4
+        _, state = self.stepper.step(inputs, 0, prefix_length, None, self.cache_kind, self.path)
         rows = torch.tensor([1, 0])
-        state = self.stepper.turned(state, rows)
+        state = self.stepper.reorder(state, rows)
         if state is None:
             return True
-        turned = call.rows(rows)
-        scores, _ = self.stepper.go(turned, half, 1, state, self.kind, self.way)
-        whole = subject.run(turned, self.way)
-        got = _shaped(scores, whole, 1)
-        move, large = rounding.moved(whole[:, half:half + 1], got).cpu(), rounding.scale(whole)
-        return self.alike(float(move.max()) / large, half, "rows in another order",
+        reordered = inputs.select_rows(rows)
+        output, _ = self.stepper.step(reordered, prefix_length, 1, state, self.cache_kind, self.path)
+        full_output = adapter.run(reordered, self.path)
+        actual = _align_shape(output, full_output, 1)
+        change, scale = rounding.max_change(full_output[:, prefix_length:prefix_length + 1], actual).cpu(), rounding.scale(full_output)
+        return self.matches_full_pass(float(change.max()) / scale, prefix_length, "rows in another order",
                           "its rows were put into another order, the cache still has them as they were",
                           "reorder every tensor that the cache keeps")
 
-    def cropped(self) -> bool:
+    def check_crop(self) -> bool:
         """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from there."""
-        subject, half = self.inquiry.subject, self.inquiry.subject.length // 2
-        call = subject.call(2, seed=190)
-        guess = call.but(tokens=torch.cat([call.tokens[:, :half], subject.words.others(call.tokens, 191)[:, half:].to(
-            call.tokens.dtype)], 1))
-        _, state = self.stepper.go(guess, 0, 2 * half, None, self.kind, self.way)
-        state = self.stepper.cropped(state, half)
+        adapter, half = self.session.adapter, self.session.adapter.length // 2
+        inputs = adapter.make_inputs(2, seed=190)
+        draft = inputs.but(tokens=torch.cat([inputs.tokens[:, :half], adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(
+            inputs.tokens.dtype)], 1))
+        _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
+        state = self.stepper.crop(state, half)
         if state is None:
             return True
-        scores, _ = self.stepper.go(call, half, 1, state, self.kind, self.way)
-        whole = subject.run(call, self.way)[:, half:half + 1]
-        relative = float(rounding.moved(whole, _shaped(scores, whole, 1)).max()) / rounding.scale(whole)
-        return self.alike(relative, half, f"cut back from {2 * half} to {half}",
+        output, _ = self.stepper.step(inputs, half, 1, state, self.cache_kind, self.path)
+        full_output = adapter.run(inputs, self.path)[:, half:half + 1]
+        relative = float(rounding.max_change(full_output, _align_shape(output, full_output, 1)).max()) / rounding.scale(full_output)
+        return self.matches_full_pass(relative, half, f"cut back from {2 * half} to {half}",
                           f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
                           "take back every tensor and every count that the cache keeps")
 
-    def alike(self, relative: float, reader: int, what: str, fault: str, remedy: str) -> bool:
+    def matches_full_pass(self, relative: float, reader: int, operation: str, fault: str, advice: str) -> bool:
         """Is what comes after something was done to the cache what one pass gives?"""
-        path = self.inquiry.took(self.way, 2, reader + 1) + f", {self.kind}, {what}"
-        if relative <= rounding.tolerance(self.inquiry, self.way):
+        path_label = self.session.record_path(self.path, 2, reader + 1) + f", {self.cache_kind}, {operation}"
+        if relative <= rounding.tolerance(self.session, self.path):
             return True
-        self.inquiry.add(Finding("cache", reader, None, relative, path, "", f"after {fault}: the next step differs "
-                                 f"{sentences.size(relative)}; {remedy}.", "comparison"), what.partition(" ")[0])
+        self.session.add_finding(Finding("cache", reader, None, relative, path_label, "", f"after {fault}: the next step differs "
+                                 f"{sentences.format_size(relative)}; {advice}.", "comparison"), operation.partition(" ")[0])
         return False
 
-    def shown(self, call: Call, sizes: list[int], reader: int) -> str:
-        if call.tokens.is_floating_point():
+    def reproducer(self, inputs: Inputs, chunk_sizes: list[int], reader: int) -> str:
+        if inputs.tokens.is_floating_point():
             return ""
-        more = "" if call.keep is None else f"keep = torch.tensor({call.keep.long().tolist()})  # 0: padding\n"
-        more += "" if call.positions is None else f"positions = torch.tensor({call.positions.tolist()})\n"
-        return (f"a = torch.tensor({call.tokens.tolist()})\n{more}# in one pass, then in pieces of {_said(sizes)} from a "
+        setup = "" if inputs.keep_mask is None else f"keep = torch.tensor({inputs.keep_mask.long().tolist()})  # 0: padding\n"
+        setup += "" if inputs.positions is None else f"positions = torch.tensor({inputs.positions.tolist()})\n"
+        return (f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of {_format_sizes(chunk_sizes)} from a "
                 f"cache: the scores at position {reader} must be the same up to rounding")
 
 
-def _shaped(scores: Tensor, whole: Tensor, size: int) -> Tensor:
+def _align_shape(output: Tensor, full_output: Tensor, chunk_size: int) -> Tensor:
     """(B, n, …): scores of every position of a piece, or of its last one."""
-    if scores.dim() == whole.dim() - 1:
-        scores = scores[:, None]
-    if scores.dim() != whole.dim() or scores.shape[0] != whole.shape[0] or scores.shape[1] not in (1, size) or \
-            scores.shape[2:] != whole.shape[2:]:
-        raise CallError(f"a step of {size} tokens gives {tuple(scores.shape)}, one pass {tuple(whole.shape)}: they cannot be "
+    if output.dim() == full_output.dim() - 1:
+        output = output[:, None]
+    if output.dim() != full_output.dim() or output.shape[0] != full_output.shape[0] or output.shape[1] not in (1, chunk_size) or \
+            output.shape[2:] != full_output.shape[2:]:
+        raise CallError(f"a step of {chunk_size} tokens gives {tuple(output.shape)}, one pass {tuple(full_output.shape)}: they cannot be "
                         "compared")
-    return scores
+    return output
 
 
-def _said(sizes: list[int]) -> str:
+def _format_sizes(chunk_sizes: list[int]) -> str:
     """5, 1 × 8"""
     out: list[str] = []
     n = 0
-    while n < len(sizes):
-        same = 1
-        while n + same < len(sizes) and sizes[n + same] == sizes[n]:
-            same += 1
-        out.append(f"{sizes[n]}" if same == 1 else f"{sizes[n]} × {same}")
-        n += same
+    while n < len(chunk_sizes):
+        repeats = 1
+        while n + repeats < len(chunk_sizes) and chunk_sizes[n + repeats] == chunk_sizes[n]:
+            repeats += 1
+        out.append(f"{chunk_sizes[n]}" if repeats == 1 else f"{chunk_sizes[n]} × {repeats}")
+        n += repeats
     return ", ".join(out)

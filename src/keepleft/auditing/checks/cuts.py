@@ -8,44 +8,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.inquiry import AuditSession
 
 
 @dataclass(frozen=True)
-class Variant:
+class Perturbation:
     """Which positions are changed, and to what."""
 
-    changed: Tensor  # (T,)
+    mask: Tensor  # (T,)
     kind: str        # random, or the name of a kind of its own
     seed: int
 
 
-def variants(allowed: Tensor, seeds: int, kinds: Sequence[str] = ()) -> list[Variant]:
+def perturbations(allowed: Tensor, seeds: int, change_names: Sequence[str] = ()) -> list[Perturbation]:
     """For each reader, everything that it may not see is changed at once: that is complete. Readers with the same sight
     share a variant; where time allows, single sources are changed too."""
-    hidden = list(dict.fromkeys(tuple(row) for row in (~allowed).tolist() if any(row)))
-    out = [Variant(torch.tensor(cut), "random", seed) for seed in range(seeds) for cut in hidden]
-    return out + [Variant(torch.tensor(cut), kind, 0) for kind in kinds for cut in hidden]
+    hidden_masks = list(dict.fromkeys(tuple(row) for row in (~allowed).tolist() if any(row)))
+    out = [Perturbation(torch.tensor(mask), "random", seed) for seed in range(seeds) for mask in hidden_masks]
+    return out + [Perturbation(torch.tensor(mask), kind, 0) for kind in change_names for mask in hidden_masks]
 
 
-def singles(allowed: Tensor) -> list[Variant]:
+def single_source_perturbations(allowed: Tensor) -> list[Perturbation]:
     """One source at a time."""
     length = len(allowed)
-    return [Variant(torch.arange(length) == k, "random", 3) for k in range(length) if not allowed[:, k].all()]
+    return [Perturbation(torch.arange(length) == k, "random", 3) for k in range(length) if not allowed[:, k].all()]
 
 
-def changed(inquiry: Inquiry, tokens: Tensor, variant: Variant) -> Tensor:
+def perturb(session: AuditSession, tokens: Tensor, perturbation: Perturbation) -> Tensor:
     """(1, T, …) one row with the variant's change."""
-    subject = inquiry.subject
-    new = (subject.words.others(tokens, 101 + 31 * variant.seed) if variant.kind == "random"
-           else dict(subject.words.kinds(tokens))[variant.kind])
-    where = variant.changed.view(1, -1, *[1] * (tokens.dim() - 2))
-    return torch.where(where, new.to(tokens.dtype), tokens)
+    adapter = session.adapter
+    new = (adapter.sampler.resample(tokens, 101 + 31 * perturbation.seed) if perturbation.kind == "random"
+           else dict(adapter.sampler.special_changes(tokens))[perturbation.kind])
+    mask = perturbation.mask.view(1, -1, *[1] * (tokens.dim() - 2))
+    return torch.where(mask, new.to(tokens.dtype), tokens)
 
 
-def cuts(inquiry: Inquiry, allowed: Tensor) -> list[Variant]:
+def sampled_perturbations(session: AuditSession, allowed: Tensor) -> list[Perturbation]:
     """What is hidden from each reader; from a few of them only, where the model is large."""
-    every = variants(allowed, 1)
-    if not inquiry.large:
-        return every
-    return [every[n] for n in sorted({0, len(every) // 2, len(every) - 1})]
+    candidates = perturbations(allowed, 1)
+    if not session.is_large:
+        return candidates
+    return [candidates[n] for n in sorted({0, len(candidates) // 2, len(candidates) - 1})]

@@ -9,167 +9,167 @@ from torch import Tensor
 
 from keepleft.auditing import outputs, rounding
 from keepleft.auditing.checks import told
-from keepleft.auditing.checks.cuts import Variant, changed, cuts, singles, variants
+from keepleft.auditing.checks.cuts import Perturbation, perturb, sampled_perturbations, single_source_perturbations, perturbations
 from keepleft.auditing.checks.gradients import gradients
-from keepleft.auditing.checks.lengthened import lengthened
-from keepleft.auditing.checks.strained import poisoned, strained
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Call
-from keepleft.auditing.ways import Way
+from keepleft.auditing.checks.lengthened import length_probe
+from keepleft.auditing.checks.strained import poison_probe, magnitude_probe
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import Inputs
+from keepleft.auditing.ways import CodePath
 
-ROWS = 16            # so many changes are tried at once
-TOKENS = 4096        # in at most so many tokens
-PLAIN = "for plain words"
+MAX_BATCH_ROWS = 16            # so many changes are tried at once
+MAX_BATCH_TOKENS = 4096        # in at most so many tokens
+ON_PLAIN_INPUTS = "for plain words"
 
 
-def future(inquiry: Inquiry, ways: Sequence[Way]) -> None:
+def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
     """All probes, on the plain path first."""
-    subject = inquiry.subject
-    if inquiry.silent:
+    adapter = session.adapter
+    if session.claims_nothing:
         return
-    kinds = [name for name, _ in subject.words.kinds(subject.call(1).tokens)]
-    plain, *others = ways
-    if "substitution" in inquiry.probes:
-        _path(inquiry, plain, subject.length, 1, inquiry.budget.seeds, kinds)
-    for n, way in enumerate([plain, *others]):
-        if inquiry.late:
+    change_names = [name for name, _ in adapter.sampler.special_changes(adapter.make_inputs(1).tokens)]
+    plain_path, *other_paths = paths
+    if "substitution" in session.probes:
+        _check_path(session, plain_path, adapter.length, 1, session.budget.num_seeds, change_names)
+    for n, path in enumerate([plain_path, *other_paths]):
+        if session.out_of_time:
             break
-        if "substitution" in inquiry.probes:
-            _path(inquiry, way, subject.length, way.batch, 1 if n else inquiry.budget.seeds, ())
-    if "gradient" in inquiry.probes:
-        for way in [plain, plain.but(train=True)] if inquiry.budget.broad else [plain]:
-            gradients(inquiry, way, subject.length)
-    if "magnitude" in inquiry.probes:
-        strained(inquiry, plain)
-    if "poison" in inquiry.probes:
-        poisoned(inquiry, plain)
-    if "length" in inquiry.probes:
-        lengthened(inquiry, plain)
-    if "substitution" in inquiry.probes:
-        _others(inquiry, plain)
-    for n, length in enumerate(inquiry.timely(inquiry.lengths, "future, further lengths")):
-        if "substitution" in inquiry.probes and length > 1:
-            _path(inquiry, plain, length, ROWS, 1, (), sweep=True)
-            if inquiry.budget.broad and n < 8:
-                _path(inquiry, plain.but(train=True), length, ROWS, 1, (), sweep=True)
+        if "substitution" in session.probes:
+            _check_path(session, path, adapter.length, path.batch, 1 if n else session.budget.num_seeds, ())
+    if "gradient" in session.probes:
+        for path in [plain_path, plain_path.but(train=True)] if session.budget.exhaustive else [plain_path]:
+            gradients(session, path, adapter.length)
+    if "magnitude" in session.probes:
+        magnitude_probe(session, plain_path)
+    if "poison" in session.probes:
+        poison_probe(session, plain_path)
+    if "length" in session.probes:
+        length_probe(session, plain_path)
+    if "substitution" in session.probes:
+        _check_other_outputs(session, plain_path)
+    for n, length in enumerate(session.within_budget(session.lengths, "future, further lengths")):
+        if "substitution" in session.probes and length > 1:
+            _check_path(session, plain_path, length, MAX_BATCH_ROWS, 1, (), sweep=True)
+            if session.budget.exhaustive and n < 8:
+                _check_path(session, plain_path.but(train=True), length, MAX_BATCH_ROWS, 1, (), sweep=True)
 
 
-def _others(inquiry: Inquiry, way: Way) -> None:
+def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
     """Further outputs for each position (a value head, heads that look several words ahead) are held to the claim too."""
-    subject = inquiry.subject
-    with inquiry.trying("future, further outputs"):
-        with subject.on(way), torch.no_grad():
-            found = outputs.selectors(subject.raw(subject.call(2), way), 2, subject.length)
-        main = subject.selector
-        for other in found[:6]:
-            if other != main and ("output", other) not in inquiry.tried:
-                inquiry.tried.add(("output", other))
+    adapter = session.adapter
+    with session.skip_on_error("future, further outputs"):
+        with adapter.on_path(path), torch.no_grad():
+            selectors = outputs.selectors(adapter.run_raw(adapter.make_inputs(2), path), 2, adapter.length)
+        main_selector = adapter.selector
+        for selector in selectors[:6]:
+            if selector != main_selector and ("output", selector) not in session.visited_paths:
+                session.visited_paths.add(("output", selector))
                 try:
-                    subject.selector = other
-                    _path(inquiry, way.but(output=str(other)), subject.length, way.batch, 1, ())
+                    adapter.selector = selector
+                    _check_path(session, path.but(output=str(selector)), adapter.length, path.batch, 1, ())
                 finally:
-                    subject.selector = main
+                    adapter.selector = main_selector
 
 
-def _path(inquiry: Inquiry, way: Way, length: int, batch: int, seeds: int, kinds: Sequence[str], *,
+def _check_path(session: AuditSession, path: CodePath, length: int, batch: int, seeds: int, change_names: Sequence[str], *,
           sweep: bool = False) -> None:
     """A complete sweep on one path."""
-    subject = inquiry.subject
-    what = f"future, {way.named(batch, length)}"
-    key = (way, batch, length, seeds, len(kinds), inquiry.budget.broad and not sweep)
-    if key in inquiry.tried or (sweep and length >= inquiry.refused):
+    adapter = session.adapter
+    label = f"future, {path.label(batch, length)}"
+    key = (path, batch, length, seeds, len(change_names), session.budget.exhaustive and not sweep)
+    if key in session.visited_paths or (sweep and length >= session.rejected_length):
         return
-    inquiry.tried.add(key)
-    if sweep and not inquiry.takes(way, length):
+    session.visited_paths.add(key)
+    if sweep and not session.accepts_length(path, length):
         return
-    with inquiry.trying(what), subject.on(way):
-        allowed = inquiry.allowed(length)
-        tried = variants(allowed, seeds, kinds)
-        if inquiry.large:  # all cuts at once on the plain path, a few on the others
-            tried = variants(allowed, 1) if batch > 1 and way == Way() else cuts(inquiry, allowed)
-            batch = 1 if batch == 1 else len(tried)
-        if inquiry.budget.broad and not sweep:
-            tried += singles(allowed)
-        batch = max(1, min(batch, TOKENS // length)) if sweep else batch
-        inquiry.took(way, batch, length)
-        base = subject.call(batch, length, seed=length)
-        out = subject.run(base, way)
-        size = rounding.scale(out)
-        if out.isnan().any() and way.dtype is None and not way.autocast:
-            told.broken(inquiry, way, base, out, PLAIN)
-        for n in range(0, len(tried), batch):
-            if inquiry.late and n:
-                inquiry.skip(what, "the time was up in the middle of it")
+    with session.skip_on_error(label), adapter.on_path(path):
+        allowed = session.allowed_mask(length)
+        candidates = perturbations(allowed, seeds, change_names)
+        if session.is_large:  # all cuts at once on the plain path, a few on the others
+            candidates = perturbations(allowed, 1) if batch > 1 and path == CodePath() else sampled_perturbations(session, allowed)
+            batch = 1 if batch == 1 else len(candidates)
+        if session.budget.exhaustive and not sweep:
+            candidates += single_source_perturbations(allowed)
+        batch = max(1, min(batch, MAX_BATCH_TOKENS // length)) if sweep else batch
+        session.record_path(path, batch, length)
+        base = adapter.make_inputs(batch, length, seed=length)
+        out = adapter.run(base, path)
+        scale = rounding.scale(out)
+        if out.isnan().any() and path.dtype is None and not path.autocast:
+            told.add_nan_finding(session, path, base, out, ON_PLAIN_INPUTS)
+        for n in range(0, len(candidates), batch):
+            if session.out_of_time and n:
+                session.skip(label, "the time was up in the middle of it")
                 return
-            some = tried[n:n + batch]
-            rows = [changed(inquiry, base.tokens[row:row + 1], one) for row, one in enumerate(some)]
-            rows += [base.tokens[row:row + 1] for row in range(len(rows), batch)]
-            new = base.but(tokens=torch.cat(rows))
-            move = rounding.moved(out, subject.run(new, way))
-            if not move.any():
+            batch_candidates = candidates[n:n + batch]
+            token_rows = [perturb(session, base.tokens[row:row + 1], perturbation) for row, perturbation in enumerate(batch_candidates)]
+            token_rows += [base.tokens[row:row + 1] for row in range(len(token_rows), batch)]
+            changed = base.but(tokens=torch.cat(token_rows))
+            change = rounding.max_change(out, adapter.run(changed, path))
+            if not change.any():
                 continue
-            for row, one in enumerate(some):
-                hidden = ~(inquiry.allowed(length, row) & one.changed).any(1) if not inquiry.claim.uniform else \
-                    ~(allowed & one.changed).any(1)
-                hits = (move[row].cpu() > 0) & hidden
-                if hits.any() and judged(inquiry, way, base, new, row, hits, move[row].cpu(), size, one):
+            for row, perturbation in enumerate(batch_candidates):
+                hidden = ~(session.allowed_mask(length, row) & perturbation.mask).any(1) if not session.claim.is_uniform else \
+                    ~(allowed & perturbation.mask).any(1)
+                hits = (change[row].cpu() > 0) & hidden
+                if hits.any() and confirm(session, path, base, changed, row, hits, change[row].cpu(), scale, perturbation):
                     return
 
 
-def judged(inquiry: Inquiry, way: Way, base: Call, new: Call, row: int, hits: Tensor, move: Tensor, size: float,
-           variant: Variant) -> bool:
+def confirm(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, hits: Tensor, change: Tensor, scale: float,
+           perturbation: Perturbation) -> bool:
     """A change where there must be none: is it more than rounding, is it this row's own doing, and which source does it?"""
-    subject = inquiry.subject
-    reader = int(torch.where(hits, move, -1.0).argmax())
-    relative = float(move[reader]) / size
+    adapter = session.adapter
+    reader = int(torch.where(hits, change, -1.0).argmax())
+    relative = float(change[reader]) / scale
     if relative == float("inf"):  # it breaks: that is a matter of its own
-        if way.dtype is None and not way.autocast:
-            told.broken(inquiry, way, new, subject.run(new, way), PLAIN)
+        if path.dtype is None and not path.autocast:
+            told.add_nan_finding(session, path, changed, adapter.run(changed, path), ON_PLAIN_INPUTS)
         return False
-    own = base.but(tokens=base.tokens.clone())
-    own.tokens[row] = new.tokens[row]
+    row_changed = base.but(tokens=base.tokens.clone())
+    row_changed.tokens[row] = changed.tokens[row]
     if len(base.tokens) > 1:  # do other rows do it?
-        alone = rounding.moved(subject.run(base, way), subject.run(own, way))[row].cpu()
-        if not (alone[hits] > 0).any():
+        row_change = rounding.max_change(adapter.run(base, path), adapter.run(row_changed, path))[row].cpu()
+        if not (row_change[hits] > 0).any():
             return False  # the batch check sees to it
-        reader = int(torch.where(hits & (alone > 0), alone, -1.0).argmax())
-        relative = float(alone[reader]) / size
-    if not rounding.real(inquiry, way, base, own, row, reader, relative, _shakes(inquiry, base, own, reader, variant)):
+        reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
+        relative = float(row_change[reader]) / scale
+    if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, _jittered_pairs(session, base, row_changed, reader, perturbation)):
         return False
-    source, pair, largest = _source(inquiry, way, base, own, row, reader, variant)
-    told.ahead(inquiry, way, base, pair, row, reader, source, max(relative, largest / size), "substitution")
+    source, source_changed, largest = _strongest_source(session, path, base, row_changed, row, reader, perturbation)
+    told.add_future_finding(session, path, base, source_changed, row, reader, source, max(relative, largest / scale), "substitution")
     return True
 
 
-def _source(inquiry: Inquiry, way: Way, base: Call, own: Call, row: int, reader: int,
-            variant: Variant) -> tuple[int, Call, float]:
+def _strongest_source(session: AuditSession, path: CodePath, base: Inputs, row_changed: Inputs, row: int, reader: int,
+            perturbation: Perturbation) -> tuple[int, Inputs, float]:
     """The one position that moves the reader most, where one alone does."""
-    subject = inquiry.subject
-    out = subject.run(base, way)
-    best, pair, largest = int(variant.changed.nonzero()[0]), own, 0.0
-    for k in variant.changed.nonzero().flatten().tolist()[:64]:
-        one = base.but(tokens=base.tokens.clone())
-        one.tokens[row, k] = own.tokens[row, k]
-        size = float(rounding.moved(out, subject.run(one, way))[row, reader])
-        if size > largest:
-            best, pair, largest = k, one, size
-    return best, pair, largest
+    adapter = session.adapter
+    out = adapter.run(base, path)
+    best, best_inputs, largest = int(perturbation.mask.nonzero()[0]), row_changed, 0.0
+    for k in perturbation.mask.nonzero().flatten().tolist()[:64]:
+        source_changed = base.but(tokens=base.tokens.clone())
+        source_changed.tokens[row, k] = row_changed.tokens[row, k]
+        change = float(rounding.max_change(out, adapter.run(source_changed, path))[row, reader])
+        if change > largest:
+            best, best_inputs, largest = k, source_changed, change
+    return best, best_inputs, largest
 
 
-def _shakes(inquiry: Inquiry, base: Call, own: Call, reader: int, variant: Variant) -> list[tuple[Call, Call]]:
+def _jittered_pairs(session: AuditSession, base: Inputs, row_changed: Inputs, reader: int, perturbation: Perturbation) -> list[tuple[Inputs, Inputs]]:
     """The same change with something else beside it: a longer text, other words where nothing was changed."""
-    words, batch, length = inquiry.subject.words, *base.tokens.shape[:2]
+    sampler, batch, length = session.adapter.sampler, *base.tokens.shape[:2]
     out = []
-    for more in (1, 3):
-        tail = words.draw(batch, more, 900 + more)
-        out.append(tuple(call.but(tokens=torch.cat([call.tokens, tail], 1)) for call in (base, own)))
-    for at in (0, length - 1):
-        if at != reader and not variant.changed[at]:
-            other = words.others(base.tokens, 77)[:, at]
-            pair = []
-            for call in (base, own):
-                tokens = call.tokens.clone()
-                tokens[:, at] = other
-                pair.append(call.but(tokens=tokens))
-            out.append(tuple(pair))
+    for extra_length in (1, 3):
+        tail = sampler.sample(batch, extra_length, 900 + extra_length)
+        out.append(tuple(inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed)))
+    for position in (0, length - 1):
+        if position != reader and not perturbation.mask[position]:
+            replacement = sampler.resample(base.tokens, 77)[:, position]
+            changed_pair = []
+            for inputs in (base, row_changed):
+                tokens = inputs.tokens.clone()
+                tokens[:, position] = replacement
+                changed_pair.append(inputs.but(tokens=tokens))
+            out.append(tuple(changed_pair))
     return out  # type: ignore[return-value]

@@ -10,71 +10,71 @@ from torch import Tensor
 
 from keepleft.auditing import rounding, strain
 from keepleft.auditing.checks import told
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import Way
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import Inputs, CallError
+from keepleft.auditing.ways import CodePath
 
 
-def gradients(inquiry: Inquiry, way: Way, length: int) -> None:
+def gradients(session: AuditSession, path: CodePath, length: int) -> None:
     """Through what a reader gives, nothing may flow back to what it does not see."""
-    subject = inquiry.subject
-    if inquiry.quantised:
-        inquiry.skip("future by gradients", "a quantised model has none")
+    adapter = session.adapter
+    if session.quantized:
+        session.skip("future by gradients", "a quantised model has none")
         return
-    allowed = inquiry.allowed(length)
-    base = subject.call(1, length, seed=length + 1)
-    with inquiry.trying(f"future by gradients, {way.named(1, length)}"), subject.on(way):
+    allowed = session.allowed_mask(length)
+    base = adapter.make_inputs(1, length, seed=length + 1)
+    with session.skip_on_error(f"future by gradients, {path.label(1, length)}"), adapter.on_path(path):
         try:
-            out, leaf = strain.traced(subject, base, way)
+            out, leaf = strain.run_with_grad(adapter, base, path)
         except strain.UntracedError as error:
-            inquiry.skip("future by gradients", error)
+            session.skip("future by gradients", error)
             return
-        inquiry.took(way, 1, length)
-        for reader, flow in _flows(out, leaf, range(length)):
+        session.record_path(path, 1, length)
+        for reader, gradient in _position_gradients(out, leaf, range(length)):
             hidden = ~allowed[reader]
-            largest = float(flow.max())
-            if largest <= 0 or not hidden.any() or not float(flow[hidden].max()) > 0:
+            largest = float(gradient.max())
+            if largest <= 0 or not hidden.any() or not float(gradient[hidden].max()) > 0:
                 continue
-            source = int(torch.where(hidden, flow, -1.0).argmax())
-            relative = float(flow[source]) / largest
-            if relative < 1e-4 and not _lasting(inquiry, way, base, reader, source, relative):
+            source = int(torch.where(hidden, gradient, -1.0).argmax())
+            relative = float(gradient[source]) / largest
+            if relative < 1e-4 and not _persists_in_float64(session, path, base, reader, source, relative):
                 continue
-            pair = base.but(tokens=base.tokens.clone())
-            pair.tokens[0, source] = subject.words.others(base.tokens, 11)[0, source]
-            size = rounding.again(inquiry, way, base, pair, 0, reader)
-            seen = way if size or not inquiry.double else way.but(dtype=torch.float64)  # too small for its own precision
-            with subject.on(seen):
-                told.ahead(inquiry, seen, base, pair, 0, reader, source, size or relative, "gradient")
+            changed = base.but(tokens=base.tokens.clone())
+            changed.tokens[0, source] = adapter.sampler.resample(base.tokens, 11)[0, source]
+            change = rounding.change_on_path(session, path, base, changed, 0, reader)
+            finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)  # too small for its own precision
+            with adapter.on_path(finding_path):
+                told.add_future_finding(session, finding_path, base, changed, 0, reader, source, change or relative, "gradient")
             return
 
 
-def _flows(out: Tensor, leaf: Tensor, readers: range) -> Iterator[tuple[int, Tensor]]:
+def _position_gradients(out: Tensor, leaf: Tensor, readers: range) -> Iterator[tuple[int, Tensor]]:
     """(T,) for each reader: how much of a random direction of its output flows back to each position."""
-    chance = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
     for reader in readers:
-        piece = out[0, reader].flatten()
-        direction = torch.randn(piece.shape, generator=chance).to(piece)
+        reader_output = out[0, reader].flatten()
+        direction = torch.randn(reader_output.shape, generator=rng).to(reader_output)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                flow, = torch.autograd.grad((piece * direction).sum(), leaf, retain_graph=True, allow_unused=True)
+                gradient, = torch.autograd.grad((reader_output * direction).sum(), leaf, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise CallError(f"no gradients: {str(error)[:160]}") from error
-        if flow is None:
+        if gradient is None:
             continue
-        yield reader, torch.nan_to_num(flow[0].abs().reshape(len(flow[0]), -1).amax(1).double(), nan=0.0).cpu()
+        yield reader, torch.nan_to_num(gradient[0].abs().reshape(len(gradient[0]), -1).amax(1).double(), nan=0.0).cpu()
 
 
-def _lasting(inquiry: Inquiry, way: Way, base: Call, reader: int, source: int, relative: float) -> bool:
+def _persists_in_float64(session: AuditSession, path: CodePath, base: Inputs, reader: int, source: int, relative: float) -> bool:
     """Does a small gradient stay when rounding becomes finer?"""
-    if not inquiry.double:
+    if not session.supports_float64:
         return relative > 1e-6
-    finer = way.but(dtype=torch.float64)
+    float64_path = path.but(dtype=torch.float64)
     try:
-        with inquiry.subject.on(finer):
-            out, leaf = strain.traced(inquiry.subject, base, finer)
-            (_, flow), = _flows(out, leaf, range(reader, reader + 1))
+        with session.adapter.on_path(float64_path):
+            out, leaf = strain.run_with_grad(session.adapter, base, float64_path)
+            (_, gradient), = _position_gradients(out, leaf, range(reader, reader + 1))
     except (CallError, strain.UntracedError, ValueError):
         return relative > 1e-6
-    now = float(flow[source]) / max(float(flow.max()), 1e-300)
-    return now > relative / 100 and (inquiry.pure(finer) or now > 1e-6 or now < 1e-9)
+    relative_float64 = float(gradient[source]) / max(float(gradient.max()), 1e-300)
+    return relative_float64 > relative / 100 and (session.is_pure_float64(float64_path) or relative_float64 > 1e-6 or relative_float64 < 1e-9)

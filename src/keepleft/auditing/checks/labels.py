@@ -10,343 +10,343 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import outputs, rounding, sentences
-from keepleft.auditing.checks.pairs import Pair, agree
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.checks.pairs import CallPair, agree
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Call, CallError, Subject
-from keepleft.auditing.ways import Way
-from keepleft.auditing.words import Ids
+from keepleft.auditing.subject import Inputs, CallError, ModelAdapter
+from keepleft.auditing.ways import CodePath
+from keepleft.auditing.words import TokenSampler
 
-IGNORED = -100
-FARTHEST = 300                   # no longer text is tried
+IGNORE_INDEX = -100
+MAX_LENGTH = 300                   # no longer text is tried
 
 
 @dataclass(frozen=True)
-class Asked:
+class LabelArgument:
     """How labels are given, and where they are judged."""
 
-    subject: Subject
+    adapter: ModelAdapter
     name: str
-    expected: int                # a label at t is judged by the scores at t - expected
-    among: bool                  # is it one of the audit's own roles?
-    counted: str | None = None   # the argument that says how many labels there are, where it is given
+    shift: int                # a label at t is judged by the scores at t - expected
+    has_role: bool                  # is it one of the audit's own roles?
+    count_argument: str | None = None   # the argument that says how many labels there are, where it is given
 
-    def call(self, call: Call, labels: Tensor) -> Call:
-        extra = {} if self.counted is None else {self.counted: torch.tensor(1)}
-        return call.but(labels=labels, extra=extra) if self.among else call.but(extra={**extra, self.name: labels})
+    def with_labels(self, inputs: Inputs, labels: Tensor) -> Inputs:
+        extra = {} if self.count_argument is None else {self.count_argument: torch.tensor(1)}
+        return inputs.but(labels=labels, extra=extra) if self.has_role else inputs.but(extra={**extra, self.name: labels})
 
-    def loss(self, call: Call, labels: Tensor, way: Way) -> float:
-        return float(_value(loss(self.subject, self.call(call, labels), way)[1]))
+    def loss(self, inputs: Inputs, labels: Tensor, path: CodePath) -> float:
+        return float(_scalar_loss(logits_and_loss(self.adapter, self.with_labels(inputs, labels), path)[1]))
 
 
-def labels(inquiry: Inquiry, ways: Sequence[Way]) -> None:
-    subject = inquiry.subject
-    asked = _asked(inquiry, ways[0]) if isinstance(subject.words, Ids) else None
-    if asked is None:
-        inquiry.skip("labels", "the model takes no labels")
+def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
+    adapter = session.adapter
+    label_argument = _find_label_argument(session, paths[0]) if isinstance(adapter.sampler, TokenSampler) else None
+    if label_argument is None:
+        session.skip("labels", "the model takes no labels")
         return
-    for way in inquiry.timely(ways[:2], "labels, further paths"):
-        with inquiry.trying(f"labels, {way.named(2)}"), subject.on(way):
-            done = inquiry.done
-            if not _unread(inquiry, way, asked) or not _fed(inquiry, way, asked):
+    for path in session.within_budget(paths[:2], "labels, further paths"):
+        with session.skip_on_error(f"labels, {path.label(2)}"), adapter.on_path(path):
+            num_comparisons = session.num_comparisons
+            if not _logits_ignore_labels(session, path, label_argument) or not _decoder_input_is_shifted(session, path, label_argument):
                 continue
-            inquiry.done = done  # labels are checked once a loss was explained
-            count = subject.sig.role("count")
-            counts = (None, count) if count is not None else (None,)
-            told = [Asked(subject, asked.name, asked.expected, asked.among, counted) for counted in counts]
-            tries = [(told[0], 2)] if inquiry.brief else [(how, rows) for how in told for rows in (2, 1)]
-            if all(_aligned(inquiry, way, how, rows) for how, rows in tries):
-                _shared(inquiry, way)
-                if not inquiry.brief:
-                    _longer(inquiry, way, asked)
+            session.num_comparisons = num_comparisons  # labels are checked once a loss was explained
+            count_argument = adapter.signature.argument_for("count")
+            count_arguments = (None, count_argument) if count_argument is not None else (None,)
+            variants = [LabelArgument(adapter, label_argument.name, label_argument.shift, label_argument.has_role, name) for name in count_arguments]
+            trials = [(variants[0], 2)] if session.reduced_coverage else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
+            if all(_labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials):
+                _check_accumulation(session, path)
+                if not session.reduced_coverage:
+                    _check_long_sequence(session, path, label_argument)
 
 
-def _asked(inquiry: Inquiry, way: Way) -> Asked | None:
+def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument | None:
     """The argument that takes labels: by its name; or a second sequence that moves no scores, while a loss comes out."""
-    subject = inquiry.subject
-    inside = 1 if subject.looked is None and not inquiry.silent else 0
+    adapter = session.adapter
+    shift = 1 if adapter.source_argument is None and not session.claims_nothing else 0
     for role in ("labels", "targets"):
-        name = subject.sig.role(role)
+        name = adapter.signature.argument_for(role)
         if name is not None:
-            return Asked(subject, name, inside if role == "labels" else 0, True)
-    second = [name for name in subject.sig.roles("target") if name not in (subject.main, subject.looked)]
-    for name in second:
-        asked = Asked(subject, name, 0, False)
-        call = subject.call(2, seed=180)
+            return LabelArgument(adapter, name, shift if role == "labels" else 0, True)
+    candidates = [name for name in adapter.signature.arguments_for("target") if name not in (adapter.main_argument, adapter.source_argument)]
+    for name in candidates:
+        label_argument = LabelArgument(adapter, name, 0, False)
+        inputs = adapter.make_inputs(2, seed=180)
         try:
-            with subject.on(way):
-                scores, found = loss(subject, asked.call(call, call.tokens), way)
-                other, _ = loss(subject, asked.call(call, subject.words.others(call.tokens, 182)), way)
+            with adapter.on_path(path):
+                logits, loss_value = logits_and_loss(adapter, label_argument.with_labels(inputs, inputs.tokens), path)
+                other_logits, _ = logits_and_loss(adapter, label_argument.with_labels(inputs, adapter.sampler.resample(inputs.tokens, 182)), path)
         except CallError:
             continue
-        if found is not None and torch.equal(scores, other):
-            return asked
+        if loss_value is not None and torch.equal(logits, other_logits):
+            return label_argument
     return None
 
 
-def _unread(inquiry: Inquiry, way: Way, asked: Asked) -> bool:
+def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
     """The scores must not move when labels do."""
-    subject = inquiry.subject
-    call = subject.call(2, seed=180)
-    base = asked.call(call, call.tokens)
-    places = torch.ones(call.tokens.shape[:2]).nonzero()
-    new = subject.words.others(call.tokens, 182)
+    adapter = session.adapter
+    inputs = adapter.make_inputs(2, seed=180)
+    base = label_argument.with_labels(inputs, inputs.tokens)
+    positions = torch.ones(inputs.tokens.shape[:2]).nonzero()
+    new_labels = adapter.sampler.resample(inputs.tokens, 182)
 
-    def told(row: int, reader: int, module: str, size: str) -> str:
+    def describe(row: int, reader: int, module: str, size: str) -> str:
         return f"the scores at position {reader} move {size} when labels change, through {module}: the model reads its answers"
 
-    return agree(inquiry, way, Pair("labels", base, asked.call(call, new), places, places, True, told, None, "read"))
+    return agree(session, path, CallPair("labels", base, label_argument.with_labels(inputs, new_labels), positions, positions, True, describe, None, "read"))
 
 
-def _fed(inquiry: Inquiry, way: Way, asked: Asked) -> bool:
+def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
     """Where the decoder's input is made from labels, it is shifted: the scores at t have not read the label at t."""
-    subject = inquiry.subject
-    if subject.looked is None or not asked.among or subject.main in subject.sig.required or inquiry.silent \
-            or inquiry.found("future"):
+    adapter = session.adapter
+    if adapter.source_argument is None or not label_argument.has_role or adapter.main_argument in adapter.signature.required or session.claims_nothing \
+            or session.has_finding("future"):
         return True
-    call = subject.call(2, seed=183)
-    rows, length = call.tokens.shape[:2]
-    new = subject.words.others(call.tokens, 184)
+    inputs = adapter.make_inputs(2, seed=183)
+    batch_size, length = inputs.tokens.shape[:2]
+    new_labels = adapter.sampler.resample(inputs.tokens, 184)
 
-    def scores(labels: Tensor) -> Tensor:
-        given = subject.arguments(call.but(labels=labels), way)
-        del given[subject.main]
+    def logits_for(labels: Tensor) -> Tensor:
+        arguments = adapter.arguments(inputs.but(labels=labels), path)
+        del arguments[adapter.main_argument]
         with torch.no_grad():
-            return subject.chosen(subject.invoke(subject.entry, given), rows, length).detach()
+            return adapter.select_output(adapter.invoke(adapter.entry_point, arguments), batch_size, length).detach()
 
     try:
-        first = scores(call.tokens)
+        base_logits = logits_for(inputs.tokens)
     except CallError:
         return True  # it does not make its input itself
-    size = rounding.scale(first)
-    for at in sorted({0, 1, length // 2, length - 1}):
-        changed = call.tokens.clone()
-        changed[:, at:] = new[:, at:]
-        move = rounding.moved(first, scores(changed))[:, :at + 1].amax(0).cpu() / size
-        path = inquiry.took(way, rows, length)
-        if float(move.max()) > rounding.SURE * torch.finfo(first.dtype).eps:
-            reader = int(move.argmax())
-            inquiry.add(Finding("labels", reader, at, float(move.max()), f"{path}, {asked.name} without {subject.main}", "",
-                                f"the decoder reads its answers: without {subject.main}, the scores at position {reader} move "
-                                f"{sentences.size(float(move.max()))} when labels from position {at} on change; shift labels "
+    scale = rounding.scale(base_logits)
+    for position in sorted({0, 1, length // 2, length - 1}):
+        changed_labels = inputs.tokens.clone()
+        changed_labels[:, position:] = new_labels[:, position:]
+        change = rounding.max_change(base_logits, logits_for(changed_labels))[:, :position + 1].amax(0).cpu() / scale
+        path_label = session.record_path(path, batch_size, length)
+        if float(change.max()) > rounding.MAX_ROUNDING_ULPS * torch.finfo(base_logits.dtype).eps:
+            reader = int(change.argmax())
+            session.add_finding(Finding("labels", reader, position, float(change.max()), f"{path_label}, {label_argument.name} without {adapter.main_argument}", "",
+                                f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
+                                f"{sentences.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
                                 "to the right, behind a start token, before they become the decoder's input.", "labels"), "fed")
             return False
     return True
 
 
-class Scores:
+class LabelLossProbe:
     """A call, what its scores make of each word, and what loss comes of labels."""
 
-    def __init__(self, inquiry: Inquiry, way: Way, asked: Asked, rows: int, length: int | None) -> None:
-        self.inquiry, self.way, self.asked, subject = inquiry, way, asked, inquiry.subject
-        self.call = subject.call(rows, length, seed=180)
-        self.rows, self.length = self.call.tokens.shape[:2]
-        scores, first = loss(subject, asked.call(self.call, self.call.tokens), way)
-        if first is None:
+    def __init__(self, session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int, length: int | None) -> None:
+        self.session, self.path, self.label_argument, adapter = session, path, label_argument, session.adapter
+        self.inputs = adapter.make_inputs(batch_size, length, seed=180)
+        self.batch_size, self.length = self.inputs.tokens.shape[:2]
+        logits, loss_value = logits_and_loss(adapter, label_argument.with_labels(self.inputs, self.inputs.tokens), path)
+        if loss_value is None:
             raise CallError("no loss comes out when labels are given")
-        self.chance = torch.log_softmax(scores.double(), -1).cpu()
-        values = subject.words.draw(1, 6, 181)[0]
-        self.values = values[values < self.chance.shape[-1]]
-        if len(self.values.unique()) < 4:
+        self.logprobs = torch.log_softmax(logits.double(), -1).cpu()
+        values = adapter.sampler.sample(1, 6, 181)[0]
+        self.label_values = values[values < self.logprobs.shape[-1]]
+        if len(self.label_values.unique()) < 4:
             raise CallError("there are too few words to tell labels apart")
-        self.path = way.named(self.rows, self.length)
+        self.path_label = path.label(self.batch_size, self.length)
 
-    def compared(self) -> None:
-        self.inquiry.took(self.way, self.rows, self.length)
+    def record_comparison(self) -> None:
+        self.session.record_path(self.path, self.batch_size, self.length)
 
-    def losses(self, base: Tensor, row: int, at: int) -> Tensor:
+    def losses_at(self, base_labels: Tensor, row: int, position: int) -> Tensor:
         """(n,) of several values for one label."""
-        found = []
-        for value in self.values.tolist():
-            given = base.clone()
-            given[row, at] = value
-            found.append(self.asked.loss(self.call, given, self.way))
-        return torch.tensor(found, dtype=torch.float64)
+        losses = []
+        for value in self.label_values.tolist():
+            labels = base_labels.clone()
+            labels[row, position] = value
+            losses.append(self.label_argument.loss(self.inputs, labels, self.path))
+        return torch.tensor(losses, dtype=torch.float64)
 
-    def judged(self, base: Tensor, row: int, at: int) -> float | None:
+    def check_label(self, base_labels: Tensor, row: int, position: int) -> float | None:
         """Is this label judged where it should be? Its weight; None: it is not, and that was told."""
-        inquiry, expected = self.inquiry, self.asked.expected
-        losses = self.losses(base, row, at)
-        match = _explained(losses, -self.chance[:, :, self.values])
+        session, shift = self.session, self.label_argument.shift
+        losses = self.losses_at(base_labels, row, position)
+        match = _match_losses(losses, -self.logprobs[:, :, self.label_values])
         if match is None:
-            early = at - expected < 0  # there is nothing before it that could foresee it
-            if early and (not losses.isfinite().all() or _still(losses)):
+            early = position - shift < 0  # there is nothing before it that could foresee it
+            if early and (not losses.isfinite().all() or _is_constant(losses)):
                 return 1.0
             if not losses.isfinite().all():
-                losses = self.losses(self.call.tokens, row, at)  # it may be the only one, and left out: a mean over nothing
-            if losses.isfinite().all() and _still(losses):
-                self.compared()
-                inquiry.add(Finding("labels", None, at, 1.0, self.path, "", f"the label at position {at} is judged by nothing: "
+                losses = self.losses_at(self.inputs.tokens, row, position)  # it may be the only one, and left out: a mean over nothing
+            if losses.isfinite().all() and _is_constant(losses):
+                self.record_comparison()
+                session.add_finding(Finding("labels", None, position, 1.0, self.path_label, "", f"the label at position {position} is judged by nothing: "
                                     f"the loss is the same whatever it is; {sentences.remedy('labels', '')}.", "labels"),
                             "unjudged")
                 return None
             if not losses.isfinite().all():
-                raise CallError(f"the loss of the one label at position {at} is not a number")
-            raise CallError(f"no scores explain the loss of the label at position {at} (another loss than cross-entropy?)")
-        self.compared()
-        seen, place, share = match
-        if seen != row or place != at - expected:
-            inquiry.add(Finding("labels", place, at, 1.0, self.path, "", _told(row, at, seen, place, expected)
+                raise CallError(f"the loss of the one label at position {position} is not a number")
+            raise CallError(f"no scores explain the loss of the label at position {position} (another loss than cross-entropy?)")
+        self.record_comparison()
+        judged_row, judged_position, weight = match
+        if judged_row != row or judged_position != position - shift:
+            session.add_finding(Finding("labels", judged_position, position, 1.0, self.path_label, "", _misalignment_message(row, position, judged_row, judged_position, shift)
                                 + f"; {sentences.remedy('labels', '')}.", "labels"))
             return None
-        return share
+        return weight
 
-    def whole(self) -> bool:
+    def check_all_labels(self) -> bool:
         """All labels at once: the loss follows the sum of all surprises. Where it does not, each label is looked at."""
-        words, expected = self.inquiry.subject.words, self.asked.expected
-        drawn = [words.draw(self.rows, self.length, 185 + n).clamp(max=self.chance.shape[-1] - 1) for n in range(6)]
-        losses = torch.tensor([self.asked.loss(self.call, each, self.way) for each in drawn], dtype=torch.float64)
-        surprises = torch.stack([self._surprise(each)[:, expected:].sum() for each in drawn])
-        if _explained(losses, surprises[None, None]) is not None:
-            self.compared()
+        sampler, shift = self.session.adapter.sampler, self.label_argument.shift
+        label_sets = [sampler.sample(self.batch_size, self.length, 185 + n).clamp(max=self.logprobs.shape[-1] - 1) for n in range(6)]
+        losses = torch.tensor([self.label_argument.loss(self.inputs, labels, self.path) for labels in label_sets], dtype=torch.float64)
+        nlls = torch.stack([self._nll(labels)[:, shift:].sum() for labels in label_sets])
+        if _match_losses(losses, nlls[None, None]) is not None:
+            self.record_comparison()
             return True
-        return all(self.judged(drawn[0], row, at) is not None for row, at in self._odd(drawn[0], drawn[1])[:3])
+        return all(self.check_label(label_sets[0], row, position) is not None for row, position in self._outliers(label_sets[0], label_sets[1])[:3])
 
-    def _surprise(self, given: Tensor) -> Tensor:
+    def _nll(self, labels: Tensor) -> Tensor:
         """(B, T) of each label; zero where nothing foresees it."""
-        expected = self.asked.expected
-        out = torch.zeros(given.shape, dtype=torch.float64)
-        out[:, expected:] = -self.chance[:, :self.length - expected].gather(-1, given[:, expected:, None])[..., 0]
+        shift = self.label_argument.shift
+        out = torch.zeros(labels.shape, dtype=torch.float64)
+        out[:, shift:] = -self.logprobs[:, :self.length - shift].gather(-1, labels[:, shift:, None])[..., 0]
         return out
 
-    def _odd(self, base: Tensor, other: Tensor) -> list[tuple[int, int]]:
+    def _outliers(self, base_labels: Tensor, other_labels: Tensor) -> list[tuple[int, int]]:
         """Labels whose change moves the loss by more or less than it should, compared with most others."""
-        first, before = self.asked.loss(self.call, base, self.way), self._surprise(base)
-        after, places, shares = self._surprise(other), [], []
-        for at in range(self.asked.expected, self.length):
-            row = at % self.rows
-            given = base.clone()
-            given[row, at] = other[row, at]
-            step = float(after[row, at] - before[row, at])
-            if abs(step) > 1e-3:
-                places.append((row, at))
-                shares.append((self.asked.loss(self.call, given, self.way) - first) / step)
-        if not shares:
+        base_loss, base_nll = self.label_argument.loss(self.inputs, base_labels, self.path), self._nll(base_labels)
+        other_nll, positions, weights = self._nll(other_labels), [], []
+        for position in range(self.label_argument.shift, self.length):
+            row = position % self.batch_size
+            labels = base_labels.clone()
+            labels[row, position] = other_labels[row, position]
+            nll_change = float(other_nll[row, position] - base_nll[row, position])
+            if abs(nll_change) > 1e-3:
+                positions.append((row, position))
+                weights.append((self.label_argument.loss(self.inputs, labels, self.path) - base_loss) / nll_change)
+        if not weights:
             return []
-        most = torch.tensor(shares, dtype=torch.float64)
-        usual = most.median()
-        return [places[n] for n in ((most - usual).abs() > 0.05 * usual.abs()).nonzero().flatten().tolist()]
+        weight_tensor = torch.tensor(weights, dtype=torch.float64)
+        median = weight_tensor.median()
+        return [positions[n] for n in ((weight_tensor - median).abs() > 0.05 * median.abs()).nonzero().flatten().tolist()]
 
 
-def _aligned(inquiry: Inquiry, way: Way, asked: Asked, rows: int) -> bool:
+def _labels_aligned(session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int) -> bool:
     """One label at a time: several values for it, and the scores that explain the losses; then all of them."""
-    scores = Scores(inquiry, way, asked, rows, None)
-    length = scores.length
-    rest = _rest(asked, scores.call, way)
-    base = torch.full((rows, length), rest)
-    if rest not in (IGNORED, -1):
-        base = scores.call.tokens
-    places = ((1, length // 2), (0, length - 1), (1, 1), (1, 0), (0, 2)) if rows > 1 else ((0, length // 2), (0, length - 1))
-    for row, at in places:
-        share = scores.judged(base, row, min(at, length - 1))
-        if share is None:
+    probe = LabelLossProbe(session, path, label_argument, batch_size, None)
+    length = probe.length
+    ignore_value = _ignore_value(label_argument, probe.inputs, path)
+    base_labels = torch.full((batch_size, length), ignore_value)
+    if ignore_value not in (IGNORE_INDEX, -1):
+        base_labels = probe.inputs.tokens
+    positions = ((1, length // 2), (0, length - 1), (1, 1), (1, 0), (0, 2)) if batch_size > 1 else ((0, length // 2), (0, length - 1))
+    for row, position in positions:
+        weight = probe.check_label(base_labels, row, min(position, length - 1))
+        if weight is None:
             return False
-        if rest == IGNORED and abs(share - 1) > 0.02 and any(abs(share * n - 1) < 0.02 for n in
-                                                             (rows * length, rows * (length - 1), length, length - 1)):
-            inquiry.add(Finding("labels", at - asked.expected, at, abs(share - 1), scores.path, "", f"labels of {IGNORED} are "
-                                f"counted: one real label weighs {share:.3g} instead of 1, so padding thins the loss; divide "
+        if ignore_value == IGNORE_INDEX and abs(weight - 1) > 0.02 and any(abs(weight * n - 1) < 0.02 for n in
+                                                             (batch_size * length, batch_size * (length - 1), length, length - 1)):
+            session.add_finding(Finding("labels", position - label_argument.shift, position, abs(weight - 1), probe.path_label, "", f"labels of {IGNORE_INDEX} are "
+                                f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; divide "
                                 "by the number of labels that are judged.", "labels"), "ignored")
             return False
-    return asked.counted is not None or scores.whole()
+    return label_argument.count_argument is not None or probe.check_all_labels()
 
 
-def _longer(inquiry: Inquiry, way: Way, asked: Asked) -> None:
+def _check_long_sequence(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:
     """Losses in chunks go wrong where a chunk ends: one text that is longer than most chunks, or as long as it can be."""
-    known = sorted(n for n in inquiry.lengths if inquiry.subject.length < n < inquiry.refused)
-    longest = min(inquiry.budget.longest, FARTHEST) + 1
-    for length in ([longest] if longest < inquiry.refused else []) + known[:-4:-1]:
+    longer_lengths = sorted(n for n in session.lengths if session.adapter.length < n < session.rejected_length)
+    max_length = min(session.budget.max_length, MAX_LENGTH) + 1
+    for length in ([max_length] if max_length < session.rejected_length else []) + longer_lengths[:-4:-1]:
         try:
-            Scores(inquiry, way, asked, 2, length).whole()
+            LabelLossProbe(session, path, label_argument, 2, length).check_all_labels()
         except CallError:
             continue  # another length may do
         return
 
 
-def _rest(asked: Asked, call: Call, way: Way) -> int:
+def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath) -> int:
     """What stands for no label: -100, or -1, or else any word."""
-    for value in (IGNORED, -1):
-        given = torch.full(call.tokens.shape[:2], value)
-        given[:, 2:] = call.tokens[:, 2:]
+    for value in (IGNORE_INDEX, -1):
+        labels = torch.full(inputs.tokens.shape[:2], value)
+        labels[:, 2:] = inputs.tokens[:, 2:]
         try:
-            if _value(loss(asked.subject, asked.call(call, given), way)[1]).isfinite():
+            if _scalar_loss(logits_and_loss(label_argument.adapter, label_argument.with_labels(inputs, labels), path)[1]).isfinite():
                 return value
         except CallError:
             continue
-    return int(call.tokens[0, 0])
+    return int(inputs.tokens[0, 0])
 
 
-def _told(row: int, at: int, seen: int, place: int, expected: int) -> str:
-    if seen != row:
-        return (f"the label at position {at} of row {row} is judged by the scores at position {place} of row {seen}: the shift "
+def _misalignment_message(row: int, position: int, judged_row: int, judged_position: int, shift: int) -> str:
+    if judged_row != row:
+        return (f"the label at position {position} of row {row} is judged by the scores at position {judged_position} of row {judged_row}: the shift "
                 "crosses rows")
-    if place == at and expected:
-        return (f"the label at position {at} is judged by the scores at that very position, which have seen it: labels are not "
+    if judged_position == position and shift:
+        return (f"the label at position {position} is judged by the scores at that very position, which have seen it: labels are not "
                 "shifted")
-    if place < at - expected:
-        return f"the label at position {at} is judged by the scores at position {place}: labels are shifted twice"
-    return f"the label at position {at} is judged by the scores at position {place}, not {at - expected}"
+    if judged_position < position - shift:
+        return f"the label at position {position} is judged by the scores at position {judged_position}: labels are shifted twice"
+    return f"the label at position {position} is judged by the scores at position {judged_position}, not {position - shift}"
 
 
-def _still(losses: Tensor) -> bool:
+def _is_constant(losses: Tensor) -> bool:
     return float(losses.max() - losses.min()) < 1e-9
 
 
-def _explained(losses: Tensor, surprises: Tensor) -> tuple[int, int, float] | None:
+def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None:
     """(row, position, weight) of the surprises (B, T, n) that the losses follow, up to a constant."""
     if not losses.isfinite().all():
         return None
     y = losses - losses.mean()
     if float(y.abs().max()) < 1e-9:
         return None
-    x = surprises - surprises.mean(-1, keepdim=True)
-    share = (x * y).sum(-1) / (x * x).sum(-1).clamp(min=1e-30)
-    left = (y - share[..., None] * x).abs().amax(-1) / y.abs().max()
-    best = int(torch.where(share > 0, left, torch.inf).argmin())
-    row, at = divmod(best, surprises.shape[1])
-    return (row, at, float(share[row, at])) if float(left[row, at]) < 0.01 else None
+    x = nlls - nlls.mean(-1, keepdim=True)
+    weight = (x * y).sum(-1) / (x * x).sum(-1).clamp(min=1e-30)
+    residual = (y - weight[..., None] * x).abs().amax(-1) / y.abs().max()
+    best = int(torch.where(weight > 0, residual, torch.inf).argmin())
+    row, position = divmod(best, nlls.shape[1])
+    return (row, position, float(weight[row, position])) if float(residual[row, position]) < 0.01 else None
 
 
-def _shared(inquiry: Inquiry, way: Way) -> None:
+def _check_accumulation(session: AuditSession, path: CodePath) -> None:
     """Small batches one after the other, each told how many labels there are in all, must add up to the large one."""
-    subject = inquiry.subject
-    count = subject.sig.role("count")
-    if count is None:
+    adapter = session.adapter
+    count_argument = adapter.signature.argument_for("count")
+    if count_argument is None:
         return
-    call = subject.call(2, seed=190)
-    given = call.tokens.clone()
-    given[0, 4:] = IGNORED
-    names = {count: torch.tensor(int((given[:, 1:] != IGNORED).sum()))}
-    whole = _value(loss(subject, call.but(labels=given, extra=names), way)[1])
-    each = [slice(n, n + 1) for n in range(2)]
-    parts = [_value(loss(subject, call.rows(one).but(labels=given[one], extra=names), way)[1]) for one in each]
-    off = abs(float(whole) - float(sum(parts))) / max(abs(float(whole)), 1e-12)
-    if off > 1e-3:
-        inquiry.add(Finding("labels", None, None, off, inquiry.took(way, 2), "",
-                            f"accumulation is not the full batch: two small batches add up to {float(sum(parts)):.4g}, the "
-                            f"large one gives {float(whole):.4g}; divide the summed loss by {count}, and by nothing else.",
+    inputs = adapter.make_inputs(2, seed=190)
+    labels = inputs.tokens.clone()
+    labels[0, 4:] = IGNORE_INDEX
+    extra = {count_argument: torch.tensor(int((labels[:, 1:] != IGNORE_INDEX).sum()))}
+    full_loss = _scalar_loss(logits_and_loss(adapter, inputs.but(labels=labels, extra=extra), path)[1])
+    row_slices = [slice(n, n + 1) for n in range(2)]
+    row_losses = [_scalar_loss(logits_and_loss(adapter, inputs.select_rows(row_slice).but(labels=labels[row_slice], extra=extra), path)[1]) for row_slice in row_slices]
+    relative_error = abs(float(full_loss) - float(sum(row_losses))) / max(abs(float(full_loss)), 1e-12)
+    if relative_error > 1e-3:
+        session.add_finding(Finding("labels", None, None, relative_error, session.record_path(path, 2), "",
+                            f"accumulation is not the full batch: two small batches add up to {float(sum(row_losses)):.4g}, the "
+                            f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by nothing else.",
                             "labels"), "accumulation")
 
 
-def loss(subject: Subject, call: Call, way: Way) -> tuple[Tensor, Any]:
+def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tuple[Tensor, Any]:
     """Scores and loss: one number, or one for each label."""
     with torch.no_grad():
-        out = subject.raw(call, way)
-    rows, length = call.tokens.shape[:2]
-    scores = subject.chosen(out, rows, length)
-    floats = [tensor for _, tensor in outputs.parts(out)]
-    if scores.dim() < 3:  # a loss for each label may stand where scores stand without labels
-        scores = next((tensor for tensor in floats if tensor.dim() == 3 and tensor.shape[:2] == (rows, length)), scores)
-    found = outputs.find(out, ("loss", "lm_loss"))
-    if found is None:
-        found = next((tensor for tensor in floats if tensor.dim() == 0 or tensor.shape == (1,)), None)
-    if found is None:
-        each = [(rows, n) for n in (length, length - 1)] + [(rows * n,) for n in (length, length - 1)]
-        found = next((tensor for tensor in floats if tuple(tensor.shape) in each), None)
-    return scores, found
+        out = adapter.run_raw(inputs, path)
+    batch_size, length = inputs.tokens.shape[:2]
+    logits = adapter.select_output(out, batch_size, length)
+    floats = [tensor for _, tensor in outputs.float_tensors(out)]
+    if logits.dim() < 3:  # a loss for each label may stand where scores stand without labels
+        logits = next((tensor for tensor in floats if tensor.dim() == 3 and tensor.shape[:2] == (batch_size, length)), logits)
+    loss_value = outputs.find(out, ("loss", "lm_loss"))
+    if loss_value is None:
+        loss_value = next((tensor for tensor in floats if tensor.dim() == 0 or tensor.shape == (1,)), None)
+    if loss_value is None:
+        label_shapes = [(batch_size, n) for n in (length, length - 1)] + [(batch_size * n,) for n in (length, length - 1)]
+        loss_value = next((tensor for tensor in floats if tuple(tensor.shape) in label_shapes), None)
+    return logits, loss_value
 
 
-def _value(found: Any) -> Tensor:
+def _scalar_loss(loss_value: Any) -> Tensor:
     """One number; of a loss for each label, their sum."""
-    if not isinstance(found, Tensor):
+    if not isinstance(loss_value, Tensor):
         raise CallError("the loss is not a number")
-    return found.double().cpu().sum()
+    return loss_value.double().cpu().sum()

@@ -9,116 +9,116 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, sentences
-from keepleft.auditing.checks.padding import kept, laid
-from keepleft.auditing.checks.told import broken
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
+from keepleft.auditing.checks.told import add_nan_finding
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import COARSE, Way
+from keepleft.auditing.subject import Inputs, CallError
+from keepleft.auditing.ways import HALF_DTYPES, CodePath
 
-LONG = 192  # tokens: half of something, so often, is nothing in single precision
+LONG_LENGTH = 192  # tokens: half of something, so often, is nothing in single precision
 
 
-def nan(inquiry: Inquiry, ways: Sequence[Way], every: Sequence[Way] = ()) -> None:
+def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
     """In the model's own precision, forward and backward; in coarser ones, forward and only where a mask makes it NaN."""
-    for way in inquiry.timely([way for way in ways if way.dtype not in COARSE], "nan, further paths"):
-        for told, call, real in _calls(inquiry):
-            with inquiry.trying(f"nan, {told}, {way.named(*call.tokens.shape[:2])}"), inquiry.subject.on(way):
-                if _forward(inquiry, way, told, call) and (call.keep is not None or not inquiry.brief):
-                    _backward(inquiry, way, told, call, real)
-    if not inquiry.brief:
-        _long(inquiry)
-    if any(way.dtype in COARSE for way in (*ways, *every)):  # a copy in another precision is not too much to ask
-        for kind in inquiry.timely([kind for kind in COARSE if kind != inquiry.subject.dtype], "nan in coarser numbers"):
-            way = Way(dtype=kind)
-            if ("nan", way) not in inquiry.tried:
-                inquiry.tried.add(("nan", way))
-                with inquiry.trying(f"nan, {way.named()}"), inquiry.subject.on(way):
-                    _coarse(inquiry, way)
+    for path in session.within_budget([path for path in paths if path.dtype not in HALF_DTYPES], "nan, further paths"):
+        for case, inputs, real_mask in _cases(session):
+            with session.skip_on_error(f"nan, {case}, {path.label(*inputs.tokens.shape[:2])}"), session.adapter.on_path(path):
+                if _check_forward(session, path, case, inputs) and (inputs.keep_mask is not None or not session.reduced_coverage):
+                    _check_backward(session, path, case, inputs, real_mask)
+    if not session.reduced_coverage:
+        _check_long_sequence(session)
+    if any(path.dtype in HALF_DTYPES for path in (*paths, *all_paths)):  # a copy in another precision is not too much to ask
+        for dtype in session.within_budget([dtype for dtype in HALF_DTYPES if dtype != session.adapter.dtype], "nan in coarser numbers"):
+            path = CodePath(dtype=dtype)
+            if ("nan", path) not in session.visited_paths:
+                session.visited_paths.add(("nan", path))
+                with session.skip_on_error(f"nan, {path.label()}"), session.adapter.on_path(path):
+                    _check_half_precision(session, path)
 
 
-def _calls(inquiry: Inquiry) -> Iterator[tuple[str, Call, Tensor]]:
+def _cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
     """What may leave a query with nothing to see, with the places whose outputs are wanted."""
-    subject = inquiry.subject
-    for length in (1, 2, subject.length):
-        yield f"{length} positions", subject.call(2, length, seed=70), torch.ones(2, length, dtype=torch.bool)
-    yield "one row", subject.call(1, seed=70), torch.ones(1, subject.length, dtype=torch.bool)
-    yield from _masked(inquiry)
+    adapter = session.adapter
+    for length in (1, 2, adapter.length):
+        yield f"{length} positions", adapter.make_inputs(2, length, seed=70), torch.ones(2, length, dtype=torch.bool)
+    yield "one row", adapter.make_inputs(1, seed=70), torch.ones(1, adapter.length, dtype=torch.bool)
+    yield from _padding_cases(session)
 
 
-def _masked(inquiry: Inquiry) -> Iterator[tuple[str, Call, Tensor]]:
+def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
     """Those of them that have padding."""
-    subject = inquiry.subject
-    whole = subject.length
-    if subject.reader is not None:
-        left = kept(torch.tensor([whole, whole - 4]), whole, "left")
-        if subject.reader.form != "lengths":
-            yield "padding on the left", laid(subject, subject.call(2, seed=71), left, "left", False), left
-        none = kept(torch.tensor([whole, whole - 4, 0]), whole, "right")
-        yield "a row of nothing but padding", laid(subject, subject.call(3, seed=72), none, "right", False), none
-    if subject.source_reader is not None:
-        none = kept(torch.tensor([subject.source_length, 0]), subject.source_length, "right")
-        yield ("a source of nothing but padding", subject.call(2, seed=73).but(source_keep=none),
-               torch.ones(2, whole, dtype=torch.bool))
+    adapter = session.adapter
+    length = adapter.length
+    if adapter.padding_argument is not None:
+        left_mask = make_keep_mask(torch.tensor([length, length - 4]), length, "left")
+        if adapter.padding_argument.form != "lengths":
+            yield "padding on the left", pad_inputs(adapter, adapter.make_inputs(2, seed=71), left_mask, "left", False), left_mask
+        empty_mask = make_keep_mask(torch.tensor([length, length - 4, 0]), length, "right")
+        yield "a row of nothing but padding", pad_inputs(adapter, adapter.make_inputs(3, seed=72), empty_mask, "right", False), empty_mask
+    if adapter.source_padding_argument is not None:
+        empty_mask = make_keep_mask(torch.tensor([adapter.source_length, 0]), adapter.source_length, "right")
+        yield ("a source of nothing but padding", adapter.make_inputs(2, seed=73).but(source_keep=empty_mask),
+               torch.ones(2, length, dtype=torch.bool))
 
 
-def _long(inquiry: Inquiry) -> None:
+def _check_long_sequence(session: AuditSession) -> None:
     """One long text: products of many decays come to nothing, sums to infinity. A table of positions may end before."""
-    subject, way = inquiry.subject, Way()
-    longest = sorted({max(LONG, inquiry.budget.longest), *inquiry.lengths}, reverse=True)
-    for length in [n for n in longest if subject.length < n < inquiry.refused][:4]:
-        if ("nan", length) in inquiry.tried:
+    adapter, path = session.adapter, CodePath()
+    lengths = sorted({max(LONG_LENGTH, session.budget.max_length), *session.lengths}, reverse=True)
+    for length in [n for n in lengths if adapter.length < n < session.rejected_length][:4]:
+        if ("nan", length) in session.visited_paths:
             return
         try:
-            with subject.on(way):
-                _forward(inquiry, way, f"{length} positions", subject.call(1, length, seed=74))
+            with adapter.on_path(path):
+                _check_forward(session, path, f"{length} positions", adapter.make_inputs(1, length, seed=74))
         except CallError:
             continue
-        inquiry.tried.add(("nan", length))
+        session.visited_paths.add(("nan", length))
         return
 
 
-def _coarse(inquiry: Inquiry, way: Way) -> None:
+def _check_half_precision(session: AuditSession, path: CodePath) -> None:
     """A model that never claimed a precision may leave its range, but not for want of something to see."""
-    subject = inquiry.subject
-    if subject.run(subject.call(2, 1, seed=70), way).isnan().any():
+    adapter = session.adapter
+    if adapter.run(adapter.make_inputs(2, 1, seed=70), path).isnan().any():
         return
-    if not inquiry.silent and not _forward(inquiry, way, "3 positions", subject.call(2, 3, seed=70)):  # the first hides nothing
+    if not session.claims_nothing and not _check_forward(session, path, "3 positions", adapter.make_inputs(2, 3, seed=70)):  # the first hides nothing
         return
-    for told, call, _ in _masked(inquiry):
-        open_ = call.but(keep=None, source_keep=None, positions=None)
-        if subject.run(open_, way).isnan().any() or not _forward(inquiry, way, told, call):
+    for case, inputs, _ in _padding_cases(session):
+        unmasked = inputs.but(keep=None, source_keep=None, positions=None)
+        if adapter.run(unmasked, path).isnan().any() or not _check_forward(session, path, case, inputs):
             return
 
 
-def _forward(inquiry: Inquiry, way: Way, told: str, call: Call) -> bool:
-    out = inquiry.subject.run(call, way)
-    inquiry.took(way, *call.tokens.shape[:2])
-    return not broken(inquiry, way, call, out, f"with {told}", told)
+def _check_forward(session: AuditSession, path: CodePath, case: str, inputs: Inputs) -> bool:
+    out = session.adapter.run(inputs, path)
+    session.record_path(path, *inputs.tokens.shape[:2])
+    return not add_nan_finding(session, path, inputs, out, f"with {case}", case)
 
 
-def _backward(inquiry: Inquiry, way: Way, told: str, call: Call, real: Tensor) -> None:
+def _check_backward(session: AuditSession, path: CodePath, case: str, inputs: Inputs, real_mask: Tensor) -> None:
     """Only what is wanted is judged; the gradients of weights must still be numbers."""
-    subject = inquiry.subject
-    if subject.module is None:
+    adapter = session.adapter
+    if adapter.module is None:
         return
-    weights = [p for p in subject.module.parameters() if p.requires_grad]
-    if not weights or subject.selector is None:
+    parameters = [p for p in adapter.module.parameters() if p.requires_grad]
+    if not parameters or adapter.selector is None:
         return
 
     def loss() -> Tensor:
         with torch.enable_grad():
-            out = subject.chosen(subject.raw(call, way), *call.tokens.shape[:2])
-            wanted = out[real.to(out.device)]
-            direction = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3)).to(wanted)
-            return (wanted * direction).sum()
+            out = adapter.select_output(adapter.run_raw(inputs, path), *inputs.tokens.shape[:2])
+            real_output = out[real_mask.to(out.device)]
+            direction = torch.randn(real_output.shape, generator=torch.Generator().manual_seed(3)).to(real_output)
+            return (real_output * direction).sum()
 
     value = loss()
     if not value.requires_grad:
         return
-    before = [p.grad for p in weights]
+    saved_grads = [p.grad for p in parameters]
     try:
-        for p in weights:
+        for p in parameters:
             p.grad = None
         try:
             with warnings.catch_warnings():
@@ -126,16 +126,16 @@ def _backward(inquiry: Inquiry, way: Way, told: str, call: Call, real: Tensor) -
                 torch.autograd.backward(value)
         except RuntimeError as error:
             raise CallError(f"no gradients: {error}") from error
-        if all(p.grad is None or p.grad.isfinite().all() for p in weights):
+        if all(p.grad is None or p.grad.isfinite().all() for p in parameters):
             return
-        for p in weights:
+        for p in parameters:
             p.grad = None
-        name = place.broken_backward(subject.module, loss)
+        name = place.first_nan_backward(adapter.module, loss)
     finally:
-        for p, grad in zip(weights, before, strict=True):
+        for p, grad in zip(parameters, saved_grads, strict=True):
             p.grad = grad
-    path = inquiry.took(way, *call.tokens.shape[:2]) + f", {told}"
-    inquiry.add(Finding("nan", None, None, float("inf"), path, name,
-                        f"what comes out are numbers, but gradients are NaN or infinite with {told}, through "
-                        f"{name or subject.name}; {sentences.remedy('nan', '')}, and choose between values before they are "
+    path_label = session.record_path(path, *inputs.tokens.shape[:2]) + f", {case}"
+    session.add_finding(Finding("nan", None, None, float("inf"), path_label, name,
+                        f"what comes out are numbers, but gradients are NaN or infinite with {case}, through "
+                        f"{name or adapter.name}; {sentences.remedy('nan', '')}, and choose between values before they are "
                         "computed, not after.", "gradient"), "backward")

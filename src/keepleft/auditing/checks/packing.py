@@ -9,241 +9,241 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from keepleft.auditing.checks.pairs import Pair, agree
-from keepleft.auditing.checks.told import broken
-from keepleft.auditing.inquiry import Inquiry
-from keepleft.auditing.subject import Call, Subject
-from keepleft.auditing.ways import Way
+from keepleft.auditing.checks.pairs import CallPair, agree
+from keepleft.auditing.checks.told import add_nan_finding
+from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.subject import Inputs, ModelAdapter
+from keepleft.auditing.ways import CodePath
 
-ENDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")  # where each text ends, counted through the row
-LONGEST = ("max_seqlen", "max_seq_len_in_batch")
-LEAST = 4  # fewer positions are no pack
+CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")  # where each text ends, counted through the row
+MAX_SEQLEN_ARGUMENTS = ("max_seqlen", "max_seq_len_in_batch")
+MIN_LENGTH = 4  # fewer positions are no pack
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     """The texts of one row: how long each is, and the number that stands for it."""
 
-    parts: tuple[int, ...]
-    names: tuple[int, ...]
+    lengths: tuple[int, ...]
+    segment_ids: tuple[int, ...]
 
     @property
     def starts(self) -> tuple[int, ...]:
-        return tuple(accumulate(self.parts, initial=0))[:-1]
+        return tuple(accumulate(self.lengths, initial=0))[:-1]
 
     @property
     def segments(self) -> Tensor:
-        return torch.cat([torch.full((n,), name) for n, name in zip(self.parts, self.names, strict=True)])
+        return torch.cat([torch.full((n,), segment_id) for n, segment_id in zip(self.lengths, self.segment_ids, strict=True)])
 
     @property
     def positions(self) -> Tensor:
-        return torch.cat([torch.arange(n) for n in self.parts])
+        return torch.cat([torch.arange(n) for n in self.lengths])
 
 
 @dataclass(frozen=True)
-class Telling:
+class PackingArguments:
     """How a model is told which text a token belongs to."""
 
-    subject: Subject
-    how: str                # segments, positions, ends or mask
+    adapter: ModelAdapter
+    mode: str                # segments, positions, ends or mask
     name: str = ""          # of the argument, for ends and mask
-    placed: bool = True     # are positions given as well, where they can be?
+    with_positions: bool = True     # are positions given as well, where they can be?
 
-    def packed(self, call: Call, rows: Sequence[Row]) -> Call:
-        subject = self.subject
+    def pack(self, inputs: Inputs, rows: Sequence[PackedRow]) -> Inputs:
+        adapter = self.adapter
         segments = torch.stack([row.segments for row in rows])
-        given = self.how == "positions" or (self.placed and subject.positions is not None and not subject.facts.ours)
-        call = call.but(positions=torch.stack([row.positions for row in rows]) if given else None)
-        if self.how == "segments":
-            return call.but(segments=segments)
-        if self.how == "mask":
-            return call.but(extra={self.name: segments})
-        if self.how == "ends":
-            ends = torch.tensor([0, *accumulate(rows[0].parts)], dtype=torch.int32)
-            longest = {name: max(rows[0].parts) for name in LONGEST if name in subject.sig.names}
-            return call.but(extra={self.name: ends, **longest})
-        return call
+        gives_positions = self.mode == "positions" or (self.with_positions and adapter.positions_argument is not None and not adapter.facts.is_keepleft)
+        inputs = inputs.but(positions=torch.stack([row.positions for row in rows]) if gives_positions else None)
+        if self.mode == "segments":
+            return inputs.but(segments=segments)
+        if self.mode == "mask":
+            return inputs.but(extra={self.name: segments})
+        if self.mode == "ends":
+            cu_seqlens = torch.tensor([0, *accumulate(rows[0].lengths)], dtype=torch.int32)
+            max_seqlens = {name: max(rows[0].lengths) for name in MAX_SEQLEN_ARGUMENTS if name in adapter.signature.names}
+            return inputs.but(extra={self.name: cu_seqlens, **max_seqlens})
+        return inputs
 
-    def alone(self, call: Call) -> Call:
-        return self.packed(call, [Row((call.tokens.shape[1],), (1,))])
+    def pack_single(self, inputs: Inputs) -> Inputs:
+        return self.pack(inputs, [PackedRow((inputs.tokens.shape[1],), (1,))])
 
 
-def packing(inquiry: Inquiry, ways: Sequence[Way]) -> None:
-    subject = inquiry.subject
-    telling = _telling(subject)
-    if telling is None:
-        inquiry.skip("packing", "the model takes no segment, document or position ids")
+def packing(session: AuditSession, paths: Sequence[CodePath]) -> None:
+    adapter = session.adapter
+    packing_arguments = _find_packing_arguments(adapter)
+    if packing_arguments is None:
+        session.skip("packing", "the model takes no segment, document or position ids")
         return
-    if subject.length < LEAST:
-        inquiry.skip("packing", f"it takes {subject.length} positions: too few for several texts")
+    if adapter.length < MIN_LENGTH:
+        session.skip("packing", f"it takes {adapter.length} positions: too few for several texts")
         return
-    if telling.how == "positions" and not subject.resets:
-        _by_positions(inquiry, telling, ways[0])
+    if packing_arguments.mode == "positions" and not adapter.positions_reset:
+        _check_positions_only(session, packing_arguments, paths[0])
         return
-    for way in inquiry.timely(ways, "packing, further paths"):
-        for told, rows in _layouts(inquiry, telling):
-            alone = 2 if told == "three texts" else int(inquiry.budget.broad or way == ways[0])
-            with inquiry.trying(f"packing, {told}, {way.named(len(rows))}"):
-                if not _texts(inquiry, way, telling, rows, alone):
+    for path in session.within_budget(paths, "packing, further paths"):
+        for layout, rows in _layouts(session, packing_arguments):
+            num_precisions = 2 if layout == "three texts" else int(session.budget.exhaustive or path == paths[0])
+            with session.skip_on_error(f"packing, {layout}, {path.label(len(rows))}"):
+                if not _check_documents(session, path, packing_arguments, rows, num_precisions):
                     break
-    if telling.how == "segments" and subject.positions is not None and not subject.facts.ours and not inquiry.found("packing"):
-        _without_positions(inquiry, ways[0])
+    if packing_arguments.mode == "segments" and adapter.positions_argument is not None and not adapter.facts.is_keepleft and not session.has_finding("packing"):
+        _check_without_positions(session, paths[0])
 
 
-def _telling(subject: Subject) -> Telling | None:
-    if subject.segments is not None:
-        return Telling(subject, "segments", subject.segments)
-    reader = subject.reader
-    if reader is not None and reader.form == "keep":
-        shown = subject.given.get(reader.name)
-        if isinstance(shown, Tensor) and shown.dim() == 2 and not shown.is_floating_point() and int(shown.max()) > 1:
-            return Telling(subject, "mask", reader.name)
-    ends = next((name for name in ENDS if name in subject.sig.names), None)
-    if ends is not None:
-        return Telling(subject, "ends", ends)
-    return Telling(subject, "positions") if subject.positions is not None else None
+def _find_packing_arguments(adapter: ModelAdapter) -> PackingArguments | None:
+    if adapter.segments_argument is not None:
+        return PackingArguments(adapter, "segments", adapter.segments_argument)
+    padding_argument = adapter.padding_argument
+    if padding_argument is not None and padding_argument.form == "keep":
+        example_mask = adapter.example_arguments.get(padding_argument.name)
+        if isinstance(example_mask, Tensor) and example_mask.dim() == 2 and not example_mask.is_floating_point() and int(example_mask.max()) > 1:
+            return PackingArguments(adapter, "mask", padding_argument.name)
+    cu_seqlens_name = next((name for name in CU_SEQLENS_ARGUMENTS if name in adapter.signature.names), None)
+    if cu_seqlens_name is not None:
+        return PackingArguments(adapter, "ends", cu_seqlens_name)
+    return PackingArguments(adapter, "positions") if adapter.positions_argument is not None else None
 
 
-def _layouts(inquiry: Inquiry, telling: Telling) -> list[tuple[str, list[Row]]]:
+def _layouts(session: AuditSession, packing_arguments: PackingArguments) -> list[tuple[str, list[PackedRow]]]:
     """Three texts; two rows of many, some of one token, with large numbers; and the number 0."""
-    subject, ours = inquiry.subject, inquiry.subject.facts.ours
-    length = subject.length
-    first = _filled((5, 4), length) if length > 10 else _filled((length // 3, length // 3), length)
-    out = [("three texts", [Row(first, tuple(range(1, len(first) + 1)))])]
-    if inquiry.budget.broad and not ours and telling.how == "segments":
-        out.append(("texts out of order", [Row(first, (2, 1, 3))]))
-    many, others = _filled((2, 1, 1, 3, 1, 2), length), _filled((1, 3, 1, 1, 4), length)
-    rows = [Row(many, tuple(range(1, len(many) + 1))), Row(others, (3, 7, 8, 12, 40, 41)[:len(others)])]
-    if telling.how == "ends":
-        return [*out, *((f"{len(row.parts)} texts", [row]) for row in rows)]
+    adapter, is_keepleft = session.adapter, session.adapter.facts.is_keepleft
+    length = adapter.length
+    three_lengths = _fill_lengths((5, 4), length) if length > 10 else _fill_lengths((length // 3, length // 3), length)
+    out = [("three texts", [PackedRow(three_lengths, tuple(range(1, len(three_lengths) + 1)))])]
+    if session.budget.exhaustive and not is_keepleft and packing_arguments.mode == "segments":
+        out.append(("texts out of order", [PackedRow(three_lengths, (2, 1, 3))]))
+    many_lengths, other_lengths = _fill_lengths((2, 1, 1, 3, 1, 2), length), _fill_lengths((1, 3, 1, 1, 4), length)
+    rows = [PackedRow(many_lengths, tuple(range(1, len(many_lengths) + 1))), PackedRow(other_lengths, (3, 7, 8, 12, 40, 41)[:len(other_lengths)])]
+    if packing_arguments.mode == "ends":
+        return [*out, *((f"{len(row.lengths)} texts", [row]) for row in rows)]
     out.append(("many texts in two rows", rows))
-    if telling.how in ("segments", "mask"):
-        last = Row(first, (*range(1, len(first)), 0))
-        front = Row(_filled((3, 2), length), (0, 1, 2))
-        out.append(("a text numbered 0", [last] if ours or telling.how == "mask" else [front, last]))
+    if packing_arguments.mode in ("segments", "mask"):
+        zero_last = PackedRow(three_lengths, (*range(1, len(three_lengths)), 0))
+        zero_first = PackedRow(_fill_lengths((3, 2), length), (0, 1, 2))
+        out.append(("a text numbered 0", [zero_last] if is_keepleft or packing_arguments.mode == "mask" else [zero_first, zero_last]))
     return out
 
 
-def _filled(parts: tuple[int, ...], length: int) -> tuple[int, ...]:
+def _fill_lengths(lengths: tuple[int, ...], length: int) -> tuple[int, ...]:
     """As many of these as fit, and the rest as one more."""
-    ends = [end for end in accumulate(parts) if end < length]
-    return (*parts[:len(ends)], length - (ends[-1] if ends else 0))
+    ends = [end for end in accumulate(lengths) if end < length]
+    return (*lengths[:len(ends)], length - (ends[-1] if ends else 0))
 
 
-def _by_positions(inquiry: Inquiry, telling: Telling, way: Way) -> None:
+def _check_positions_only(session: AuditSession, packing_arguments: PackingArguments, path: CodePath) -> None:
     """Only positions can begin anew. Some models keep texts apart by that alone, others do not claim to: no leak is told, but
     a line that says so."""
-    use = inquiry.subject.sig.role("use_cache")
-    ways = [way.but(asked=((use, False),)), way] if use is not None else [way]
-    told, rows = _layouts(inquiry, telling)[0]
-    apart = []
-    for there in ways:
-        trial = _trial(inquiry)
-        with trial.trying(f"packing, {told}, {there.named(1)}"):
-            apart.append(_texts(trial, there, telling, rows, 2))
-        for line in trial.skipped:
-            inquiry.skip(*line.split(": ", 1))
-    if apart and apart[0]:
-        inquiry.took(ways[0], 1, inquiry.subject.length)
-        if not all(apart):
-            inquiry.note(f"positions that begin anew keep packed texts apart only with {use}=False")
-    elif apart:
-        inquiry.skip("packing", "positions that begin anew do not keep texts apart here, and there are no segment ids: give a "
+    use_cache = session.adapter.signature.argument_for("use_cache")
+    paths = [path.but(asked=((use_cache, False),)), path] if use_cache is not None else [path]
+    layout, rows = _layouts(session, packing_arguments)[0]
+    separated = []
+    for cache_path in paths:
+        dry_run = _dry_run_session(session)
+        with dry_run.skip_on_error(f"packing, {layout}, {cache_path.label(1)}"):
+            separated.append(_check_documents(dry_run, cache_path, packing_arguments, rows, 2))
+        for line in dry_run.skipped:
+            session.skip(*line.split(": ", 1))
+    if separated and separated[0]:
+        session.record_path(paths[0], 1, session.adapter.length)
+        if not all(separated):
+            session.note(f"positions that begin anew keep packed texts apart only with {use_cache}=False")
+    elif separated:
+        session.skip("packing", "positions that begin anew do not keep texts apart here, and there are no segment ids: give a "
                      "4-D mask, or do not pack")
 
 
-def _without_positions(inquiry: Inquiry, way: Way) -> None:
+def _check_without_positions(session: AuditSession, path: CodePath) -> None:
     """Who takes both may leave positions to the caller; a line says so."""
-    telling = Telling(inquiry.subject, "segments", placed=False)
-    trial, rows = _trial(inquiry), _layouts(inquiry, telling)[0][1]
-    with trial.trying("packing"):
-        if not _texts(trial, way, telling, rows, 1):
-            inquiry.note(f"{inquiry.subject.segments} alone does not keep packed texts as they are alone: give "
-                         f"{inquiry.subject.positions} that begin anew with each text as well")
+    packing_arguments = PackingArguments(session.adapter, "segments", with_positions=False)
+    dry_run, rows = _dry_run_session(session), _layouts(session, packing_arguments)[0][1]
+    with dry_run.skip_on_error("packing"):
+        if not _check_documents(dry_run, path, packing_arguments, rows, 1):
+            session.note(f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: give "
+                         f"{session.adapter.positions_argument} that begin anew with each text as well")
 
 
-def _trial(inquiry: Inquiry) -> Inquiry:
+def _dry_run_session(session: AuditSession) -> AuditSession:
     """Findings in it are not told."""
-    return Inquiry(inquiry.subject, inquiry.claim, inquiry.layers, inquiry.budget, inquiry.checks, double=inquiry.double,
-                   purity=inquiry.purity, quantised=inquiry.quantised, began=inquiry.began)
+    return AuditSession(session.adapter, session.claim, session.layers, session.budget, session.checks, supports_float64=session.supports_float64,
+                   float64_purity=session.float64_purity, quantized=session.quantized, started_at=session.started_at)
 
 
-def _texts(inquiry: Inquiry, way: Way, telling: Telling, rows: Sequence[Row], alone: int) -> bool:
+def _check_documents(session: AuditSession, path: CodePath, packing_arguments: PackingArguments, rows: Sequence[PackedRow], num_precisions: int) -> bool:
     """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with itself alone, in
     so many precisions, the finest first."""
-    subject = inquiry.subject
-    call = subject.call(len(rows), seed=90)
-    packed = telling.packed(call, rows)
-    with subject.on(way):
-        if not _numbers(inquiry, way, packed):
+    adapter = session.adapter
+    inputs = adapter.make_inputs(len(rows), seed=90)
+    packed = packing_arguments.pack(inputs, rows)
+    with adapter.on_path(path):
+        if not _has_no_nan(session, path, packed):
             return False
-        plain = 0 not in sum((row.names for row in rows), ()) or _ordinary(inquiry, way, telling)
-        if not _apart(inquiry, way, packed, rows, plain):
+        zero_is_ordinary = 0 not in sum((row.segment_ids for row in rows), ()) or _zero_is_ordinary(session, path, packing_arguments)
+        if not _documents_are_separate(session, path, packed, rows, zero_is_ordinary):
             return False
-    for there in dict.fromkeys([inquiry.fine(way), way][:alone]):
-        with subject.on(there):
-            if not _as_alone(inquiry, there, telling, packed, rows, plain):
+    for precision_path in dict.fromkeys([session.in_float64(path), path][:num_precisions]):
+        with adapter.on_path(precision_path):
+            if not _documents_match_alone(session, precision_path, packing_arguments, packed, rows, zero_is_ordinary):
                 return False
     return True
 
 
-def _numbers(inquiry: Inquiry, way: Way, packed: Call) -> bool:
+def _has_no_nan(session: AuditSession, path: CodePath, packed: Inputs) -> bool:
     """Are they numbers? A text that sees nothing is not."""
-    if "nan" not in inquiry.checks or way.dtype is not None:
+    if "nan" not in session.checks or path.dtype is not None:
         return True
-    return not broken(inquiry, way, packed, inquiry.ran(packed, way), "where several texts share a row", "packed texts")
+    return not add_nan_finding(session, path, packed, session.cached_run(packed, path), "where several texts share a row", "packed texts")
 
 
-def _ordinary(inquiry: Inquiry, way: Way, telling: Telling) -> bool:
+def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: PackingArguments) -> bool:
     """Is 0 a number like any other, or does it stand for padding?"""
-    subject = inquiry.subject
-    if subject.facts.ours or telling.how == "mask":
+    adapter = session.adapter
+    if adapter.facts.is_keepleft or packing_arguments.mode == "mask":
         return False
-    call = subject.call(1, seed=92)
-    one, none = (subject.run(telling.packed(call, [Row((subject.length,), (name,))]), way) for name in (1, 0))
-    return torch.equal(one, none)
+    inputs = adapter.make_inputs(1, seed=92)
+    output_one, output_zero = (adapter.run(packing_arguments.pack(inputs, [PackedRow((adapter.length,), (segment_id,))]), path) for segment_id in (1, 0))
+    return torch.equal(output_one, output_zero)
 
 
-def _apart(inquiry: Inquiry, way: Way, packed: Call, rows: Sequence[Row], plain: bool) -> bool:
-    subject = inquiry.subject
-    new = subject.words.others(packed.tokens, 91)
-    texts = torch.stack([torch.cat([torch.full((part,), n) for n, part in enumerate(row.parts)]) for row in rows])
-    judged = torch.stack([row.segments for row in rows]) != 0
-    if plain:
-        judged = torch.ones_like(judged)
-    for changed in range(int(texts.max()) + 1):
-        hidden = texts == changed
-        tokens = torch.where(hidden.view(*hidden.shape, *[1] * (new.dim() - 2)), new, packed.tokens)
-        other = packed.but(tokens=tokens)
+def _documents_are_separate(session: AuditSession, path: CodePath, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool) -> bool:
+    adapter = session.adapter
+    new = adapter.sampler.resample(packed.tokens, 91)
+    document_ids = torch.stack([torch.cat([torch.full((length,), n) for n, length in enumerate(row.lengths)]) for row in rows])
+    compared = torch.stack([row.segments for row in rows]) != 0
+    if zero_is_ordinary:
+        compared = torch.ones_like(compared)
+    for changed_document in range(int(document_ids.max()) + 1):
+        changed_mask = document_ids == changed_document
+        tokens = torch.where(changed_mask.view(*changed_mask.shape, *[1] * (new.dim() - 2)), new, packed.tokens)
+        changed_inputs = packed.but(tokens=tokens)
         for n, row in enumerate(rows):
-            places = (~hidden & judged)[n].nonzero()
-            if changed >= len(row.parts) or not len(places):
+            columns = (~changed_mask & compared)[n].nonzero()
+            if changed_document >= len(row.lengths) or not len(columns):
                 continue
-            at, source = torch.cat([torch.full_like(places, n), places], 1), row.starts[changed]
+            positions, source = torch.cat([torch.full_like(columns, n), columns], 1), row.starts[changed_document]
 
-            def told(row: int, reader: int, module: str, size: str, source: int = source) -> str:
+            def describe(row: int, reader: int, module: str, size: str, source: int = source) -> str:
                 return (f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} when the text "
                         f"that begins at position {source} changes, through {module}")
 
-            if not agree(inquiry, way, Pair("packing", packed, other, at, at, True, told, source)):
+            if not agree(session, path, CallPair("packing", packed, changed_inputs, positions, positions, True, describe, source)):
                 return False
     return True
 
 
-def _as_alone(inquiry: Inquiry, way: Way, telling: Telling, packed: Call, rows: Sequence[Row], plain: bool) -> bool:
+def _documents_match_alone(session: AuditSession, path: CodePath, packing_arguments: PackingArguments, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool) -> bool:
     for n, row in enumerate(rows):
-        for text, (start, length) in enumerate(zip(row.starts, row.parts, strict=True)):
-            if row.names[text] == 0 and not plain:
+        for document, (start, length) in enumerate(zip(row.starts, row.lengths, strict=True)):
+            if row.segment_ids[document] == 0 and not zero_is_ordinary:
                 continue
-            alone = telling.alone(Call(packed.tokens[n:n + 1, start:start + length],
+            single = packing_arguments.pack_single(Inputs(packed.tokens[n:n + 1, start:start + length],
                                        None if packed.source is None else packed.source[n:n + 1]))
-            at = torch.stack([torch.zeros(length, dtype=torch.long), torch.arange(length)], 1)
+            positions = torch.stack([torch.zeros(length, dtype=torch.long), torch.arange(length)], 1)
 
-            def told(row: int, reader: int, module: str, size: str, text: int = text) -> str:
-                return (f"text {text + 1} of a packed row is another than alone: position {reader} of row {row} moves {size}, "
+            def describe(row: int, reader: int, module: str, size: str, document: int = document) -> str:
+                return (f"text {document + 1} of a packed row is another than alone: position {reader} of row {row} moves {size}, "
                         f"through {module}; nothing of its neighbours leaks, so positions are probably not counted anew")
 
-            pair = Pair("packing", alone, packed, at, at + torch.tensor([n, start]), False, told, start, "alone")
-            if not agree(inquiry, way, pair):
+            call_pair = CallPair("packing", single, packed, positions, positions + torch.tensor([n, start]), False, describe, start, "alone")
+            if not agree(session, path, call_pair):
                 return False
     return True

@@ -9,160 +9,160 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences
-from keepleft.auditing.checks.told import spot, where
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.checks.told import make_probe, locate
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Call
-from keepleft.auditing.ways import COARSE, Way
+from keepleft.auditing.subject import Inputs
+from keepleft.auditing.ways import HALF_DTYPES, CodePath
 
 
 @dataclass(frozen=True)
-class Pair:
+class CallPair:
     """Two calls, the places that must agree, and how a finding is put into words."""
 
     kind: str
-    one: Call
-    other: Call
-    at: Tensor                       # (n, 2) row and position in the first
-    also: Tensor                     # (n, 2) in the other
+    first: Inputs
+    second: Inputs
+    first_positions: Tensor                       # (n, 2) row and position in the first
+    second_positions: Tensor                     # (n, 2) in the other
     exact: bool                      # the same computation?
-    told: Callable[[int, int, str, str], str]  # (row, position) of the other, the module, how large → a sentence
+    describe: Callable[[int, int, str, str], str]  # (row, position) of the other, the module, how large → a sentence
     source: int | None = None
-    sort: str = ""                   # findings of the same kind and place, but told apart
-    path: str = ""
-    read: Sequence[tuple[tuple[int, int], tuple[int, int]]] = ()  # places in the source that must agree as well
+    variant: str = ""                   # findings of the same kind and place, but told apart
+    path_note: str = ""
+    source_positions: Sequence[tuple[tuple[int, int], tuple[int, int]]] = ()  # places in the source that must agree as well
 
 
-def agree(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
+def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     """Compare, and report where they do not agree. True: they do."""
-    subject = inquiry.subject
-    if subject.random and way.train and not pair.exact:
+    adapter = session.adapter
+    if adapter.random_in_training and path.train and not call_pair.exact:
         return True
-    if not pair.exact and inquiry.found("future"):
-        inquiry.skip(f"{pair.kind} by comparison", "a pass itself looks where it must not, so passes of other shapes differ: "
+    if not call_pair.exact and session.has_finding("future"):
+        session.skip(f"{call_pair.kind} by comparison", "a pass itself looks where it must not, so passes of other shapes differ: "
                      "mend that first")
         return True
-    a, b = (inquiry.ran(call, way) for call in (pair.one, pair.other))
-    inquiry.recent.sort(key=lambda known: known[0] is pair.one)  # what many are compared with is kept the longest
-    first, second = (out[tuple(rows.to(out.device).unbind(1))] for out, rows in ((a, pair.at), (b, pair.also)))
-    gone = [out.isnan().flatten(1).any(1).cpu() for out in (first, second)]
-    if bool((gone[0] | gone[1]).any()) and not _tolerated(inquiry, way, pair):
-        return _nan(inquiry, way, pair, (a, b), gone)
-    numbers = ~(gone[0] | gone[1])
-    if not bool(numbers.any()):
+    a, b = (session.cached_run(inputs, path) for inputs in (call_pair.first, call_pair.second))
+    session.recent_outputs.sort(key=lambda entry: entry[0] is call_pair.first)  # what many are compared with is kept the longest
+    first, second = (out[tuple(positions.to(out.device).unbind(1))] for out, positions in ((a, call_pair.first_positions), (b, call_pair.second_positions)))
+    nan_masks = [out.isnan().flatten(1).any(1).cpu() for out in (first, second)]
+    if bool((nan_masks[0] | nan_masks[1]).any()) and not _tolerates_nan(session, path, call_pair):
+        return _report_nan(session, path, call_pair, (a, b), nan_masks)
+    valid = ~(nan_masks[0] | nan_masks[1])
+    if not bool(valid.any()):
         return True
-    path = inquiry.took(way, *pair.other.tokens.shape[:2]) + (f", {pair.path}" if pair.path else "")
-    if pair.other.keep is not None:
-        path = path.replace("no mask", "a mask of the real tokens")
-    size = rounding.scale(first)
-    move = _moves(first, second, size) * numbers
-    limit = 0.0 if pair.exact else rounding.tolerance(inquiry, way)
-    if not bool((move / size > limit).any()):
+    path_label = session.record_path(path, *call_pair.second.tokens.shape[:2]) + (f", {call_pair.path_note}" if call_pair.path_note else "")
+    if call_pair.second.keep_mask is not None:
+        path_label = path_label.replace("no mask", "a mask of the real tokens")
+    scale = rounding.scale(first)
+    change = _position_changes(first, second, scale) * valid
+    limit = 0.0 if call_pair.exact else rounding.tolerance(session, path)
+    if not bool((change / scale > limit).any()):
         return True
-    n = int(move.argmax())
-    relative = float(move[n]) / size
-    (row, reader), (row_, reader_) = pair.at[n].tolist(), pair.also[n].tolist()
-    if pair.exact and not rounding.real(inquiry, way, pair.one, pair.other, row, reader, relative,
-                                              _shakes(inquiry, way, pair, row, reader, relative)):
+    n = int(change.argmax())
+    relative = float(change[n]) / scale
+    (row, reader), (second_row, second_reader) = call_pair.first_positions[n].tolist(), call_pair.second_positions[n].tolist()
+    if call_pair.exact and not rounding.is_real_change(session, path, call_pair.first, call_pair.second, row, reader, relative,
+                                              _jittered_pairs(session, path, call_pair, row, reader, relative)):
         return True
-    if not pair.exact and (way.dtype or subject.dtype) not in (torch.float32, torch.float64) and \
-            float(move.median()) / size <= limit:
+    if not call_pair.exact and (path.dtype or adapter.dtype) not in (torch.float32, torch.float64) and \
+            float(change.median()) / scale <= limit:
         return True  # coarse numbers: one position may fall to the other side of a choice
-    whole = pair.kind == "batch" and pair.exact  # everything of this row is to stay
-    found, line = _read(inquiry, way, pair, limit) or where(
-        inquiry, spot(inquiry, way, pair.one, row, None if whole else reader),
-        spot(inquiry, way, pair.other, row_, None if whole else reader_), limit)
-    inquiry.add(Finding(pair.kind, reader_, pair.source, relative, path, found.module,
-                        pair.told(row_, reader_, found.module or subject.name, sentences.size(relative))
-                        + f"; {sentences.remedy(pair.kind, found.sort)}.", "substitution" if pair.exact else "comparison", line,
-                        reproducer(inquiry, way, pair, (row, reader), (row_, reader_))), pair.sort)
+    whole_row = call_pair.kind == "batch" and call_pair.exact  # everything of this row is to stay
+    location, line = _locate_in_source(session, path, call_pair, limit) or locate(
+        session, make_probe(session, path, call_pair.first, row, None if whole_row else reader),
+        make_probe(session, path, call_pair.second, second_row, None if whole_row else second_reader), limit)
+    session.add_finding(Finding(call_pair.kind, second_reader, call_pair.source, relative, path_label, location.module,
+                        call_pair.describe(second_row, second_reader, location.module or adapter.name, sentences.format_size(relative))
+                        + f"; {sentences.remedy(call_pair.kind, location.module_kind)}.", "substitution" if call_pair.exact else "comparison", line,
+                        reproducer(session, path, call_pair, (row, reader), (second_row, second_reader))), call_pair.variant)
     return False
 
 
-def _read(inquiry: Inquiry, way: Way, pair: Pair, limit: float) -> tuple[place.Place, str] | None:
+def _locate_in_source(session: AuditSession, path: CodePath, call_pair: CallPair, limit: float) -> tuple[place.Location, str] | None:
     """Does it enter where the source is read? The reader of a target sees that only later."""
-    if not pair.read or pair.one.source is None or pair.other.source is None:
+    if not call_pair.source_positions or call_pair.first.source is None or call_pair.second.source is None:
         return None
-    for n in sorted({0, len(pair.read) // 2, len(pair.read) - 1}):
-        first, second = (replace(spot(inquiry, way, call, row, at), batch=source.shape[0], length=source.shape[1])
-                         for call, source, (row, at) in ((pair.one, pair.one.source, pair.read[n][0]),
-                                                         (pair.other, pair.other.source, pair.read[n][1])))
-        found, line = where(inquiry, first, second, limit)
-        if found.module:
-            return found, line
+    for n in sorted({0, len(call_pair.source_positions) // 2, len(call_pair.source_positions) - 1}):
+        first, second = (replace(make_probe(session, path, inputs, row, position), batch=source.shape[0], length=source.shape[1])
+                         for inputs, source, (row, position) in ((call_pair.first, call_pair.first.source, call_pair.source_positions[n][0]),
+                                                         (call_pair.second, call_pair.second.source, call_pair.source_positions[n][1])))
+        location, line = locate(session, first, second, limit)
+        if location.module:
+            return location, line
     return None
 
 
-def _moves(one: Tensor, other: Tensor, size: float) -> Tensor:
+def _position_changes(first: Tensor, second: Tensor, scale: float) -> Tensor:
     """(n,): how far each place moves; to infinity and back is as far as the largest output."""
-    one, other = (out.double() if out.dtype == torch.float64 else out.float() for out in (one, other))
-    change = torch.where(one == other, 0.0, (one - other).abs()).flatten(1).amax(1)
-    return torch.nan_to_num(change, nan=0.0, posinf=size).cpu()
+    first, second = (out.double() if out.dtype == torch.float64 else out.float() for out in (first, second))
+    change = torch.where(first == second, 0.0, (first - second).abs()).flatten(1).amax(1)
+    return torch.nan_to_num(change, nan=0.0, posinf=scale).cpu()
 
 
-def _shakes(inquiry: Inquiry, way: Way, pair: Pair, row: int, reader: int, size: float) -> list[tuple[Call, Call]]:
+def _jittered_pairs(session: AuditSession, path: CodePath, call_pair: CallPair, row: int, reader: int, size: float) -> list[tuple[Inputs, Inputs]]:
     """The same change with another word at the ends of the row that is watched, in both calls. Only coarse numbers need it:
     their rounding is as large as a leak may be. What is as small as their last place stays rounding."""
-    kind = way.dtype or inquiry.subject.dtype
-    if kind not in COARSE or size <= 2 * torch.finfo(kind).eps:
+    dtype = path.dtype or session.adapter.dtype
+    if dtype not in HALF_DTYPES or size <= 2 * torch.finfo(dtype).eps:
         return []
-    ends = [at for r, at in pair.at.tolist() if r == row and at != reader]
+    positions = [position for r, position in call_pair.first_positions.tolist() if r == row and position != reader]
     out = []
-    for at in sorted({ends[0], ends[-1]}) if ends else ():
-        word = inquiry.subject.words.others(pair.one.tokens, 77)[row, at].to(pair.one.tokens.dtype)
-        both = []
-        for call in (pair.one, pair.other):
-            tokens = call.tokens.clone()
-            tokens[row, at] = word
-            both.append(call.but(tokens=tokens))
-        out.append((both[0], both[1]))
+    for position in sorted({positions[0], positions[-1]}) if positions else ():
+        replacement = session.adapter.sampler.resample(call_pair.first.tokens, 77)[row, position].to(call_pair.first.tokens.dtype)
+        changed_pair = []
+        for inputs in (call_pair.first, call_pair.second):
+            tokens = inputs.tokens.clone()
+            tokens[row, position] = replacement
+            changed_pair.append(inputs.but(tokens=tokens))
+        out.append((changed_pair[0], changed_pair[1]))
     return out
 
 
-def _tolerated(inquiry: Inquiry, way: Way, pair: Pair) -> bool:
+def _tolerates_nan(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     """Is NaN not to be reported here? Then the places that are numbers are compared."""
-    if "nan" not in inquiry.checks:
-        inquiry.skip(f"{pair.kind} where outputs are NaN", "NaN compares with nothing; with nan among the checks it is said "
+    if "nan" not in session.checks:
+        session.skip(f"{call_pair.kind} where outputs are NaN", "NaN compares with nothing; with nan among the checks it is said "
                      "where it begins")
         return True
-    return way.dtype is not None  # another precision than its own may be beyond it
+    return path.dtype is not None  # another precision than its own may be beyond it
 
 
-def _nan(inquiry: Inquiry, way: Way, pair: Pair, outs: Sequence[Tensor], gone: Sequence[Tensor]) -> bool:
+def _report_nan(session: AuditSession, path: CodePath, call_pair: CallPair, outs: Sequence[Tensor], nan_masks: Sequence[Tensor]) -> bool:
     """It does not move: it breaks."""
-    subject, n = inquiry.subject, int(gone[1].any())
-    call, places = ((pair.one, pair.at), (pair.other, pair.also))[n]
-    row, reader = places[int(gone[n].long().argmax())].tolist()
-    path = inquiry.took(way, *call.tokens.shape[:2]) + (f", {pair.path}" if pair.path else "")
-    begun = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
-    name = place.broken(subject.module, spot(inquiry, way, call, *begun))
-    among = "where others of its row are padding" if call.keep is not None or call.source_keep is not None else \
-        "alone" if len(call.tokens) == 1 else f"among {len(call.tokens)} rows"
-    inquiry.add(Finding("nan", reader, pair.source, float("inf"), path, name,
-                        f"position {reader} of row {row} is NaN {among}, through {name or subject.name}; "
+    adapter, n = session.adapter, int(nan_masks[1].any())
+    inputs, positions = ((call_pair.first, call_pair.first_positions), (call_pair.second, call_pair.second_positions))[n]
+    row, reader = positions[int(nan_masks[n].long().argmax())].tolist()
+    path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (f", {call_pair.path_note}" if call_pair.path_note else "")
+    first_nan = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
+    name = place.first_nan_module(adapter.module, make_probe(session, path, inputs, *first_nan))
+    setting = "where others of its row are padding" if inputs.keep_mask is not None or inputs.source_keep_mask is not None else \
+        "alone" if len(inputs.tokens) == 1 else f"among {len(inputs.tokens)} rows"
+    session.add_finding(Finding("nan", reader, call_pair.source, float("inf"), path_label, name,
+                        f"position {reader} of row {row} is NaN {setting}, through {name or adapter.name}; "
                         f"{sentences.remedy('nan', '')}.", "comparison", "",
-                        reproducer(inquiry, way, pair, tuple(pair.at[0].tolist()), (row, reader))))
+                        reproducer(session, path, call_pair, tuple(call_pair.first_positions[0].tolist()), (row, reader))))
     return False
 
 
-def further(inquiry: Inquiry, what: str, ways: Sequence[Way], every: Iterable[Way]) -> list[Way]:
+def remaining_paths(session: AuditSession, check: str, paths: Sequence[CodePath], all_paths: Iterable[CodePath]) -> list[CodePath]:
     """The paths that were not handed in, each once; the size of a batch is not told apart."""
-    known = {way.but(batch=2) for way in ways}
-    out = [way for way in dict.fromkeys(way.but(batch=2) for way in every)
-           if way not in known and (what, way) not in inquiry.tried]
-    inquiry.tried.update((what, way) for way in out)
+    known_paths = {path.but(batch=2) for path in paths}
+    out = [path for path in dict.fromkeys(path.but(batch=2) for path in all_paths)
+           if path not in known_paths and (check, path) not in session.visited_paths]
+    session.visited_paths.update((check, path) for path in out)
     return out
 
 
-def reproducer(inquiry: Inquiry, way: Way, pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> str:
+def reproducer(session: AuditSession, path: CodePath, call_pair: CallPair, first: tuple[int, int], second: tuple[int, int]) -> str:
     """Both calls, spelt out."""
-    subject = inquiry.subject
-    if pair.other.tokens.is_floating_point() or subject.selector is None:
+    adapter = session.adapter
+    if call_pair.second.tokens.is_floating_point() or adapter.selector is None:
         return ""
-    steps = [f"model.{'train' if way.train else 'eval'}()"]
-    for name, call in (("one", pair.one), ("other", pair.other)):
-        given = subject.arguments(call, way)
-        said = ", ".join(f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
-                         for key, value in given.items() if not isinstance(value, Tensor) or value.numel() <= 128)
-        steps.append(f"{name} = model({said}){subject.selector.spelt()}")
-    return "\n".join([*steps, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"])
+    lines = [f"model.{'train' if path.train else 'eval'}()"]
+    for name, inputs in (("one", call_pair.first), ("other", call_pair.second)):
+        arguments = adapter.arguments(inputs, path)
+        argument_code = ", ".join(f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
+                         for key, value in arguments.items() if not isinstance(value, Tensor) or value.numel() <= 128)
+        lines.append(f"{name} = model({argument_code}){adapter.selector.as_code()}")
+    return "\n".join([*lines, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"])

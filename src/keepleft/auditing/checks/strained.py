@@ -11,134 +11,134 @@ from torch import Tensor
 
 from keepleft.auditing import place, rounding, sentences, strain
 from keepleft.auditing.checks import told
-from keepleft.auditing.checks.cuts import Variant, changed, cuts
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.checks.cuts import Perturbation, perturb, sampled_perturbations
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Call
-from keepleft.auditing.ways import COARSE, Way
+from keepleft.auditing.subject import Inputs
+from keepleft.auditing.ways import HALF_DTYPES, CodePath
 
 
-def strained(inquiry: Inquiry, way: Way) -> None:
+def magnitude_probe(session: AuditSession, path: CodePath) -> None:
     """A mask of finite numbers holds until a score beats it: so scores are made large, and so is what comes in."""
-    length = inquiry.subject.length
-    if inquiry.subject.dtype in COARSE:
-        way = way.but(dtype=torch.float32)  # half precision rounds as soon as scores are large
+    length = session.adapter.length
+    if session.adapter.dtype in HALF_DTYPES:
+        path = path.but(dtype=torch.float32)  # half precision rounds as soon as scores are large
     for sign in (1.0, -1.0):
-        _bent(inquiry, way, length, "large scores", sign)
-    _bent(inquiry, way, length, "large inputs", None)
+        _check_magnitude(session, path, length, "large scores", sign)
+    _check_magnitude(session, path, length, "large inputs", None)
 
 
-def _bent(inquiry: Inquiry, way: Way, length: int, name: str, sign: float | None) -> None:
+def _check_magnitude(session: AuditSession, path: CodePath, length: int, name: str, sign: float | None) -> None:
     """Large scores of either sign, or large inputs where there is none."""
-    subject = inquiry.subject
-    if inquiry.quantised or inquiry.late or inquiry.found("future"):
+    adapter = session.adapter
+    if session.quantized or session.out_of_time or session.has_finding("future"):
         return
-    base = subject.call(1, length, seed=length + 2)
+    base = adapter.make_inputs(1, length, seed=length + 2)
 
-    def pair(some: list[Variant]) -> _Strained | None:
+    def run_pair(perturbations: list[Perturbation]) -> _StressPair | None:
         """Without and with what is hidden changed, under strain."""
         if sign is None:
-            return _upset(inquiry, way, base, some, None)
-        rows, scores = _rows(base, len(some)), strain.Scores(length, sign)
-        new = rows.but(tokens=torch.cat([changed(inquiry, base.tokens, one) for one in some]))
-        with scores.on():
-            a = subject.run(rows, way)
-        if not scores.factors:
-            inquiry.note("no attention scores were seen, so no large ones were tried")
+            return _poisoned_pair(session, path, base, perturbations, None)
+        repeated, amplifier = _repeat_row(base, len(perturbations)), strain.ScoreAmplifier(length, sign)
+        new = repeated.but(tokens=torch.cat([perturb(session, base.tokens, perturbation) for perturbation in perturbations]))
+        with amplifier.mode():
+            base_output = adapter.run(repeated, path)
+        if not amplifier.factors:
+            session.note("no attention scores were seen, so no large ones were tried")
             return None
-        with scores.on():
-            return _Strained(rows, new, a, subject.run(new, way), scores, None)
+        with amplifier.mode():
+            return _StressPair(repeated, new, base_output, adapter.run(new, path), amplifier, None)
 
-    with inquiry.trying(f"future under {name}"), subject.on(way):
-        hit = _singled(inquiry, way, pair, 1e-6)
-        if hit is None:
+    with session.skip_on_error(f"future under {name}"), adapter.on_path(path):
+        leak = _strongest_leak(session, path, run_pair, 1e-6)
+        if leak is None:
             return
-        found, line = hit.place(inquiry, way)
-        why = (f"once scores reach {strain.LARGE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
-               "boolean mask" if sign else f"once inputs reach {strain.HUGE:g}; {sentences.remedy('future', found.sort)}")
-        inquiry.add(Finding("future", hit.reader, hit.source, hit.size, f"{inquiry.took(way, 1, length)}, {name}", found.module,
-                            f"position {hit.reader} reads position {hit.source}, out of its sight, through "
-                            f"{found.module or subject.name} {why}.", "magnitude", line, hit.shown(inquiry, way)), "magnitude")
+        location, line = leak.locate(session, path)
+        explanation = (f"once scores reach {strain.AMPLIFIED_SCORE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
+               "boolean mask" if sign else f"once inputs reach {strain.INPUT_SCALE:g}; {sentences.remedy('future', location.module_kind)}")
+        session.add_finding(Finding("future", leak.reader, leak.source, leak.size, f"{session.record_path(path, 1, length)}, {name}", location.module,
+                            f"position {leak.reader} reads position {leak.source}, out of its sight, through "
+                            f"{location.module or adapter.name} {explanation}.", "magnitude", line, leak.reproducer(session, path)), "magnitude")
 
 
 @dataclass(frozen=True)
-class _Strained:
+class _StressPair:
     """Two calls under strain, and what they gave."""
 
-    base: Call
-    new: Call
-    a: Tensor
-    b: Tensor
-    scores: strain.Scores | None
-    touch: strain.Touch | None  # what was done to the vectors of the second
+    base: Inputs
+    new: Inputs
+    base_output: Tensor
+    new_output: Tensor
+    amplifier: strain.ScoreAmplifier | None
+    hook: strain.Hook | None  # what was done to the vectors of the second
     reader: int = 0             # who moves, once that is known; who moves it, and by how much
     source: int = 0
     size: float = 0.0
 
-    def place(self, inquiry: Inquiry, way: Way) -> tuple[place.Place, str]:
-        subject, calls = inquiry.subject, ((self.base, None), (self.new, self.touch))
-        first, second = (told.spot(inquiry, way, call, 0, self.reader, strain.under(subject, call, way, self.scores, touch))
-                         for call, touch in calls)
-        return told.where(inquiry, first, second)
+    def locate(self, session: AuditSession, path: CodePath) -> tuple[place.Location, str]:
+        adapter, hooked_inputs = session.adapter, ((self.base, None), (self.new, self.hook))
+        first, second = (told.make_probe(session, path, inputs, 0, self.reader, strain.stressed_run(adapter, inputs, path, self.amplifier, hook))
+                         for inputs, hook in hooked_inputs)
+        return told.locate(session, first, second)
 
-    def shown(self, inquiry: Inquiry, way: Way) -> str:
-        return told.reproducer(inquiry, way, self.base, self.new, 0, self.reader)
+    def reproducer(self, session: AuditSession, path: CodePath) -> str:
+        return told.reproducer(session, path, self.base, self.new, 0, self.reader)
 
 
-def _upset(inquiry: Inquiry, way: Way, base: Call, some: list[Variant], value: float | None) -> _Strained | None:
+def _poisoned_pair(session: AuditSession, path: CodePath, base: Inputs, perturbations: list[Perturbation], value: float | None) -> _StressPair | None:
     """What is hidden is made large, or NaN or infinite, where the words become vectors."""
-    rows, touch = _rows(base, len(some)), strain.upset(torch.stack([one.changed for one in some]), value)
-    new = strain.upturned(inquiry.subject, rows, way, touch)
-    return None if new is None else _Strained(rows, rows, inquiry.subject.run(rows, way), new, None, touch)
+    repeated, hook = _repeat_row(base, len(perturbations)), strain.poison_hook(torch.stack([perturbation.mask for perturbation in perturbations]), value)
+    new = strain.select_output_with_hook(session.adapter, repeated, path, hook)
+    return None if new is None else _StressPair(repeated, repeated, session.adapter.run(repeated, path), new, None, hook)
 
 
-def _singled(inquiry: Inquiry, way: Way, pair: Callable[[list[Variant]], _Strained | None],
-             least: float) -> _Strained | None:
+def _strongest_leak(session: AuditSession, path: CodePath, run_pair: Callable[[list[Perturbation]], _StressPair | None],
+             min_change: float) -> _StressPair | None:
     """The cut that moves a reader: found among all, then seen in a row by itself, where no other row can have done it."""
-    length = inquiry.subject.length
-    allowed = inquiry.allowed(length)
-    some = cuts(inquiry, allowed)
-    got: _Strained | None = None
+    length = session.adapter.length
+    allowed = session.allowed_mask(length)
+    perturbations = sampled_perturbations(session, allowed)
+    stress_pair: _StressPair | None = None
     for _ in ("all cuts", "the one that moves something"):
-        got = pair(some)
-        if got is None:
+        stress_pair = run_pair(perturbations)
+        if stress_pair is None:
             return None
-        inquiry.took(way, len(some), length)
-        sound = got.a.isfinite().flatten(2).all(2) & got.b.isfinite().flatten(2).all(2)
-        if got.scores is not None and not sound.all():
+        session.record_path(path, len(perturbations), length)
+        finite = stress_pair.base_output.isfinite().flatten(2).all(2) & stress_pair.new_output.isfinite().flatten(2).all(2)
+        if stress_pair.amplifier is not None and not finite.all():
             return None
-        move, size = torch.where(sound, rounding.moved(got.a, got.b), 0.0).cpu(), rounding.scale(got.a)
-        hits = (move > 0) & torch.stack([~(allowed & one.changed).any(1) for one in some])
-        if not hits.any() or float(move[hits].max()) / size < least:
+        change, scale = torch.where(finite, rounding.max_change(stress_pair.base_output, stress_pair.new_output), 0.0).cpu(), rounding.scale(stress_pair.base_output)
+        hits = (change > 0) & torch.stack([~(allowed & perturbation.mask).any(1) for perturbation in perturbations])
+        if not hits.any() or float(change[hits].max()) / scale < min_change:
             return None
-        row, reader = divmod(int(torch.where(hits, move, -1.0).argmax()), length)
-        some = [some[row]]
-    assert got is not None
-    return replace(got, reader=reader, source=int(some[0].changed.nonzero()[0]), size=float(move[0, reader]) / size)
+        row, reader = divmod(int(torch.where(hits, change, -1.0).argmax()), length)
+        perturbations = [perturbations[row]]
+    assert stress_pair is not None
+    return replace(stress_pair, reader=reader, source=int(perturbations[0].mask.nonzero()[0]), size=float(change[0, reader]) / scale)
 
 
-def _rows(call: Call, rows: int) -> Call:
+def _repeat_row(inputs: Inputs, batch_size: int) -> Inputs:
     """The same text in every row."""
-    return call.but(tokens=call.tokens[:1].repeat(rows, *[1] * (call.tokens.dim() - 1)),
-                    source=None if call.source is None else call.source[:1].repeat(rows, *[1] * (call.source.dim() - 1)))
+    return inputs.but(tokens=inputs.tokens[:1].repeat(batch_size, *[1] * (inputs.tokens.dim() - 1)),
+                    source=None if inputs.source is None else inputs.source[:1].repeat(batch_size, *[1] * (inputs.source.dim() - 1)))
 
 
-def poisoned(inquiry: Inquiry, way: Way) -> None:
+def poison_probe(session: AuditSession, path: CodePath) -> None:
     """NaN and infinity where a reader may not look. NaN behind it proves nothing, since 0 · NaN is NaN in honest kernels
     too; another number does."""
-    subject, length = inquiry.subject, inquiry.subject.length
-    if inquiry.quantised or inquiry.late or inquiry.found("future"):
+    adapter, length = session.adapter, session.adapter.length
+    if session.quantized or session.out_of_time or session.has_finding("future"):
         return
-    base = subject.call(1, length, seed=length + 3)
-    with inquiry.trying("future by poison"), subject.on(way):
+    base = adapter.make_inputs(1, length, seed=length + 3)
+    with session.skip_on_error("future by poison"), adapter.on_path(path):
         for value in (float("nan"), float("inf")):
-            hit = _singled(inquiry, way, lambda some, value=value: _upset(inquiry, way, base, some, value), 1e-5)  # type: ignore[misc]
-            if hit is None:
+            leak = _strongest_leak(session, path, lambda perturbations, value=value: _poisoned_pair(session, path, base, perturbations, value), 1e-5)  # type: ignore[misc]
+            if leak is None:
                 continue
-            found, line = hit.place(inquiry, way)
-            path = f"{inquiry.took(way, 1, length)}, {value} as input"
-            inquiry.add(Finding("future", hit.reader, hit.source, hit.size, path, found.module,
-                                f"position {hit.reader} gives another number when position {hit.source}, out of its sight, "
+            location, line = leak.locate(session, path)
+            path_label = f"{session.record_path(path, 1, length)}, {value} as input"
+            session.add_finding(Finding("future", leak.reader, leak.source, leak.size, path_label, location.module,
+                                f"position {leak.reader} gives another number when position {leak.source}, out of its sight, "
                                 f"holds {value}: something looks at the whole sequence; "
-                                f"{sentences.remedy('future', found.sort)}.", "poison", line, hit.shown(inquiry, way)))
+                                f"{sentences.remedy('future', location.module_kind)}.", "poison", line, leak.reproducer(session, path)))
             return

@@ -7,78 +7,78 @@ from collections.abc import Callable
 from torch import Tensor
 
 from keepleft.auditing import place, sentences
-from keepleft.auditing.inquiry import Inquiry
+from keepleft.auditing.inquiry import AuditSession
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Call, CallError
-from keepleft.auditing.ways import Way
+from keepleft.auditing.subject import Inputs, CallError
+from keepleft.auditing.ways import CodePath
 
 
-def ahead(inquiry: Inquiry, way: Way, base: Call, pair: Call, row: int, reader: int, source: int, size: float,
+def add_future_finding(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int, source: int, size: float,
            probe: str) -> None:
     """Put the finding into words, with the place it enters and lines that show it."""
-    subject = inquiry.subject
+    adapter = session.adapter
     batch, length = base.tokens.shape[:2]
-    plain = way.but(wrapped=False)
-    found, line = where(inquiry, spot(inquiry, plain, base, row, reader), spot(inquiry, plain, pair, row, reader))
-    where_it_lies = "its future" if source > reader else "out of its sight"
-    remedy = sentences.remedy("future", found.sort) if source > reader else sentences.NARROWER
-    sort = f"the {found.sort} of {found.module}" if found.sort and found.module else found.module or subject.name
-    inquiry.add(Finding(
-        "future", reader, source, size, inquiry.took(way, batch, length), found.module,
-        f"position {reader} reads position {source}, {where_it_lies}, through {sort}: its output moves {sentences.size(size)}; "
-        f"{remedy}.", probe, line, reproducer(inquiry, way, base, pair, row, reader)))
+    unwrapped_path = path.but(wrapped=False)
+    location, line = locate(session, make_probe(session, unwrapped_path, base, row, reader), make_probe(session, unwrapped_path, changed, row, reader))
+    visibility = "its future" if source > reader else "out of its sight"
+    advice = sentences.remedy("future", location.module_kind) if source > reader else sentences.NARROW_WINDOW_REMEDY
+    module_phrase = f"the {location.module_kind} of {location.module}" if location.module_kind and location.module else location.module or adapter.name
+    session.add_finding(Finding(
+        "future", reader, source, size, session.record_path(path, batch, length), location.module,
+        f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {sentences.format_size(size)}; "
+        f"{advice}.", probe, line, reproducer(session, path, base, changed, row, reader)))
 
 
-def spot(inquiry: Inquiry, way: Way, call: Call, row: int, reader: int | None,
-         run: Callable[[], object] | None = None) -> place.Spot:
+def make_probe(session: AuditSession, path: CodePath, inputs: Inputs, row: int, reader: int | None,
+         run: Callable[[], object] | None = None) -> place.Probe:
     """A call, and the place in it that is looked at."""
-    subject = inquiry.subject
-    return place.Spot(run or (lambda: subject.raw(call, way)), call.tokens.shape[0], call.tokens.shape[1], row, reader,
-                      subject.widths)
+    adapter = session.adapter
+    return place.Probe(run or (lambda: adapter.run_raw(inputs, path)), inputs.tokens.shape[0], inputs.tokens.shape[1], row, reader,
+                      adapter.parameter_dims)
 
 
-def where(inquiry: Inquiry, one: place.Spot, other: place.Spot, tolerance: float = 0.0) -> tuple[place.Place, str]:
+def locate(session: AuditSession, first: place.Probe, second: place.Probe, tolerance: float = 0.0) -> tuple[place.Location, str]:
     """The place, and the line of code."""
-    subject = inquiry.subject
+    adapter = session.adapter
     try:
-        found = place.located(subject.module, one, other, tolerance)
+        location = place.locate(adapter.module, first, second, tolerance)
     except CallError:
-        return place.Place(), ""
-    if subject.module is None:
-        return found, ""
-    return found, place.line(place.part(subject.module, found.module), one, other, tolerance)
+        return place.Location(), ""
+    if adapter.module is None:
+        return location, ""
+    return location, place.source_line(place.submodule(adapter.module, location.module), first, second, tolerance)
 
 
-def reproducer(inquiry: Inquiry, way: Way, base: Call, pair: Call, row: int, reader: int) -> str:
+def reproducer(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int) -> str:
     """A few lines that show it, on one row where one row is enough."""
-    subject = inquiry.subject
-    assert subject.selector is not None
-    steps = [f"model.{'train' if way.train else 'eval'}()"]
-    if way.implementation:
-        steps.append(f"model.set_attn_implementation({way.implementation!r})")
+    adapter = session.adapter
+    assert adapter.selector is not None
+    lines = [f"model.{'train' if path.train else 'eval'}()"]
+    if path.implementation:
+        lines.append(f"model.set_attn_implementation({path.implementation!r})")
     if base.tokens.is_floating_point():
-        at = (base.tokens != pair.tokens).flatten(2).any(2)[row].nonzero().flatten().tolist()
-        steps += [f"a = torch.randn({tuple(base.tokens.shape)}); b = a.clone(); b[{row}, {at}] += 1.0"]
+        positions = (base.tokens != changed.tokens).flatten(2).any(2)[row].nonzero().flatten().tolist()
+        lines += [f"a = torch.randn({tuple(base.tokens.shape)}); b = a.clone(); b[{row}, {positions}] += 1.0"]
     else:
-        at = (base.tokens != pair.tokens)[row].nonzero().flatten().tolist()
-        one = row if len(base.tokens) > 1 else 0
-        steps += [f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
-                  "; ".join(f"b[{one}, {k}] = {int(pair.tokens[row, k])}" for k in at)]
-    extra = "".join(f", {name}={value!r}" for name, value in way.asked)
-    called = f"model({subject.main}={{}}{extra}){subject.selector.spelt()}[{row}, {reader}]"
-    return "\n".join([*steps, f"({called.format('a')} - {called.format('b')}).abs().max()  # must be 0"])
+        positions = (base.tokens != changed.tokens)[row].nonzero().flatten().tolist()
+        row_index = row if len(base.tokens) > 1 else 0
+        lines += [f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
+                  "; ".join(f"b[{row_index}, {k}] = {int(changed.tokens[row, k])}" for k in positions)]
+    extra = "".join(f", {name}={value!r}" for name, value in path.extra_arguments)
+    call_code = f"model({adapter.main_argument}={{}}{extra}){adapter.selector.as_code()}[{row}, {reader}]"
+    return "\n".join([*lines, f"({call_code.format('a')} - {call_code.format('b')}).abs().max()  # must be 0"])
 
 
-def broken(inquiry: Inquiry, way: Way, call: Call, out: Tensor, when: str, told: str = "") -> bool:
+def add_nan_finding(session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = "") -> bool:
     """Is there NaN in an output? It is told, with the place where it begins, if NaN is among the checks."""
-    bad = out.isnan().flatten(2).any(2).cpu()
-    if not bad.any():
+    nan_mask = out.isnan().flatten(2).any(2).cpu()
+    if not nan_mask.any():
         return False
-    if "nan" in inquiry.checks:
-        row, reader = bad.nonzero()[0].tolist()
-        path = inquiry.took(way, *call.tokens.shape[:2]) + (f", {told}" if told else "")
-        name = place.broken(inquiry.subject.module, spot(inquiry, way, call, row, reader))
-        inquiry.add(Finding("nan", reader, None, float("inf"), path, name,
-                            f"position {reader} of row {row} is NaN {when}, through {name or inquiry.subject.name}; "
+    if "nan" in session.checks:
+        row, reader = nan_mask.nonzero()[0].tolist()
+        path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (f", {path_note}" if path_note else "")
+        name = place.first_nan_module(session.adapter.module, make_probe(session, path, inputs, row, reader))
+        session.add_finding(Finding("nan", reader, None, float("inf"), path_label, name,
+                            f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
                             f"{sentences.remedy('nan', '')}.", "forward"))
     return True

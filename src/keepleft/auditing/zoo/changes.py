@@ -5,39 +5,39 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
-def _tower(config: Any) -> Any:
+def _vision_tower(config: Any) -> Any:
     """A plain vision tower in the place of one that only timm can build. It has no part in reading text."""
     tower = import_module("transformers").SiglipVisionConfig()
-    was = config.vision_config
-    for name, value in vars(was).items():
+    original = config.vision_config
+    for name, value in vars(original).items():
         if not name.startswith("_") and not hasattr(tower, name):
             setattr(tower, name, value)
     tower.model_args = {"embed_dim": 64}
     return tower
 
 
-def _experts(**more: Any) -> dict[str, Any]:
-    return {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, **more}
+def _expert_fields(**overrides: Any) -> dict[str, Any]:
+    return {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, **overrides}
 
 
-def _mamba(config: Any, layers: str, field: str = "layers_block_type") -> list[str]:
+def _hybrid_layer_types(config: Any, pattern: str, field: str = "layers_block_type") -> list[str]:
     """Layers that are (s) state spaces, (a) attention, (h) both, by the names that this release has for them."""
-    old = getattr(config, field)[0] == "mamba"
-    return [{"s": "mamba" if old else "linear_attention", "a": "attention" if old else "full_attention", "h": "hybrid"}[one]
-            for one in layers]
+    legacy_names = getattr(config, field)[0] == "mamba"
+    return [{"s": "mamba" if legacy_names else "linear_attention", "a": "attention" if legacy_names else "full_attention", "h": "hybrid"}[letter]
+            for letter in pattern]
 
 
-def _granite(config: Any) -> Any:
+def _granite_text_config(config: Any) -> Any:
     """The text model that this one is made for, where a release says nothing."""
     text = config.text_config
     return text if hasattr(text, "attention_multiplier") else import_module("transformers").GraniteConfig()
 
 
 # a function is called with the configuration, after its other fields were made small
-CHANGES: dict[str, dict[str, Any]] = {
+OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "blip-2": {"num_query_tokens": 2, "image_token_index": 97},
     "blt": {"encoder_hash_byte_group_size": [2, 3], "num_hidden_layers": 2},
@@ -45,26 +45,26 @@ CHANGES: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 97, "IMGIMGAZ": 96}},
     "clvp_encoder": {"num_attention_heads": 2},
     "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"],
-                            "rope_parameters": {"sliding_attention": {**ROPE, "mrope_section": [4, 2, 2]},
-                                                "full_attention": {**ROPE, "mrope_section": [4, 2, 2]}}},
+                            "rope_parameters": {"sliding_attention": {**DEFAULT_ROPE, "mrope_section": [4, 2, 2]},
+                                                "full_attention": {**DEFAULT_ROPE, "mrope_section": [4, 2, 2]}}},
     "csm_depth_decoder_model": {"num_codebooks": 33},
-    "dbrx": {"attn_config": lambda config: _with(config.attn_config, rope_theta=10000.0, clip_qkv=8.0),
-             "ffn_config": lambda config: _with(config.ffn_config, hidden_size=64)},
+    "dbrx": {"attn_config": lambda config: _with_fields(config.attn_config, rope_theta=10000.0, clip_qkv=8.0),
+             "ffn_config": lambda config: _with_fields(config.ffn_config, hidden_size=64)},
     "DbrxFFNConfig": {"ffn_hidden_size": 64},
-    "deepseek_ocr2_text": _experts(mlp_layer_types=["dense", "sparse"]),
-    "deepseek_v2": _experts(topk_group=1),
+    "deepseek_ocr2_text": _expert_fields(mlp_layer_types=["dense", "sparse"]),
+    "deepseek_v2": _expert_fields(topk_group=1),
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
                     "rope_parameters": lambda config: {name: {**rope, "partial_rotary_factor": 0.5}
                                                        for name, rope in config.rope_parameters.items()}},
-    "dots1": _experts(first_k_dense_replace=1),
+    "dots1": _expert_fields(first_k_dense_replace=1),
     "emu3": {"vocabulary_map": {"<image>": 97, "<|extra_200|>": 96, "<|visual token 000000|>": 95}},
-    "ernie4_5_vl_moe_text": {"rope_parameters": {**ROPE, "mrope_section": [3, 3, 2]}},
-    "fast_vlm": {"vision_config": _tower},
+    "ernie4_5_vl_moe_text": {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [3, 3, 2]}},
+    "fast_vlm": {"vision_config": _vision_tower},
     "flaubert": {"causal": True},
-    "gemma3n": {"vision_config": _tower},
-    "granite4_vision": {"text_config": _granite, "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1],
+    "gemma3n": {"vision_config": _vision_tower},
+    "granite4_vision": {"text_config": _granite_text_config, "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1],
                         "downsample_rate": "1/2"},
-    "granitemoehybrid": {"num_hidden_layers": 3, "layer_types": lambda config: _mamba(config, "sas", "layer_types")},
+    "granitemoehybrid": {"num_hidden_layers": 3, "layer_types": lambda config: _hybrid_layer_types(config, "sas", "layer_types")},
     "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": lambda config: 2 * config.H_cycles * (config.L_cycles + 1)},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "instructblip": {"num_query_tokens": 2, "image_token_index": 97},
@@ -78,7 +78,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "moshi": {"audio_vocab_size": 64},
     "musicgen_decoder": {"num_codebooks": 1},  # else its rows are not rows of the batch
     "musicgen_melody_decoder": {"num_codebooks": 1},
-    "perception_lm": {"vision_config": _tower},
+    "perception_lm": {"vision_config": _vision_tower},
     "Qwen3OmniMoeTalkerConfig": {"spatial_merge_size": 2},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
     "qwen3_omni_moe_talker_code_predictor": {"num_code_groups": 33, "layer_types": ["full_attention", "full_attention"]},
@@ -92,13 +92,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "xlstm": {"hidden_size": 128, "embedding_dim": 128},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 5, "attention_hidden_size": 128, "attention_head_dim": 32,
-              "layers_block_type": lambda config: _mamba(config, "sshsh")},
+              "layers_block_type": lambda config: _hybrid_layer_types(config, "sshsh")},
     "zamba2": {"num_hidden_layers": 4, "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4,
-               "layers_block_type": lambda config: _mamba(config, "shsh"), "hybrid_layer_ids": [1, 3]},
+               "layers_block_type": lambda config: _hybrid_layer_types(config, "shsh"), "hybrid_layer_ids": [1, 3]},
 }
 
 
-def _with(config: Any, **values: Any) -> Any:
+def _with_fields(config: Any, **values: Any) -> Any:
     for name, value in values.items():
         setattr(config, name, value)
     return config

@@ -11,26 +11,26 @@ from torch import Tensor, nn
 
 from keepleft.auditing.zoo.shrink import LOWEST_SPECIAL
 
-SPEECH = 40  # frames
+SPEECH_FRAMES = 40  # frames
 
 
-class Draw:
+class RandomInputs:
     """Random arguments of one size."""
 
     def __init__(self, model: nn.Module, batch: int, length: int, seed: int) -> None:
         self.config: Any = model.config
         self.batch, self.length = batch, length
-        self.chance = torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(seed)
 
     def tokens(self, *shape: int) -> Tensor:
-        return torch.randint(5, LOWEST_SPECIAL, (self.batch, *shape), generator=self.chance)
+        return torch.randint(5, LOWEST_SPECIAL, (self.batch, *shape), generator=self.rng)
 
-    def numbers(self, *shape: int) -> Tensor:
-        return torch.randn(self.batch, *shape, generator=self.chance)
+    def features(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch, *shape, generator=self.rng)
 
-    def picture(self) -> Tensor:
-        tower = getattr(self.config, "vision_config", self.config)
-        return self.numbers(getattr(tower, "num_channels", 3), tower.image_size, tower.image_size)
+    def image(self) -> Tensor:
+        vision_config = getattr(self.config, "vision_config", self.config)
+        return self.features(getattr(vision_config, "num_channels", 3), vision_config.image_size, vision_config.image_size)
 
 
 Arguments = dict[str, Tensor]
@@ -38,90 +38,90 @@ Arguments = dict[str, Tensor]
 
 def example(model: nn.Module, batch: int = 2, length: int = 13, seed: int = 0) -> Arguments:
     """Arguments for the model's forward: so many rows of so many tokens."""
-    draw = Draw(model, batch, length, seed)
-    if special := SPECIAL.get(type(model).__name__):
-        return special(draw)
-    taken = inspect.signature(model.forward).parameters
+    inputs = RandomInputs(model, batch, length, seed)
+    if builder := SPECIAL_INPUTS.get(type(model).__name__):
+        return builder(inputs)
+    parameters = inspect.signature(model.forward).parameters
     out = {}
-    if "input_ids" in taken:
-        out["input_ids"] = draw.tokens(length)
-    if "decoder_input_ids" in taken:
-        out["decoder_input_ids"] = _target(draw)
+    if "input_ids" in parameters:
+        out["input_ids"] = inputs.tokens(length)
+    if "decoder_input_ids" in parameters:
+        out["decoder_input_ids"] = _decoder_input_ids(inputs)
     return out
 
 
-def _target(draw: Draw) -> Tensor:
-    return draw.tokens(max(draw.length - 2, 1))
+def _decoder_input_ids(inputs: RandomInputs) -> Tensor:
+    return inputs.tokens(max(inputs.length - 2, 1))
 
 
-def _speech(name: str, *shape: Callable[[Any], int]) -> Callable[[Draw], Arguments]:
+def _speech_inputs(name: str, *shape: Callable[[Any], int]) -> Callable[[RandomInputs], Arguments]:
     """Speech on one side, tokens on the other."""
-    return lambda draw: {name: draw.numbers(*(size(draw.config) for size in shape)), "decoder_input_ids": _target(draw)}
+    return lambda inputs: {name: inputs.features(*(size(inputs.config) for size in shape)), "decoder_input_ids": _decoder_input_ids(inputs)}
 
 
-def _picture(draw: Draw) -> Arguments:
+def _image_inputs(inputs: RandomInputs) -> Arguments:
     """A picture that no token asks for: text alone."""
-    return {"pixel_values": draw.picture(), "input_ids": draw.tokens(draw.length)}
+    return {"pixel_values": inputs.image(), "input_ids": inputs.tokens(inputs.length)}
 
 
-def _instruct(draw: Draw, frames: int = 0) -> Arguments:
-    out = _picture(draw)
+def _instructblip_inputs(inputs: RandomInputs, frames: int = 0) -> Arguments:
+    out = _image_inputs(inputs)
     if frames:
         out["pixel_values"] = out["pixel_values"][:, None].repeat(1, frames, 1, 1, 1)
-    return {**out, "qformer_input_ids": draw.tokens(4)}
+    return {**out, "qformer_input_ids": inputs.tokens(4)}
 
 
-def _kosmos(draw: Draw) -> Arguments:
-    return {"image_embeds": draw.numbers(0, draw.config.text_config.embed_dim), "input_ids": draw.tokens(draw.length),
-            "image_embeds_position_mask": torch.zeros(draw.batch, draw.length, dtype=torch.long)}
+def _kosmos_inputs(inputs: RandomInputs) -> Arguments:
+    return {"image_embeds": inputs.features(0, inputs.config.text_config.embed_dim), "input_ids": inputs.tokens(inputs.length),
+            "image_embeds_position_mask": torch.zeros(inputs.batch, inputs.length, dtype=torch.long)}
 
 
-def _moshi(draw: Draw) -> Arguments:
-    codes = lambda: draw.tokens(draw.config.num_codebooks, draw.length)
-    return {"input_ids": draw.tokens(draw.length), "user_audio_codes": codes(), "moshi_audio_codes": codes()}
+def _moshi_inputs(inputs: RandomInputs) -> Arguments:
+    audio_codes = lambda: inputs.tokens(inputs.config.num_codebooks, inputs.length)
+    return {"input_ids": inputs.tokens(inputs.length), "user_audio_codes": audio_codes(), "moshi_audio_codes": audio_codes()}
 
 
-FRAMES = lambda config: SPEECH
-SPECIAL: dict[str, Callable[[Draw], Arguments]] = {
-    "Blip2ForConditionalGeneration": _picture,
-    "BlipForConditionalGeneration": _picture,
-    "CanaryForConditionalGeneration": _speech("input_features", FRAMES, lambda config: config.encoder_config.num_mel_bins),
-    "CohereAsrForConditionalGeneration": _speech("input_features", FRAMES, lambda config: config.encoder_config.num_mel_bins),
-    "DiaForConditionalGeneration": lambda draw: {
-        "input_ids": draw.tokens(draw.length),
-        "decoder_input_ids": draw.tokens(max(draw.length - 2, 1), draw.config.decoder_config.num_channels)},
-    "InstructBlipForConditionalGeneration": _instruct,
-    "InstructBlipVideoForConditionalGeneration": lambda draw: _instruct(draw, frames=2),
-    "Kosmos2ForConditionalGeneration": _kosmos,
-    "KyutaiSpeechToTextForConditionalGeneration": lambda draw: {
-        "input_ids": draw.tokens(draw.length, draw.config.num_codebooks + 1)},
-    "MoonshineForConditionalGeneration": _speech("input_values", lambda config: 2000),
-    "MoonshineStreamingForConditionalGeneration": _speech("input_values", lambda config: 3200),
-    "MoshiForConditionalGeneration": _moshi,
-    "PI0ForConditionalGeneration": lambda draw: {
-        "state": draw.numbers(draw.config.max_state_dim), "input_ids": draw.tokens(draw.length),
-        "noise": draw.numbers(draw.config.chunk_size, draw.config.max_action_dim), "timestep": draw.numbers().sigmoid()},
-    "PPFormulaNetForConditionalGeneration": lambda draw: {"pixel_values": draw.picture(), "decoder_input_ids": _target(draw)},
-    "Pix2StructForConditionalGeneration": lambda draw: {
-        "flattened_patches": torch.cat([torch.arange(1, 9).view(1, 8, 1).expand(draw.batch, 8, 2).float(), draw.numbers(
-            8, draw.config.vision_config.patch_embed_hidden_size)], -1), "decoder_input_ids": _target(draw)},
-    "Qwen2_5OmniTalkerForConditionalGeneration": lambda draw: {
-        "input_ids": draw.tokens(draw.length), "thinker_reply_part": draw.numbers(1, draw.config.embedding_size),
-        "input_text_ids": draw.tokens(draw.length)},
-    "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": lambda draw: {
-        "inputs_embeds": draw.numbers(draw.length, draw.config.hidden_size)},
-    "Qwen3OmniMoeTalkerForConditionalGeneration": lambda draw: {
-        "inputs_embeds": draw.numbers(draw.length, draw.config.text_config.hidden_size),
-        "talker_input_ids": draw.tokens(draw.length), "attention_mask": torch.ones(draw.batch, draw.length, dtype=torch.long)},
-    "SeamlessM4TTextToUnitForConditionalGeneration": lambda draw: {
-        "inputs_embeds": draw.numbers(draw.length, draw.config.hidden_size), "decoder_input_ids": _target(draw)},
-    "Speech2TextForConditionalGeneration": _speech("input_features", FRAMES, lambda config: config.input_feat_per_channel),
-    "UdopForConditionalGeneration": lambda draw: {
-        "input_ids": draw.tokens(draw.length), "bbox": draw.numbers(draw.length, 4).sigmoid(),
-        "decoder_input_ids": _target(draw)},
-    "VoxtralRealtimeForConditionalGeneration": lambda draw: {
-        "input_ids": draw.tokens(draw.length), "input_features": draw.numbers(
-            draw.config.audio_config.num_mel_bins, draw.length * draw.config.audio_length_per_tok)},
-    "WhisperForConditionalGeneration": _speech(
+num_frames = lambda config: SPEECH_FRAMES
+SPECIAL_INPUTS: dict[str, Callable[[RandomInputs], Arguments]] = {
+    "Blip2ForConditionalGeneration": _image_inputs,
+    "BlipForConditionalGeneration": _image_inputs,
+    "CanaryForConditionalGeneration": _speech_inputs("input_features", num_frames, lambda config: config.encoder_config.num_mel_bins),
+    "CohereAsrForConditionalGeneration": _speech_inputs("input_features", num_frames, lambda config: config.encoder_config.num_mel_bins),
+    "DiaForConditionalGeneration": lambda inputs: {
+        "input_ids": inputs.tokens(inputs.length),
+        "decoder_input_ids": inputs.tokens(max(inputs.length - 2, 1), inputs.config.decoder_config.num_channels)},
+    "InstructBlipForConditionalGeneration": _instructblip_inputs,
+    "InstructBlipVideoForConditionalGeneration": lambda inputs: _instructblip_inputs(inputs, frames=2),
+    "Kosmos2ForConditionalGeneration": _kosmos_inputs,
+    "KyutaiSpeechToTextForConditionalGeneration": lambda inputs: {
+        "input_ids": inputs.tokens(inputs.length, inputs.config.num_codebooks + 1)},
+    "MoonshineForConditionalGeneration": _speech_inputs("input_values", lambda config: 2000),
+    "MoonshineStreamingForConditionalGeneration": _speech_inputs("input_values", lambda config: 3200),
+    "MoshiForConditionalGeneration": _moshi_inputs,
+    "PI0ForConditionalGeneration": lambda inputs: {
+        "state": inputs.features(inputs.config.max_state_dim), "input_ids": inputs.tokens(inputs.length),
+        "noise": inputs.features(inputs.config.chunk_size, inputs.config.max_action_dim), "timestep": inputs.features().sigmoid()},
+    "PPFormulaNetForConditionalGeneration": lambda inputs: {"pixel_values": inputs.image(), "decoder_input_ids": _decoder_input_ids(inputs)},
+    "Pix2StructForConditionalGeneration": lambda inputs: {
+        "flattened_patches": torch.cat([torch.arange(1, 9).view(1, 8, 1).expand(inputs.batch, 8, 2).float(), inputs.features(
+            8, inputs.config.vision_config.patch_embed_hidden_size)], -1), "decoder_input_ids": _decoder_input_ids(inputs)},
+    "Qwen2_5OmniTalkerForConditionalGeneration": lambda inputs: {
+        "input_ids": inputs.tokens(inputs.length), "thinker_reply_part": inputs.features(1, inputs.config.embedding_size),
+        "input_text_ids": inputs.tokens(inputs.length)},
+    "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": lambda inputs: {
+        "inputs_embeds": inputs.features(inputs.length, inputs.config.hidden_size)},
+    "Qwen3OmniMoeTalkerForConditionalGeneration": lambda inputs: {
+        "inputs_embeds": inputs.features(inputs.length, inputs.config.text_config.hidden_size),
+        "talker_input_ids": inputs.tokens(inputs.length), "attention_mask": torch.ones(inputs.batch, inputs.length, dtype=torch.long)},
+    "SeamlessM4TTextToUnitForConditionalGeneration": lambda inputs: {
+        "inputs_embeds": inputs.features(inputs.length, inputs.config.hidden_size), "decoder_input_ids": _decoder_input_ids(inputs)},
+    "Speech2TextForConditionalGeneration": _speech_inputs("input_features", num_frames, lambda config: config.input_feat_per_channel),
+    "UdopForConditionalGeneration": lambda inputs: {
+        "input_ids": inputs.tokens(inputs.length), "bbox": inputs.features(inputs.length, 4).sigmoid(),
+        "decoder_input_ids": _decoder_input_ids(inputs)},
+    "VoxtralRealtimeForConditionalGeneration": lambda inputs: {
+        "input_ids": inputs.tokens(inputs.length), "input_features": inputs.features(
+            inputs.config.audio_config.num_mel_bins, inputs.length * inputs.config.audio_length_per_tok)},
+    "WhisperForConditionalGeneration": _speech_inputs(
         "input_features", lambda config: config.num_mel_bins, lambda config: 2 * config.max_source_positions),
 }

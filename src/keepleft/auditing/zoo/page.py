@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 
-from keepleft.auditing.report import plain
-from keepleft.auditing.zoo.run import CLEAN, LEAK, SKIPPED, Row
+from keepleft.auditing.report import json_safe
+from keepleft.auditing.zoo.run import CLEAN, LEAK, SKIPPED, ZooRow
 
 STYLE = """
 :root { color-scheme: light dark }
@@ -23,29 +23,29 @@ code { font-size: .9em } small { color: GrayText } details { margin: .1rem 0 }
 """
 
 
-def as_json(rows: Sequence[Row], about: dict[str, str]) -> str:
+def as_json(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
     counts = Counter(row.verdict for row in rows)
-    return json.dumps(plain({"about": about, "counts": dict(sorted(counts.items())), "rows": [asdict(row) for row in rows]}),
+    return json.dumps(json_safe({"about": about, "counts": dict(sorted(counts.items())), "rows": [asdict(row) for row in rows]}),
                       indent=1, ensure_ascii=False) + "\n"
 
 
-def as_html(rows: Sequence[Row], about: dict[str, str]) -> str:
+def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
     """Leaks first, then what was skipped, then what is clean."""
     counts = Counter(row.verdict for row in rows)
     order = {LEAK: 0, SKIPPED: 1, CLEAN: 2}
-    told = ", ".join(f"{name} {value}" for name, value in about.items())
+    about_text = ", ".join(f"{name} {value}" for name, value in about.items())
     out = ["<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-           f"<title>keepleft: the zoo, {escape(told)}</title><style>{STYLE}</style>",
+           f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
            f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
-           f"skipped. <small>{escape(told)}</small></p>",
+           f"skipped. <small>{escape(about_text)}</small></p>",
            "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this "
            "build of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
            "<table><tr><th>class<th>verdict<th>what was found<th>not checked"]
     for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
-        found = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
-        left = "".join(f"<div>{escape(line)}</div>" for line in row.left)
+        findings_html = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
+        unchecked_html = "".join(f"<div>{escape(line)}</div>" for line in row.left)
         out.append(f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td class={row.verdict}>"
-                   f"{row.verdict}<td>{found}<td><details><summary>{len(row.left)}</summary><small>{left}</small></details>")
+                   f"{row.verdict}<td>{findings_html}<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>")
     return "\n".join([*out, "</table></html>\n"])
 
 

@@ -12,7 +12,7 @@ LEAK, CLEAN, SKIPPED = "leak", "clean", "skipped"
 
 
 @dataclass(frozen=True)
-class Row:
+class ZooRow:
     """What came of one class."""
 
     name: str
@@ -27,73 +27,73 @@ class Row:
     about: dict[str, str] = field(default_factory=dict)
 
 
-def audited(name: str, budget: str) -> Row:
+def audit_class(name: str, budget: str) -> ZooRow:
     """One class, here and now."""
     import torch
 
     from keepleft.auditing.audit import audit
-    from keepleft.auditing.zoo.tiny import UnbuildableError, tiny
+    from keepleft.auditing.zoo.tiny import UnbuildableError, tiny_model
 
-    began = time.monotonic()
+    started = time.monotonic()
     torch.set_num_threads(1)
     try:
-        model, example = tiny(name)
+        model, example = tiny_model(name)
     except UnbuildableError as error:
-        return Row(name, SKIPPED, str(error))
+        return ZooRow(name, SKIPPED, str(error))
     except Exception as error:
-        return Row(name, SKIPPED, f"it could not be built: {type(error).__name__}: {str(error)[:200]}")
+        return ZooRow(name, SKIPPED, f"it could not be built: {type(error).__name__}: {str(error)[:200]}")
     try:
         report = audit(model, example, budget=budget)
     except Exception as error:
-        return Row(name, SKIPPED, f"it could not be audited: {type(error).__name__}: {str(error)[:200]}")
-    told = report.dict()
+        return ZooRow(name, SKIPPED, f"it could not be audited: {type(error).__name__}: {str(error)[:200]}")
+    report_dict = report.dict()
     verdict = {"clean": CLEAN, "leak": LEAK}.get(report.verdict, SKIPPED)
-    return Row(name, verdict, "; ".join(report.blocked), tuple(told["findings"]), report.checked, report.skipped, report.notes,
-               round(time.monotonic() - began, 1), sum(p.numel() for p in model.parameters()), report.about)
+    return ZooRow(name, verdict, "; ".join(report.blocked), tuple(report_dict["findings"]), report.checked, report.skipped, report.notes,
+               round(time.monotonic() - started, 1), sum(p.numel() for p in model.parameters()), report.about)
 
 
-def run(names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1) -> Iterator[Row]:
+def run(names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1) -> Iterator[ZooRow]:
     """A row for each class, as they come."""
     import torch
 
     torch.set_num_threads(1)  # before any work here, so that what is forked finds no threads missing
-    ways = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("fork" if "fork" in ways else "spawn")
-    waiting, busy = list(reversed(names)), dict[str, tuple[Any, Any, float]]()
-    while waiting or busy:
-        while waiting and len(busy) < workers:
-            name = waiting.pop()
-            inward, outward = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(name, budget, outward), daemon=True)  # type: ignore[attr-defined]
+    start_methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("fork" if "fork" in start_methods else "spawn")
+    pending, running = list(reversed(names)), dict[str, tuple[Any, Any, float]]()
+    while pending or running:
+        while pending and len(running) < workers:
+            name = pending.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_worker, args=(name, budget, sender), daemon=True)  # type: ignore[attr-defined]
             process.start()
-            outward.close()
-            busy[name] = (process, inward, time.monotonic())
-        for name, (process, inward, began) in list(busy.items()):
+            sender.close()
+            running[name] = (process, receiver, time.monotonic())
+        for name, (process, receiver, started) in list(running.items()):
             row = None
-            if inward.poll(0.05 / max(1, len(busy))):
+            if receiver.poll(0.05 / max(1, len(running))):
                 try:
-                    row = inward.recv()
+                    row = receiver.recv()
                 except EOFError:
                     process.join(5)
-                    row = Row(name, SKIPPED, f"its process died (exit code {process.exitcode})")
-            elif time.monotonic() - began > limit:
-                row = Row(name, SKIPPED, f"it took longer than {limit:g} s")
+                    row = ZooRow(name, SKIPPED, f"its process died (exit code {process.exitcode})")
+            elif time.monotonic() - started > limit:
+                row = ZooRow(name, SKIPPED, f"it took longer than {limit:g} s")
             if row is not None:
                 process.kill()
                 process.join()
-                inward.close()
-                del busy[name]
+                receiver.close()
+                del running[name]
                 yield row
 
 
-def _child(name: str, budget: str, out: Any) -> None:
+def _worker(name: str, budget: str, sender: Any) -> None:
     import os
     import warnings
 
     warnings.simplefilter("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
-    out.send(audited(name, budget))
-    out.close()
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    sender.send(audit_class(name, budget))
+    sender.close()

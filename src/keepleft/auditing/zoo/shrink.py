@@ -6,39 +6,39 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-WIDTH, HEADS, KV_HEADS, HEAD, INNER = 64, 4, 2, 16, 48
-VOCAB, POSITIONS, LAYERS, MOST_LAYERS = 99, 64, 2, 4
+HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, INTERMEDIATE_SIZE = 64, 4, 2, 16, 48
+VOCAB_SIZE, MAX_POSITIONS, NUM_LAYERS, MAX_LAYERS = 99, 64, 2, 4
 LOWEST_SPECIAL = 60  # tokens from here on may be special; below 5 are pad, bos, eos, start, unknown
 
 # (what the name must look like, the largest that the number may be); the first that fits is taken
-NUMBERS: tuple[tuple[str, int], ...] = (
+MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^(type|task_type|segment)_vocab_size$", 2),
     (r"codebook_size", 64),
-    (r"vocab|^num_embeddings$|^num_embeds$|^cardinality$|num_centroids", VOCAB),
-    (r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|^model_max", POSITIONS),
+    (r"vocab|^num_embeddings$|^num_embeds$|^cardinality$|num_centroids", VOCAB_SIZE),
+    (r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|^model_max", MAX_POSITIONS),
     (r"max_.*(image|crop)", 16),
     (r"sliding_window|window_size|attention_window|local_attention|rel_extent|keep_window", 5),
     (r"floor_scale|chroma_length|chunk|block_size|local_radius|index_kpool|context_size|attention_context", 4),
     (r"index_top_?k|topk_blocks", 4),
-    (r"(key_value|kv|query)_(heads|groups)|kv_n_heads|num_key_heads|(^|_)n_?groups$|o_groups", KV_HEADS),
+    (r"(key_value|kv|query)_(heads|groups)|kv_n_heads|num_key_heads|(^|_)n_?groups$|o_groups", NUM_KV_HEADS),
     (r"heads_per", 2),
-    (r"heads?$|heads_|n_head", HEADS),
-    (r"qk_(rope|nope)_head_dim|rotary_dim", HEAD // 2),
-    (r"head_dim|d_head|dim_head|headdim|^d_kv$|head_size|kv_channels|qk_head|v_head", HEAD),
+    (r"heads?$|heads_|n_head", NUM_HEADS),
+    (r"qk_(rope|nope)_head_dim|rotary_dim", HEAD_DIM // 2),
+    (r"head_dim|d_head|dim_head|headdim|^d_kv$|head_size|kv_channels|qk_head|v_head", HEAD_DIM),
     (r"topk_group", 1),
     (r"experts_per|top_?k|moe_k$", 2),
-    (r"shared_expert.*(size|dim)", INNER),
+    (r"shared_expert.*(size|dim)", INTERMEDIATE_SIZE),
     (r"shared_experts$", 1),
     (r"expert_group|^n_group$", 2),
-    (r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|expert_ffn", INNER),
+    (r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|expert_ffn", INTERMEDIATE_SIZE),
     (r"experts$|expert_num", 4),
     (r"_period$|_interval$|_step$|_frequency$|every_n|_pattern$|layer_group_size$", 2),
     (r"first_k_dense|dense_layers$|layer_(start|end)_index$", 1),
-    (r"layers?$|^n_layer|depth$|layers_|num_blocks|num_res_blocks|num_mel_attn_blocks", LAYERS),
+    (r"layers?$|^n_layer|depth$|layers_|num_blocks|num_res_blocks|num_mel_attn_blocks", NUM_LAYERS),
     (r"lora|_rank$|low_?rank", 8),
     (r"state", 8),
     (r"base_channels", 32),
-    (r"upsample_groups", WIDTH),
+    (r"upsample_groups", HIDDEN_SIZE),
     (r"d_conv|kernel|conv_l_cache|conv1d_width", 4),
     (r"patch_size", 4),
     (r"(image|crop)_size|resolution|pos_emb_(height|width)", 16),
@@ -48,193 +48,193 @@ NUMBERS: tuple[tuple[str, int], ...] = (
     (r"num_codebooks|num_quantizers|code_groups", 3),
     (r"downsample_hidden", 16),
     (r"num_filters|enc_.*channels", 4),
-    (r"query_pre_attn_scalar", HEAD),
+    (r"query_pre_attn_scalar", HEAD_DIM),
     (r"buckets", 8),
     (r"max_distance", 12),
     (r"^(hidden|d_model|n_embd|embed|emb|projection)|hidden_size|_dim$|_size$|width|channels?$|_dims$|^d_rel$|dimension$|^scale$",
-     WIDTH),
+     HIDDEN_SIZE),
 )
-SAME = re.compile(r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|feed_forward|"
+UNCHANGED_FIELDS = re.compile(r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|feed_forward|"
                   r"rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels")
-LISTS: tuple[tuple[str, int], ...] = (
+MAX_LIST_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^depths$|^channel_multiplier$", 1),
-    (r"heads", HEADS),
-    (r"groups", HEADS),
-    (r"intermediate", INNER),
+    (r"heads", NUM_HEADS),
+    (r"groups", NUM_HEADS),
+    (r"intermediate", INTERMEDIATE_SIZE),
     (r"^(embed_dim|hidden_sizes)$|channels|_channel_size$", 16),
 )
-SECTIONS = ("paddleocr_vl_text", "qwen2_vl_text", "qwen2_5_vl_text", "glm_ocr_text", "glm4v_text", "glm4v_moe_text")
-NOTHING = {"head_dim": HEAD, "num_key_value_heads": KV_HEADS, "sliding_window": 5}  # where nothing is said
-TOKEN = re.compile(r"^(?!.*layer).*(token|bos|eos|pad|start|end|newline|nothink|patch|image|video|audio|unk|mask)_"
+MROPE_MODEL_TYPES = ("paddleocr_vl_text", "qwen2_vl_text", "qwen2_5_vl_text", "glm_ocr_text", "glm4v_text", "glm4v_moe_text")
+NONE_DEFAULTS = {"head_dim": HEAD_DIM, "num_key_value_heads": NUM_KV_HEADS, "sliding_window": 5}  # where nothing is said
+TOKEN_ID_FIELD = re.compile(r"^(?!.*layer).*(token|bos|eos|pad|start|end|newline|nothink|patch|image|video|audio|unk|mask)_"
                    r"(id|index|ids)$")
-INDEXES = re.compile(r"layers?$|idxs?$|indexes$|indices$|layer_ids$")
+LAYER_INDEX_FIELD = re.compile(r"layers?$|idxs?$|indexes$|indices$|layer_ids$")
 
 
-def small(config: Any, changes: dict[str, dict[str, Any]]) -> Any:
+def shrink(config: Any, overrides: dict[str, dict[str, Any]]) -> Any:
     """The configuration itself, made small in place, with all that it holds. `changes`: exceptions by type, or by class."""
-    specials: dict[str, int] = {}
-    for part in parts(config):
-        _small(part, specials)
-        for name, value in (changes.get(part.model_type) or changes.get(type(part).__name__) or {}).items():
-            value = value(part) if callable(value) else value
+    special_tokens: dict[str, int] = {}
+    for sub_config in sub_configs(config):
+        _shrink_fields(sub_config, special_tokens)
+        for name, value in (overrides.get(sub_config.model_type) or overrides.get(type(sub_config).__name__) or {}).items():
+            value = value(sub_config) if callable(value) else value
             if hasattr(value, "model_type"):
-                vars(part)[name] = value  # past the check that it is of one class
+                vars(sub_config)[name] = value  # past the check that it is of one class
             else:
-                setattr(part, name, value)
+                setattr(sub_config, name, value)
     return config
 
 
-def parts(config: Any) -> Iterator[Any]:
+def sub_configs(config: Any) -> Iterator[Any]:
     """A configuration and all that are inside it."""
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
-            yield from parts(value)
+            yield from sub_configs(value)
 
 
-def _small(config: Any, specials: dict[str, int]) -> None:
-    single = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_overrides", {})  # layers that differ in numbers
-    if single:
+def _shrink_fields(config: Any, special_tokens: dict[str, int]) -> None:
+    layer_overrides = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_overrides", {})  # layers that differ in numbers
+    if layer_overrides:
         config.per_layer_config = None
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
-    keep = _layers(config, fields, single)
+    layer_indices = _shrink_layers(config, fields, layer_overrides)
     if "use_mamba_kernels" in fields:
         config.use_mamba_kernels = False  # they are for GPUs
     for name, value in fields.items():
         if isinstance(value, bool) or vars(config)[name] is not value:
             continue
-        if value is None and name in NOTHING:
-            setattr(config, name, NOTHING[name])
-        elif TOKEN.search(name) and isinstance(value, int | list):
-            setattr(config, name, _token(name, value, specials))
+        if value is None and name in NONE_DEFAULTS:
+            setattr(config, name, NONE_DEFAULTS[name])
+        elif TOKEN_ID_FIELD.search(name) and isinstance(value, int | list):
+            setattr(config, name, _token_id(name, value, special_tokens))
         elif isinstance(value, float) and re.search(r"drop|jitter", name):
             setattr(config, name, type(value)(0))
         elif isinstance(value, int):
-            setattr(config, name, _number(name, value))
-        elif isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
-            setattr(config, name, _numbers(name, value))
+            setattr(config, name, _shrink_int(name, value))
+        elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+            setattr(config, name, _shrink_list(name, value))
         elif isinstance(value, dict) and "rope" in name:
-            setattr(config, name, _rope(value))
-    _agree(config, fields)
-    if single:
-        config.per_layer_config = {new: {name: 2 * HEAD if name == "head_dim" else _number(name, value)
-                                         for name, value in single[old].items()}
-                                   for new, old in enumerate(keep) if old in single}
+            setattr(config, name, _shrink_rope(value))
+    _fix_dependent_fields(config, fields)
+    if layer_overrides:
+        config.per_layer_config = {new: {name: 2 * HEAD_DIM if name == "head_dim" else _shrink_int(name, value)
+                                         for name, value in layer_overrides[old].items()}
+                                   for new, old in enumerate(layer_indices) if old in layer_overrides}
 
 
-def _numbers(name: str, values: Any) -> Any:
-    most = next((most for pattern, most in LISTS if re.search(pattern, name)), None)
-    return values if most is None else type(values)(min(one, most) for one in values)
+def _shrink_list(name: str, values: Any) -> Any:
+    maximum = next((maximum for pattern, maximum in MAX_LIST_FIELDS if re.search(pattern, name)), None)
+    return values if maximum is None else type(values)(min(item, maximum) for item in values)
 
 
-def _number(name: str, value: int) -> int:
-    if SAME.search(name):
+def _shrink_int(name: str, value: int) -> int:
+    if UNCHANGED_FIELDS.search(name):
         return value
-    for pattern, most in NUMBERS:
+    for pattern, maximum in MAX_INT_FIELDS:
         if re.search(pattern, name.lower()):
-            return min(value, 3) if "kernel" in pattern and value % 2 else min(value, most)
+            return min(value, 3) if "kernel" in pattern and value % 2 else min(value, maximum)
     return value
 
 
-def _token(name: str, value: Any, specials: dict[str, int]) -> Any:
+def _token_id(name: str, value: Any, special_tokens: dict[str, int]) -> Any:
     if isinstance(value, list):
-        if not all(isinstance(one, int) for one in value):
+        if not all(isinstance(item, int) for item in value):
             return value
-        return [_token(f"{name}.{n}" if n else name, one, specials) for n, one in enumerate(value)]
+        return [_token_id(f"{name}.{n}" if n else name, item, special_tokens) for n, item in enumerate(value)]
     if value is None or value < 0:
         return value
     name = name.removeprefix("t2u_")
-    first = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "unk_token_id": 4}
+    fixed_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "unk_token_id": 4}
     name = re.sub(r"index$", "id", name)
-    if name not in specials:
-        taken = len(specials.keys() - first.keys())
-        specials[name] = first.get(name, max(VOCAB - 1 - taken, LOWEST_SPECIAL))
-    return specials[name]
+    if name not in special_tokens:
+        num_assigned = len(special_tokens.keys() - fixed_ids.keys())
+        special_tokens[name] = fixed_ids.get(name, max(VOCAB_SIZE - 1 - num_assigned, LOWEST_SPECIAL))
+    return special_tokens[name]
 
 
-def _rope(value: dict[str, Any]) -> dict[str, Any]:
+def _shrink_rope(value: dict[str, Any]) -> dict[str, Any]:
     out = {}
-    for name, one in value.items():
-        if isinstance(one, dict):
-            one = _rope(one)
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            entry = _shrink_rope(entry)
         elif name == "original_max_position_embeddings":
-            one = min(one, 8)  # so that what changes beyond it is seen
+            entry = min(entry, 8)  # so that what changes beyond it is seen
         elif name == "mrope_section":
-            one = [HEAD // 4, HEAD // 8, HEAD // 8]
-        out[name] = one
+            entry = [HEAD_DIM // 4, HEAD_DIM // 8, HEAD_DIM // 8]
+        out[name] = entry
     return out
 
 
-def _agree(config: Any, was: dict[str, Any]) -> None:
+def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
     """What belonged together stays together: sums and products of the numbers that there were."""
-    now = vars(config)
-    if "qk_rope_head_dim" in was and "qk_nope_head_dim" in was:  # latent attention: one key and value for each query head
-        whole = now["qk_rope_head_dim"] + now["qk_nope_head_dim"]
-        for name in was.keys() & {"qk_head_dim", "head_dim"}:
-            setattr(config, name, now["qk_rope_head_dim"] if was[name] == was["qk_rope_head_dim"] else whole)
-        if "kv_lora_rank" in was and "num_key_value_heads" in was:
+    current = vars(config)
+    if "qk_rope_head_dim" in original and "qk_nope_head_dim" in original:  # latent attention: one key and value for each query head
+        qk_head_dim = current["qk_rope_head_dim"] + current["qk_nope_head_dim"]
+        for name in original.keys() & {"qk_head_dim", "head_dim"}:
+            setattr(config, name, current["qk_rope_head_dim"] if original[name] == original["qk_rope_head_dim"] else qk_head_dim)
+        if "kv_lora_rank" in original and "num_key_value_heads" in original:
             config.num_key_value_heads = config.num_attention_heads
-    width, was_width = now.get("hidden_size"), was.get("hidden_size")
-    expand = next((was[name] for name in ("expand", "mamba_expand") if isinstance(was.get(name), int)), None)
-    if width and expand:  # state spaces: their inner width
-        if was.get("intermediate_size") == expand * was_width:
-            config.intermediate_size = expand * width
-        for heads, head in (("num_heads", "head_dim"), ("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim"),
+    hidden_size, original_hidden_size = current.get("hidden_size"), original.get("hidden_size")
+    expand = next((original[name] for name in ("expand", "mamba_expand") if isinstance(original.get(name), int)), None)
+    if hidden_size and expand:  # state spaces: their inner width
+        if original.get("intermediate_size") == expand * original_hidden_size:
+            config.intermediate_size = expand * hidden_size
+        for heads_field, head_dim_field in (("num_heads", "head_dim"), ("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim"),
                             ("n_mamba_heads", "mamba_headdim")):
-            if isinstance(was.get(head), int) and isinstance(was.get(heads), int):
-                setattr(config, head, expand * width // now[heads])
-        if "mamba_d_ssm" in was:
-            config.mamba_d_ssm = expand * width
-    sections = getattr(type(config), "ignore_keys_at_rope_validation", None) or ()
-    rope = now.get("rope_parameters")
-    if isinstance(rope, dict) and ("mrope_section" in sections or config.model_type in SECTIONS):
-        for one in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-            pairs = int((now.get("head_dim") or width // HEADS) * one.get("partial_rotary_factor", 1)) // 2
-            one["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
-    if "max_window_layers" in was and set(now.get("layer_types") or ()) == {"full_attention"}:
-        for name in was.keys() & {"use_sliding_window"}:
+            if isinstance(original.get(head_dim_field), int) and isinstance(original.get(heads_field), int):
+                setattr(config, head_dim_field, expand * hidden_size // current[heads_field])
+        if "mamba_d_ssm" in original:
+            config.mamba_d_ssm = expand * hidden_size
+    ignored_rope_keys = getattr(type(config), "ignore_keys_at_rope_validation", None) or ()
+    rope = current.get("rope_parameters")
+    if isinstance(rope, dict) and ("mrope_section" in ignored_rope_keys or config.model_type in MROPE_MODEL_TYPES):
+        for rope_fields in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+            num_pairs = int((current.get("head_dim") or hidden_size // NUM_HEADS) * rope_fields.get("partial_rotary_factor", 1)) // 2
+            rope_fields["mrope_section"] = [num_pairs - 2 * (num_pairs // 3), num_pairs // 3, num_pairs // 3]
+    if "max_window_layers" in original and set(current.get("layer_types") or ()) == {"full_attention"}:
+        for name in original.keys() & {"use_sliding_window"}:
             setattr(config, name, True)
         config.max_window_layers = 1
-        config.sliding_window = now["sliding_window"] or 5
-        config.layer_types = ["full_attention", *["sliding_attention"] * (len(now["layer_types"]) - 1)]
+        config.sliding_window = current["sliding_window"] or 5
+        config.layer_types = ["full_attention", *["sliding_attention"] * (len(current["layer_types"]) - 1)]
 
 
 # layers -------------------------------------------------------------------------------------
 
 
-def _layers(config: Any, fields: dict[str, Any], single: dict[int, Any]) -> list[int]:
+def _shrink_layers(config: Any, fields: dict[str, Any], layer_overrides: dict[int, Any]) -> list[int]:
     """Fewer layers: a few that stand for all kinds that there are, with the lists that say something of each cut to them."""
     name, count = next(((name, value) for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
                         if isinstance(value := fields.get(name), int)), ("", len(fields.get("layers_block_type") or ())))
-    if count <= LAYERS:
+    if count <= NUM_LAYERS:
         return list(range(count))
-    each = {name: list(value) for name, value in fields.items() if isinstance(value, list | tuple) and len(value) == count}
-    chosen = {name: value for name, value in fields.items() if isinstance(value, list) and INDEXES.search(name) and value
-              and all(isinstance(one, int) for one in value) and value == sorted(set(value)) and value[-1] < count}
-    each = {name: value for name, value in each.items() if name not in chosen}
-    kinds = [*each.values(), *([n in value for n in range(count)] for value in [*chosen.values(), single])]
-    keep = _kept([tuple(str(kind[n]) for kind in kinds) for n in range(count)])
+    per_layer = {name: list(value) for name, value in fields.items() if isinstance(value, list | tuple) and len(value) == count}
+    index_lists = {name: value for name, value in fields.items() if isinstance(value, list) and LAYER_INDEX_FIELD.search(name) and value
+              and all(isinstance(item, int) for item in value) and value == sorted(set(value)) and value[-1] < count}
+    per_layer = {name: value for name, value in per_layer.items() if name not in index_lists}
+    layer_attributes = [*per_layer.values(), *([n in value for n in range(count)] for value in [*index_lists.values(), layer_overrides])]
+    layer_indices = _representative_layers([tuple(str(attribute[n]) for attribute in layer_attributes) for n in range(count)])
     if name:
-        setattr(config, name, len(keep))
-    for name, value in each.items():
-        value = fields[name] = [value[n] for n in keep]
+        setattr(config, name, len(layer_indices))
+    for name, value in per_layer.items():
+        value = fields[name] = [value[n] for n in layer_indices]
         setattr(config, name, value)
-    for name, value in chosen.items():
-        setattr(config, name, [new for new, old in enumerate(keep) if old in value])
-    return keep
+    for name, value in index_lists.items():
+        setattr(config, name, [new for new, old in enumerate(layer_indices) if old in value])
+    return layer_indices
 
 
-def _kept(kinds: list[tuple[str, ...]]) -> list[int]:
+def _representative_layers(layer_kinds: list[tuple[str, ...]]) -> list[int]:
     """Numbers of a few layers, so that each combination of kinds is there, or each kind where these would be too many."""
-    first = sorted(kinds.index(kind) for kind in set(kinds))
-    if len(first) > MOST_LAYERS:
-        seen: set[tuple[int, str]] = set()
-        first = []
-        for n, kind in enumerate(kinds):
-            if new := set(enumerate(kind)) - seen:
-                seen |= new
-                first.append(n)
-    for n in range(len(kinds)):
-        if len(first) < LAYERS and n not in first:
-            first.append(n)
-    return sorted(first)
+    indices = sorted(layer_kinds.index(kind) for kind in set(layer_kinds))
+    if len(indices) > MAX_LAYERS:
+        covered: set[tuple[int, str]] = set()
+        indices = []
+        for n, kind in enumerate(layer_kinds):
+            if uncovered := set(enumerate(kind)) - covered:
+                covered |= uncovered
+                indices.append(n)
+    for n in range(len(layer_kinds)):
+        if len(indices) < NUM_LAYERS and n not in indices:
+            indices.append(n)
+    return sorted(indices)

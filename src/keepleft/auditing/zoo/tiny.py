@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.auditing.zoo.changes import CHANGES
+from keepleft.auditing.zoo.changes import OVERRIDES
 from keepleft.auditing.zoo.inputs import example
-from keepleft.auditing.zoo.lively import lively
-from keepleft.auditing.zoo.shrink import small
+from keepleft.auditing.zoo.lively import randomize_weights
+from keepleft.auditing.zoo.shrink import shrink
 
-__all__ = ["UnbuildableError", "classes", "example", "tiny"]
+__all__ = ["UnbuildableError", "classes", "example", "tiny_model"]
 
-ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-MOST = 2_000_000  # weights of one model
-DRAFT = "it drafts for another model and must be given the keys and values of that one"
-PART = {"CsmDepthDecoderForCausalLM": "depth_decoder_config"}  # made from a part of the configuration that it names
-GIVEN = {  # parts of a configuration that some releases want to be told
+CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+MAX_PARAMETERS = 2_000_000  # weights of one model
+DRAFT_MODEL_REASON = "it drafts for another model and must be given the keys and values of that one"
+SUB_CONFIG_FIELDS = {"CsmDepthDecoderForCausalLM": "depth_decoder_config"}  # made from a part of the configuration that it names
+REQUIRED_SUB_CONFIGS = {  # parts of a configuration that some releases want to be told
     "MusicgenForConditionalGeneration": {
         "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"},
     "MusicgenMelodyForConditionalGeneration": {
         "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"},
 }
-REFUSED = {
+UNSUPPORTED_CLASSES = {
     "ClvpModelForConditionalGeneration": "it compares speech with text: what it gives out has no place for each token",
-    "Gemma4AssistantForCausalLM": DRAFT,
-    "Gemma4UnifiedAssistantForCausalLM": DRAFT,
+    "Gemma4AssistantForCausalLM": DRAFT_MODEL_REASON,
+    "Gemma4UnifiedAssistantForCausalLM": DRAFT_MODEL_REASON,
     "PI0ForConditionalGeneration": "it moves a robot: what it gives out has no place for each token",
 }
 
@@ -37,30 +37,30 @@ REFUSED = {
 class UnbuildableError(ValueError):
     """No tiny version of a class: one line that names it and says why."""
 
-    def __init__(self, name: str, why: object) -> None:
-        said = str(why) if isinstance(why, str) else f"{type(why).__name__}: {why}"
-        super().__init__(f"{name}: {' '.join(said.split())[:300]}")
+    def __init__(self, name: str, cause: object) -> None:
+        reason = str(cause) if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
+        super().__init__(f"{name}: {' '.join(reason.split())[:300]}")
 
 
 def classes() -> list[str]:
     """The names of all classes of transformers that write text; AutoModel… only chooses among them."""
-    return sorted(name for name in dir(import_module("transformers")) if name.endswith(ENDINGS) and not name.startswith("Auto"))
+    return sorted(name for name in dir(import_module("transformers")) if name.endswith(CLASS_SUFFIXES) and not name.startswith("Auto"))
 
 
-def tiny(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
+def tiny_model(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
     """A tiny random model of this class, in eval mode, and arguments for its forward, which was tried once with them."""
-    if name in REFUSED:
-        raise UnbuildableError(name, REFUSED[name])
+    if name in UNSUPPORTED_CLASSES:
+        raise UnbuildableError(name, UNSUPPORTED_CLASSES[name])
     try:
-        kind = getattr(import_module("transformers"), name)
-        if kind.forward is nn.Module.forward:
+        model_class = getattr(import_module("transformers"), name)
+        if model_class.forward is nn.Module.forward:
             raise UnbuildableError(name, "it has no forward of its own")
-        config = _config(kind)
-        if (count := _count(kind, config)) > MOST:
-            raise UnbuildableError(name, f"its smallest configuration still has {count:,} weights")
+        config = _tiny_config(model_class)
+        if (num_parameters := _num_parameters(model_class, config)) > MAX_PARAMETERS:
+            raise UnbuildableError(name, f"its smallest configuration still has {num_parameters:,} weights")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = lively(kind(config), seed).eval()
+            model = randomize_weights(model_class(config), seed).eval()
             arguments = example(model, seed=seed)
             with torch.no_grad():
                 model(**arguments)
@@ -71,21 +71,21 @@ def tiny(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
     return model, arguments
 
 
-def _config(kind: Any) -> Any:
+def _tiny_config(model_class: Any) -> Any:
     library = import_module("transformers")
-    given = {name: getattr(library, part)() for name, part in GIVEN.get(kind.__name__, {}).items()}
-    whole = kind.config_class(**given)
-    config = small(getattr(whole, PART.get(kind.__name__, ""), whole), CHANGES)
-    writes = not kind.__name__.endswith(ENDINGS[2]) and not config.is_encoder_decoder
-    if writes and getattr(config, "is_decoder", None) is False:
+    sub_configs = {name: getattr(library, config_class)() for name, config_class in REQUIRED_SUB_CONFIGS.get(model_class.__name__, {}).items()}
+    full_config = model_class.config_class(**sub_configs)
+    config = shrink(getattr(full_config, SUB_CONFIG_FIELDS.get(model_class.__name__, ""), full_config), OVERRIDES)
+    is_causal_lm = not model_class.__name__.endswith(CLASS_SUFFIXES[2]) and not config.is_encoder_decoder
+    if is_causal_lm and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # BERT and its kin read both ways unless they are told to write
     return config
 
 
-def _count(kind: Any, config: Any) -> int:
+def _num_parameters(model_class: Any, config: Any) -> int:
     """Weights that a model would have, without making them; 0 where a class needs real ones to be built."""
     try:
         with torch.device("meta"):
-            return sum(weight.numel() for weight in kind(copy.deepcopy(config)).parameters())
+            return sum(weight.numel() for weight in model_class(copy.deepcopy(config)).parameters())
     except (NotImplementedError, RuntimeError):
         return 0

@@ -15,7 +15,7 @@ def join(*parts: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def an(word: str) -> str:
+def with_article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
@@ -32,31 +32,31 @@ def finite(subject: Phrase, helper: str, rest: str, mood: Mood) -> str:
     return join(subject.english, helper, rest)
 
 
-def plain(subject: Phrase, base: str, third: str, rest: str, mood: Mood) -> str:
+def with_do_support(subject: Phrase, base: str, third: str, rest: str, mood: Mood) -> str:
     """A verb without a helper, which takes do where it is denied or asked: he likes …, he does not like …"""
     if mood == "say":
         return join(subject.english, third if subject.person == 2 else base, rest)
     return finite(subject, DO[subject.person], f"{base} {rest}", mood)
 
 
-def clause(said: Clause) -> str:
-    who, mood = said.subject, said.mood
-    base, third, going, past = said.verb.english
-    rest = " ".join(filter(None, [said.receiver.him if said.receiver else "",
-                                  (said.object.him or said.object.english) if said.object else "",
-                                  *(extra[0] for extra in said.extras)]))
-    match said.tense:
+def render_clause(clause: Clause) -> str:
+    subject, mood = clause.subject, clause.mood
+    base, third, gerund, past = clause.verb.english
+    rest = " ".join(filter(None, [clause.indirect_object.object_form if clause.indirect_object else "",
+                                  (clause.object.object_form or clause.object.english) if clause.object else "",
+                                  *(extra[0] for extra in clause.extras)]))
+    match clause.tense:
         case "now":
-            return finite(who, IS[who.person], f"{going} {rest}", mood)
+            return finite(subject, IS[subject.person], f"{gerund} {rest}", mood)
         case "habit":
-            return plain(who, base, third, rest, mood)
+            return with_do_support(subject, base, third, rest, mood)
         case "past":
-            return join(who.english, past, rest) if mood == "say" else finite(who, "did", f"{base} {rest}", mood)
+            return join(subject.english, past, rest) if mood == "say" else finite(subject, "did", f"{base} {rest}", mood)
         case "future":
-            return finite(who, "will", f"{base} {rest}", mood)
+            return finite(subject, "will", f"{base} {rest}", mood)
         case "want":
-            return plain(who, "want to", "wants to", f"{base} {rest}", mood)
+            return with_do_support(subject, "want to", "wants to", f"{base} {rest}", mood)
         case "must":
-            return plain(who, "have to", "has to", f"{base} {rest}", mood)
+            return with_do_support(subject, "have to", "has to", f"{base} {rest}", mood)
         case "can":
-            return finite(who, "can", f"{base} {rest}", mood)
+            return finite(subject, "can", f"{base} {rest}", mood)

@@ -9,7 +9,7 @@ from typing import Literal
 Tense = Literal["now", "habit", "past", "future", "want", "must", "can"]
 Mood = Literal["say", "not", "ask"]
 MOODS: tuple[Mood, ...] = ("say", "not", "ask")
-Said = tuple[str, str, str]  # English, French, Hindi
+Triple = tuple[str, str, str]  # English, French, Hindi
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,8 @@ class Noun:
     french_feminine: bool
     hindi: str
     hindi_feminine: bool
-    honoured: bool = False  # Hindi speaks of one as of many, and never bends the word: पिता, माँ
-    fits: str = ""          # which adjectives make sense with it, one letter for each class
+    honorific: bool = False  # Hindi speaks of one as of many, and never bends the word: पिता, माँ
+    classes: str = ""          # which adjectives make sense with it, one letter for each class
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class Adjective:
     english: str
     french: tuple[str, str, str, str]  # masculine, feminine, and their plurals
     hindi: str
-    before: bool = False               # stands before the noun in French
+    before_noun: bool = False               # stands before the noun in French
     liaison: str = ""                  # masculine before a vowel: nouvel, vieil, bel
-    fits: str = ""
+    classes: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Verb:
     participle: str
     future: str                                        # the stem: dormir-
     hindi: str                                         # the stem: सो
-    being: bool = False                                # the past is made with être
+    uses_etre: bool = False                                # the past is made with être
     reflexive: bool = False
     prefix: str = ""                                   # what goes before the stem: काम in काम कर
     prefix_feminine: bool = False
@@ -63,10 +63,10 @@ class Phrase:
     french_feminine: bool = False
     hindi_feminine: bool = False
     hindi_plural: bool = False
-    whose: str = ""          # the possessive it begins with: my, your, his, …
-    him: str = ""            # English, standing as an object
-    french_not: str = ""     # after a negation: de pain, where it is not as in a statement
-    hindi_not: str = ""
+    possessive: str = ""          # the possessive it begins with: my, your, his, …
+    object_form: str = ""            # English, standing as an object
+    french_negated: str = ""     # after a negation: de pain, where it is not as in a statement
+    hindi_negated: str = ""
 
     @property
     def plural(self) -> bool:
@@ -74,10 +74,10 @@ class Phrase:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    at: Said
-    to: Said
-    out: Said
+class PlacePhrase:
+    at: Triple
+    to: Triple
+    out: Triple
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,8 @@ class Clause:
     tense: Tense = "now"
     mood: Mood = "say"
     object: Phrase | None = None
-    receiver: Phrase | None = None  # a pronoun: gave *me* a book
-    extras: tuple[Said, ...] = ()   # place, then time
+    indirect_object: Phrase | None = None  # a pronoun: gave *me* a book
+    extras: tuple[Triple, ...] = ()   # place, then time
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,6 @@ class Pattern:
     """One kind of sentence: a rule, the choices that it takes, and the most sentences to draw from it."""
 
     name: str
-    most: int
-    rule: Callable[..., Said | None]
+    max_sentences: int
+    build: Callable[..., Triple | None]
     choices: tuple[tuple[object, ...], ...]

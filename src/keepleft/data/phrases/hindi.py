@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from keepleft.data.phrases.forms import Clause, Mood, Noun, Phrase
 
-OWN = {"my": "मेरा", "your": "आपका", "his": "उसका", "her": "उसका", "our": "हमारा", "their": "उनका", "own": "अपना"}
-WHOSE = ("मेरा", "आपका", "उसका", "हमारा", "उनका")
+POSSESSIVES = {"my": "मेरा", "your": "आपका", "his": "उसका", "her": "उसका", "our": "हमारा", "their": "उनका", "own": "अपना"}
+PRONOUN_POSSESSIVES = ("मेरा", "आपका", "उसका", "हमारा", "उनका")
 CASES = {"ने": ("मैंने", "आपने", "उसने", "हमने", "उन्होंने"), "को": ("मुझे", "आपको", "उसे", "हमें", "उन्हें"),
          "से": ("मुझसे", "आपसे", "उससे", "हमसे", "उनसे")}
 PRONOUNS = ("मैं", "आप", "वह", "हम", "वे")
-DONE = {"कर": ("किया", "किए", "की", "कीं"), "जा": ("गया", "गए", "गई", "गईं"), "पी": ("पिया", "पिए", "पी", "पीं"),
+IRREGULAR_PERFECTIVES = {"कर": ("किया", "किए", "की", "कीं"), "जा": ("गया", "गए", "गई", "गईं"), "पी": ("पिया", "पिए", "पी", "पीं"),
         "दे": ("दिया", "दिए", "दी", "दीं"), "हो": ("हुआ", "हुए", "हुई", "हुईं")}
-WILL = {"पी": ("पिऊँ", "पिए", "पिएँ"), "दे": ("दूँ", "दे", "दें"), "हो": ("होऊँ", "हो", "हों")}
+IRREGULAR_FUTURES = {"पी": ("पिऊँ", "पिए", "पिएँ"), "दे": ("दूँ", "दे", "दें"), "हो": ("होऊँ", "हो", "हों")}
 VOWELS = "ाोीआ"
 
 
@@ -23,7 +23,7 @@ def join(*parts: str) -> str:
 def noun(word: Noun, plural: bool, oblique: bool = False) -> str:
     """लड़का लड़के, लड़के लड़कों; किताब किताबें, किताब किताबों; पिता never bends."""
     name = word.hindi
-    if word.honoured:
+    if word.honorific:
         return name
     if not plural:
         return name[:-1] + "े" if oblique and name.endswith("ा") and not word.hindi_feminine else name
@@ -48,30 +48,30 @@ def agree(word: str, feminine: bool, plural: bool) -> str:
     return word[:-1] + ("ी" if feminine else "े")
 
 
-def case(phrase: Phrase, post: str) -> str:
+def with_postposition(phrase: Phrase, postposition: str) -> str:
     """Someone before a postposition: मुझे, उसने, लड़के को, आपकी, रवि का."""
-    if phrase.hindi in PRONOUNS and post in CASES:
-        return CASES[post][phrase.person]
+    if phrase.hindi in PRONOUNS and postposition in CASES:
+        return CASES[postposition][phrase.person]
     if phrase.hindi in PRONOUNS:
-        return WHOSE[phrase.person][:-1] + post[-1]  # का के की end as the pronoun does
-    return f"{phrase.oblique} {post}"
+        return PRONOUN_POSSESSIVES[phrase.person][:-1] + postposition[-1]  # का के की end as the pronoun does
+    return f"{phrase.oblique} {postposition}"
 
 
-def be(phrase: Phrase, past: bool = False) -> str:
+def copula(phrase: Phrase, past: bool = False) -> str:
     """है हैं हूँ, or था थे थी थीं."""
     if past:
-        return was(phrase.hindi_feminine, phrase.hindi_plural)
+        return past_copula(phrase.hindi_feminine, phrase.hindi_plural)
     return "हूँ" if phrase.person == 0 else "हैं" if phrase.hindi_plural else "है"
 
 
-def was(feminine: bool, plural: bool) -> str:
+def past_copula(feminine: bool, plural: bool) -> str:
     return ("थीं" if plural else "थी") if feminine else "थे" if plural else "था"
 
 
-def done(stem: str, feminine: bool, plural: bool) -> str:
+def perfective(stem: str, feminine: bool, plural: bool) -> str:
     """The perfective: सोया सोए सोई सोईं, पढ़ा पढ़े पढ़ी पढ़ीं."""
-    if stem in DONE:
-        forms = DONE[stem]
+    if stem in IRREGULAR_PERFECTIVES:
+        forms = IRREGULAR_PERFECTIVES[stem]
     elif stem[-1] in VOWELS:
         forms = (stem + "या", stem + "ए", stem + "ई", stem + "ईं")
     else:
@@ -79,23 +79,23 @@ def done(stem: str, feminine: bool, plural: bool) -> str:
     return forms[2 * feminine + plural]
 
 
-def will(stem: str, phrase: Phrase) -> str:
+def future(stem: str, phrase: Phrase) -> str:
     """The future: सोऊँगा सोएगा सोएगी सोएँगे, करूँगा करेगा करेगी करेंगे."""
-    if stem in WILL:
-        forms = WILL[stem]
+    if stem in IRREGULAR_FUTURES:
+        forms = IRREGULAR_FUTURES[stem]
     elif stem[-1] in VOWELS:
         forms = (stem + "ऊँ", stem + "ए", stem + "एँ")
     else:
         forms = (stem + "ूँ", stem + "े", stem + "ें")
-    which = 0 if phrase.person == 0 else 2 if phrase.hindi_plural else 1
-    return forms[which] + agree("गा", phrase.hindi_feminine, phrase.hindi_plural)
+    form_index = 0 if phrase.person == 0 else 2 if phrase.hindi_plural else 1
+    return forms[form_index] + agree("गा", phrase.hindi_feminine, phrase.hindi_plural)
 
 
-def habit(stem: str, phrase: Phrase, mood: Mood) -> str:
+def habitual(stem: str, phrase: Phrase, mood: Mood) -> str:
     """सोता है; when it is denied है is left out and a feminine plural takes over its nasal: नहीं सोता, नहीं सोतीं."""
     form = agree(stem + "ता", phrase.hindi_feminine, phrase.hindi_plural)
     if mood != "not":
-        return f"{form} {be(phrase)}"
+        return f"{form} {copula(phrase)}"
     return form + "ं" if phrase.hindi_feminine and phrase.hindi_plural else form
 
 
@@ -104,37 +104,37 @@ def finite(subject: str, rest: str, prefix: str, verb: str, mood: Mood) -> str:
     return join("क्या" if mood == "ask" else "", subject, rest, prefix, "नहीं" if mood == "not" else "", verb)
 
 
-def clause(said: Clause) -> str:
-    who, verb, mood = said.subject, said.verb, said.mood
-    thing, prefix, stem = said.object, said.verb.prefix, said.verb.hindi
-    cased = thing is not None and bool(verb.case)
-    named = ""
-    if thing is not None and cased:
-        named = case(thing, verb.case)
-    elif thing is not None:
-        named = (thing.hindi_not or thing.hindi) if mood == "not" else thing.hindi
-    given = case(said.receiver, "को") if said.receiver else ""
-    rest = " ".join(filter(None, [*(extra[2] for extra in reversed(said.extras)), given, named]))  # time, place, what
+def render_clause(clause: Clause) -> str:
+    subject, verb, mood = clause.subject, clause.verb, clause.mood
+    direct_object, prefix, stem = clause.object, clause.verb.prefix, clause.verb.hindi
+    has_postposition = direct_object is not None and bool(verb.case)
+    object_text = ""
+    if direct_object is not None and has_postposition:
+        object_text = with_postposition(direct_object, verb.case)
+    elif direct_object is not None:
+        object_text = (direct_object.hindi_negated or direct_object.hindi) if mood == "not" else direct_object.hindi
+    recipient = with_postposition(clause.indirect_object, "को") if clause.indirect_object else ""
+    rest = " ".join(filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text]))  # time, place, what
     # what the verb agrees with when it does not agree with its subject
     feminine, plural = verb.prefix_feminine, False
-    if thing is not None and not cased:
-        feminine, plural = thing.hindi_feminine, thing.hindi_plural
-    match said.tense:
+    if direct_object is not None and not has_postposition:
+        feminine, plural = direct_object.hindi_feminine, direct_object.hindi_plural
+    match clause.tense:
         case "now":
-            form = f"{stem} {agree('रहा', who.hindi_feminine, who.hindi_plural)} {be(who)}"
+            form = f"{stem} {agree('रहा', subject.hindi_feminine, subject.hindi_plural)} {copula(subject)}"
         case "habit":
-            form = habit(stem, who, mood)
+            form = habitual(stem, subject, mood)
         case "past" if verb.ergative:
-            return finite(case(who, "ने"), rest, prefix, done(stem, feminine, plural), mood)
+            return finite(with_postposition(subject, "ने"), rest, prefix, perfective(stem, feminine, plural), mood)
         case "past":
-            form = done(stem, who.hindi_feminine, who.hindi_plural)
+            form = perfective(stem, subject.hindi_feminine, subject.hindi_plural)
         case "future":
-            form = will(stem, who)
+            form = future(stem, subject)
         case "want":
-            return finite(who.hindi, rest, f"{prefix} {stem}ना".strip(), habit("चाह", who, mood), mood)
+            return finite(subject.hindi, rest, f"{prefix} {stem}ना".strip(), habitual("चाह", subject, mood), mood)
         case "must":
             form = f"{agree(stem + 'ना', feminine, plural)} {'हैं' if plural else 'है'}"
-            return finite(case(who, "को"), rest, prefix, form, mood)
+            return finite(with_postposition(subject, "को"), rest, prefix, form, mood)
         case "can":
-            form = f"{stem} {habit('सक', who, mood)}"
-    return finite(who.hindi, rest, prefix, form, mood)
+            form = f"{stem} {habitual('सक', subject, mood)}"
+    return finite(subject.hindi, rest, prefix, form, mood)

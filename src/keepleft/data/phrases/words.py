@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from unicodedata import normalize
 
-from keepleft.data.phrases.forms import Adjective, Noun, Place, Said, Verb
+from keepleft.data.phrases.forms import Adjective, Noun, PlacePhrase, Triple, Verb
 
 
-def rows(table: str) -> list[list[str]]:
+def parse_table(table: str) -> list[list[str]]:
     """The cells of a table, one row to a line, cells parted by bars."""
     return [[cell.strip() for cell in line.split("|")] for line in normalize("NFC", table).strip().splitlines()]
 
@@ -15,7 +15,7 @@ def rows(table: str) -> list[list[str]]:
 def nouns(table: str) -> dict[str, Noun]:
     """Rows of: english [plural] | french gender [plural] | hindi gender [honoured] [| classes of adjectives]."""
     found = {}
-    for english, french, hindi, *fits in rows(table):
+    for english, french, hindi, *fits in parse_table(table):
         one, *many = english.split()
         un, gender, *des = french.split()
         ek, ling, *honoured = hindi.split()
@@ -27,7 +27,7 @@ def nouns(table: str) -> dict[str, Noun]:
 def adjectives(table: str) -> dict[str, Adjective]:
     """Rows of: english | french masculine [feminine [plural plural]] | hindi [| classes of nouns [| before, liaison]]."""
     found = {}
-    for english, french, hindi, *rest in rows(table):
+    for english, french, hindi, *rest in parse_table(table):
         forms = french.split()
         he = forms[0]
         she = forms[1] if len(forms) > 1 else he if he.endswith("e") else he + "e"
@@ -47,9 +47,9 @@ def verbs(table: str) -> dict[str, Verb]:
     before the stem is feminine.
     """
     found = {}
-    for english, french, hindi in rows(table):
-        told, _, particle = english.partition(" /")
-        base, *between, past = told.split()
+    for english, french, hindi in parse_table(table):
+        forms_text, _, particle = english.partition(" /")
+        base, *between, past = forms_text.split()
         third, going = between or (base + "s", base + "ing")
         base, third, going, past = (f"{form} {particle}".strip() for form in (base, third, going, past))
         words = french.split()
@@ -59,8 +59,8 @@ def verbs(table: str) -> dict[str, Verb]:
         future = next((word[1:] for word in words if word.startswith("+")), "")
         infinitive, *forms = [word for word in words if word != "être" and not word.startswith("+")]
         stem = infinitive[:-2]
-        soft = stem + "e" if stem.endswith("g") else stem
-        regular = (stem + "é", stem + "e", stem + "es", stem + "e", soft + "ons", stem + "ent")
+        soft_stem = stem + "e" if stem.endswith("g") else stem
+        regular = (stem + "é", stem + "e", stem + "es", stem + "e", soft_stem + "ons", stem + "ent")
         participle, i, you, he, we, they = forms or regular
         *prefix, last = [word for word in hindi.split() if not word.startswith(("ने", "("))]
         case = next((word.strip("()") for word in hindi.split() if word.startswith("(")), "")
@@ -70,22 +70,22 @@ def verbs(table: str) -> dict[str, Verb]:
     return found
 
 
-def places(table: str) -> dict[str, Place]:
+def places(table: str) -> dict[str, PlacePhrase]:
     """Rows of: key | english | preposition | french | at, to | hindi | postposition; a dash says one cannot go to it."""
     found = {}
-    for key, english, at, french, ways, hindi, post in rows(table):
+    for key, english, at, french, ways, hindi, post in parse_table(table):
         à, *to = ways.split(",")
-        found[key] = Place((f"{at} {english}", f"{à} {french}", f"{hindi} {post}"),
+        found[key] = PlacePhrase((f"{at} {english}", f"{à} {french}", f"{hindi} {post}"),
                            (f"to {english}", f"{to[0].strip()} {french}", hindi) if to else ("", "", ""),
                            (f"from {english}", f"de {french}", f"{hindi} से"))
-    found["home"] = Place(("at home", "à la maison", "घर पर"), ("home", "à la maison", "घर"),
+    found["home"] = PlacePhrase(("at home", "à la maison", "घर पर"), ("home", "à la maison", "घर"),
                           ("from home", "de la maison", "घर से"))
     return found
 
 
-def triples(table: str) -> dict[str, Said]:
+def triples(table: str) -> dict[str, Triple]:
     """Rows of: english | french | hindi, found by their English."""
-    return {english: (english, french, hindi) for english, french, hindi in rows(table)}
+    return {english: (english, french, hindi) for english, french, hindi in parse_table(table)}
 
 
 PEOPLE = nouns("""
@@ -224,7 +224,7 @@ QUALITIES = adjectives("""
 
 NEW = adjectives("new | nouveau nouvelle nouveaux nouvelles | नया | n | before nouvel")["new"]
 
-JOBS = [(tuple(english.split(",")), tuple(french.split()), tuple(hindi.split())) for english, french, hindi in rows("""
+JOBS = [(tuple(english.split(",")), tuple(french.split()), tuple(hindi.split())) for english, french, hindi in parse_table("""
     a doctor,doctors          | médecin médecin médecins médecins                         | डॉक्टर डॉक्टर डॉक्टर
     a teacher,teachers        | professeur professeure professeurs professeures           | अध्यापक अध्यापिका अध्यापिकाएँ
     a student,students        | étudiant étudiante étudiants étudiantes                   | छात्र छात्रा छात्राएँ
@@ -317,7 +317,7 @@ PLACES = places("""
     Canada     | Canada         | in | le Canada         | à, à       | कनाडा        | में
 """)
 
-DAYS = rows("""
+DAYS = parse_table("""
     Monday    | lundi    | सोमवार
     Tuesday   | mardi    | मंगलवार
     Wednesday | mercredi | बुधवार
@@ -341,7 +341,7 @@ TIMES = triples("""
     next week      | la semaine prochaine  | अगले हफ़्ते
 """)
 
-NUMBERS = rows("""
+NUMBERS = parse_table("""
     one | un | एक
     two | deux | दो
     three | trois | तीन
@@ -368,7 +368,7 @@ NUMBERS = rows("""
     sixty | soixante | साठ
 """)
 
-LANGUAGES = rows("""
+LANGUAGES = parse_table("""
     French   | français | le français | फ़्रेंच
     Hindi    | hindi    | le hindi    | हिंदी
     English  | anglais  | le anglais  | अंग्रेज़ी
@@ -377,7 +377,7 @@ LANGUAGES = rows("""
     Japanese | japonais | le japonais | जापानी
 """)
 
-NAMES = rows("""
+NAMES = parse_table("""
     Paul   | Paul   | पॉल
     Thomas | Thomas | थॉमस
     Ravi   | Ravi   | रवि

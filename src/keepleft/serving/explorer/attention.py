@@ -6,62 +6,62 @@ from typing import TYPE_CHECKING, Any
 
 from keepleft.serving.explorer import maps
 from keepleft.serving.explorer import summary as summaries
-from keepleft.serving.explorer.given import Given
-from keepleft.serving.explorer.kept import claimed
+from keepleft.serving.explorer.given import Params
+from keepleft.serving.explorer.kept import claimed_mask
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-WRITTEN = 128  # tokens that an encoder-decoder writes where no text is given
+MAX_GREEDY_TOKENS = 128  # tokens that an encoder-decoder writes where no text is given
 SIDES = {"encoder.self": ("source", "source"), "decoder.self": ("text", "text"), "decoder.cross": ("text", "source")}
 
 
-def attention(explorer: Explorer, given: Given) -> dict[str, Any]:
-    words, voice = explorer.words, explorer.voice
-    most = explorer.texts.longest
-    source: list[int] = []
-    cuts: list[str] = []
-    if voice.pair:
-        source = _cut(words.source(given.text("source")), most, "source", cuts)
-        wanted = given.text("text", "")
-        text = _cut(words.read(wanted), most, "text", cuts) if wanted else explorer.written(source, WRITTEN)
+def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
+    display, generator = explorer.display_tokenizer, explorer.generator
+    max_tokens = explorer.text_cache.max_tokens
+    source_tokens: list[int] = []
+    notes: list[str] = []
+    if generator.is_encoder_decoder:
+        source_tokens = _truncate(display.encode_source(params.text("source")), max_tokens, "source", notes)
+        requested_text = params.text("text", "")
+        tokens = _truncate(display.encode_text(requested_text), max_tokens, "text", notes) if requested_text else explorer.greedy_target(source_tokens, MAX_GREEDY_TOKENS)
     else:
-        explorer.sourceless(given)
-        text = _cut(words.read(given.text("text")), most, "text", cuts)
-    read = explorer.texts.read(text, source)
-    design, size = voice.model.design, {"text": len(read.text), "source": len(source)}
-    sides = dict(SIDES) if voice.pair else dict.fromkeys(SIDES, ("text", "text"))
-    return {"key": read.key,
-            "tokens": {"text": words.shown(read.text), **({"source": words.source_shown(source)} if voice.pair else {})},
-            "attentions": [{"name": name, "kind": kind(name), "layers": len(layers), "heads": design.heads,
-                            "rows": size[sides[name][0]], "columns": size[sides[name][1]], "row_side": sides[name][0],
-                            "column_side": sides[name][1], "mask": [str(claimed(design, one)) for one in layers.names]}
-                           for name, layers in read.attentions.items()],
-            "shortened": "; ".join(cuts) or None}
+        explorer.reject_source(params)
+        tokens = _truncate(display.encode_text(params.text("text")), max_tokens, "text", notes)
+    read_text = explorer.text_cache.read(tokens, source_tokens)
+    design, lengths = generator.model.design, {"text": len(read_text.tokens), "source": len(source_tokens)}
+    sides = dict(SIDES) if generator.is_encoder_decoder else dict.fromkeys(SIDES, ("text", "text"))
+    return {"key": read_text.key,
+            "tokens": {"text": display.describe(read_text.tokens), **({"source": display.describe_source(source_tokens)} if generator.is_encoder_decoder else {})},
+            "attentions": [{"name": name, "kind": attention_kind(name), "layers": len(layers), "heads": design.heads,
+                            "rows": lengths[sides[name][0]], "columns": lengths[sides[name][1]], "row_side": sides[name][0],
+                            "column_side": sides[name][1], "mask": [str(claimed_mask(design, layer_name)) for layer_name in layers.names]}
+                           for name, layers in read_text.attentions.items()],
+            "shortened": "; ".join(notes) or None}
 
 
-def kind(name: str) -> str:
+def attention_kind(name: str) -> str:
     """Which of the three attentions."""
     return {"encoder.self": "self", "decoder.self": "masked", "decoder.cross": "cross"}[name]
 
 
-def _cut(tokens: list[int], most: int, side: str, cuts: list[str]) -> list[int]:
-    if len(tokens) > most:
-        cuts.append(f"the {side} has {len(tokens):,} tokens, the first {most:,} are shown")
-    return tokens[:most]
+def _truncate(tokens: list[int], max_tokens: int, side: str, notes: list[str]) -> list[int]:
+    if len(tokens) > max_tokens:
+        notes.append(f"the {side} has {len(tokens):,} tokens, the first {max_tokens:,} are shown")
+    return tokens[:max_tokens]
 
 
-def overview(explorer: Explorer, given: Given) -> dict[str, Any]:
-    return maps.overview(explorer.texts[given.text("key")], given)
+def overview(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return maps.overview(explorer.text_cache[params.text("key")], params)
 
 
-def tile(explorer: Explorer, given: Given) -> dict[str, Any]:
-    return maps.tile(explorer.texts[given.text("key")], given)
+def tile(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return maps.tile(explorer.text_cache[params.text("key")], params)
 
 
-def reads(explorer: Explorer, given: Given) -> dict[str, Any]:
-    return maps.reads(explorer.texts[given.text("key")], given)
+def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return maps.token_row(explorer.text_cache[params.text("key")], params)
 
 
-def summary(explorer: Explorer, given: Given) -> dict[str, Any]:
-    return summaries.summary(explorer.texts[given.text("key")], given)
+def summary(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return summaries.head_stats(explorer.text_cache[params.text("key")], params)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"
 
 
-def built(name: str, folder: Path | None = None) -> str:
+def page_file(name: str, folder: Path | None = None) -> str:
     """One of its files, as text."""
-    path = (PAGE if folder is None else folder) / name
+    path = (PAGE_FOLDER if folder is None else folder) / name
     if not path.is_file():
         raise FileNotFoundError(f"{name}, a part of the explorer's page, is missing: `make page` builds it, or get Node and "
                                 "install keepleft again")

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from keepleft.auditing.report import plain
-from keepleft.models.design import Vocabulary
-from keepleft.models.twin import twin
-from keepleft.runs.using import Voice
+from keepleft.auditing.report import json_safe
+from keepleft.models.design import LMHead
+from keepleft.models.twin import share_weights
+from keepleft.runs.using import TextGenerator
 from keepleft.serving.explorer import (
     about,
     alignment,
@@ -30,17 +30,17 @@ from keepleft.serving.explorer import (
     unmasked,
     writing,
 )
-from keepleft.serving.explorer.given import TOKENS, Given, short, suggestion
-from keepleft.serving.explorer.leaks import Audit
-from keepleft.serving.explorer.reading import Texts
-from keepleft.serving.explorer.training import Runs
-from keepleft.serving.explorer.words import Words
+from keepleft.serving.explorer.given import MAX_TOKENS, Params, shorten, suggestion
+from keepleft.serving.explorer.leaks import BackgroundAudit
+from keepleft.serving.explorer.reading import TextCache
+from keepleft.serving.explorer.training import RunFolder
+from keepleft.serving.explorer.words import DisplayTokenizer
 
 Answer = dict[str, Any]
 
 
 class Question(NamedTuple):
-    answer: Callable[[Explorer, Given], Answer]
+    handler: Callable[[Explorer, Params], Answer]
     fields: str = ""
 
 
@@ -56,97 +56,97 @@ class Explorer:
                  example: Mapping[str, str] | None = None) -> None:
         if tokenizer is None:
             raise ValueError("there is no tokenizer: give the one that the model was trained with")
-        self.model, self.name, self.compared = model, name, compare
+        self.model, self.name, self.compare_folder = model, name, compare
         self.lock = threading.Lock()
         # Whoever serves the model may be using it at this moment: what is watched or changed here is a twin
-        self.voice = Voice(twin(model).eval(), tokenizer, source_tokenizer)
-        self.words, self.texts, self.audit, self.runs = Words(self.voice), Texts(self.voice.model), Audit(model), Runs(runs)
+        self.generator = TextGenerator(share_weights(model).eval(), tokenizer, source_tokenizer)
+        self.display_tokenizer, self.text_cache, self.audit, self.run_folder = DisplayTokenizer(self.generator), TextCache(self.generator.model), BackgroundAudit(model), RunFolder(runs)
         self.example = about.example(self) if example is None else dict(example)
 
-    def ask(self, question: str, given: Mapping[str, Any] | None = None) -> Answer:
+    def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
         """The answer as plain data; a ValueError says what is wrong with the question, and what would be right."""
         if not isinstance(question, str) or question not in QUESTIONS:
-            raise ValueError(f"there is no question {short(question)}: {suggestion(question, list(QUESTIONS))}")
-        asked = QUESTIONS[question]
+            raise ValueError(f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}")
+        entry = QUESTIONS[question]
         with self.lock, torch.no_grad():
-            return plain(asked.answer(self, Given(question, {} if given is None else given, asked.fields.split())))
+            return json_safe(entry.handler(self, Params(question, {} if params is None else params, entry.fields.split())))
 
     # what several questions want
 
     @property
-    def writes(self) -> bool:
+    def is_generative(self) -> bool:
         """Does it say what comes next?"""
-        return self.voice.model.design.decoder is not None and isinstance(self.voice.model.design.head, Vocabulary)
+        return self.generator.model.design.decoder is not None and isinstance(self.generator.model.design.head, LMHead)
 
-    def writer(self, question: str) -> Words:
-        if not self.writes:
+    def require_generative(self, question: str) -> DisplayTokenizer:
+        if not self.is_generative:
             raise ValueError(f"{question} is for models that write, and this one only reads: ask for its attention")
-        return self.words
+        return self.display_tokenizer
 
-    def asked(self, given: Given) -> str:
+    def input_text(self, params: Params) -> str:
         """The text that is gone on with, or the source that is written from."""
-        if self.voice.pair:
-            given.text("text", "")
-            return given.text("source")
-        self.sourceless(given)
-        return given.text("text")
+        if self.generator.is_encoder_decoder:
+            params.text("text", "")
+            return params.text("source")
+        self.reject_source(params)
+        return params.text("text")
 
-    def sourceless(self, given: Given) -> None:
-        if "source" in given:
-            raise ValueError(f"source is {short(given.fields['source'])}, and this model reads none: leave it out")
+    def reject_source(self, params: Params) -> None:
+        if "source" in params:
+            raise ValueError(f"source is {shorten(params.values['source'])}, and this model reads none: leave it out")
 
-    def tokens(self, given: Given) -> list[int]:
+    def new_tokens(self, params: Params) -> list[int]:
         """What was written so far."""
-        return given.numbers("tokens", self.voice.model.design.vocab, TOKENS, [])
+        return params.integers("tokens", self.generator.model.design.vocab, MAX_TOKENS, [])
 
-    def reachable(self, tokens: list[int]) -> None:
-        most = min(TOKENS, self.voice.model.design.longest or TOKENS)
-        if len(tokens) > most:
-            raise ValueError(f"the text has {len(tokens):,} tokens with what was written, and at most {most:,} fit: shorten it")
+    def check_length(self, tokens: list[int]) -> None:
+        max_tokens = min(MAX_TOKENS, self.generator.model.design.longest or MAX_TOKENS)
+        if len(tokens) > max_tokens:
+            raise ValueError(f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: shorten it")
 
-    def written(self, source: list[int], limit: int) -> list[int]:
+    def greedy_target(self, source_tokens: list[int], limit: int) -> list[int]:
         """What an encoder-decoder writes by itself, always the likeliest token; without its end, which is read by no one."""
-        begun = self.words.begun
-        out: list[int] = []
-        most = min(limit, self.texts.longest - len(begun))
-        while len(out) < most and not (out and out[-1] in self.words.options.end):
-            more, _ = writing.onward(self.words, source, out, {"do_sample": False}, min(writing.LIMIT, most - len(out)))
-            if not more:
+        start_tokens = self.display_tokenizer.start_tokens
+        target: list[int] = []
+        max_tokens = min(limit, self.text_cache.max_tokens - len(start_tokens))
+        while len(target) < max_tokens and not (target and target[-1] in self.display_tokenizer.options.eos_ids):
+            chunk, _ = writing.continue_tokens(self.display_tokenizer, source_tokens, target, {"do_sample": False}, min(writing.MAX_NEW_TOKENS, max_tokens - len(target)))
+            if not chunk:
                 break
-            out += more
-        return [*begun, *(out[:-1] if out and out[-1] in self.words.options.end else out)]
+            target += chunk
+        return [*start_tokens, *(target[:-1] if target and target[-1] in self.display_tokenizer.options.eos_ids else target)]
 
     @cached_property
-    def steps(self) -> following.Steps:
-        return following.Steps(self.voice.model)
+    def scorer(self) -> following.IncrementalScorer:
+        return following.IncrementalScorer(self.generator.model)
 
     @cached_property
-    def bare(self) -> Any:
+    def unmasked_model(self) -> Any:
         """The model without its causal mask."""
-        return unmasked.bared(self.voice.model)
+        return unmasked.without_causal_mask(self.generator.model)
 
     @cached_property
-    def unmasked_steps(self) -> following.Steps:
-        return following.Steps(self.bare)
+    def unmasked_scorer(self) -> following.IncrementalScorer:
+        return following.IncrementalScorer(self.unmasked_model)
 
 
 QUESTIONS: dict[str, Question] = {
-    "about": Question(about.about),
+    "about": Question(about.model_info),
     "attention": Question(attention.attention, "text source"),
     "overview": Question(attention.overview, "key name layer head size"),
     "tile": Question(attention.tile, "key name layer head row column size"),
-    "reads": Question(attention.reads, "key name layer head token by"),
+    "reads": Question(attention.token_attention, "key name layer head token by"),
     "summary": Question(attention.summary, "key name layer"),
-    "next": Question(following.following, "text source tokens unmasked"),
-    "spell": Question(spelling.spell, "ids before"),
+    "next": Question(following.next_token, "text source tokens unmasked"),
+    "spell": Question(spelling.describe_tokens, "ids before"),
     "vocabulary": Question(spelling.vocabulary),
-    "write": Question(writing.write, "text source tokens options limit"),
-    "beam": Question(beams.beam, "text source width limit length_penalty early_stopping"),
+    "write": Question(writing.continue_text, "text source tokens options limit"),
+    "beam": Question(beams.beam_tree, "text source width limit length_penalty early_stopping"),
     "alignment": Question(alignment.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
-    "leaks": Question(leaks.leaks, "wait"),
-    "unmasked": Question(unmasked.unmasked, "text source"),
-    "runs": Question(training.runs),
-    "run": Question(training.run, "name after"),
+    "leaks": Question(leaks.audit_status, "wait"),
+    "unmasked": Question(unmasked.compare_unmasked, "text source"),
+    "runs": Question(training.list_runs),
+    "run": Question(training.run_metrics, "name after"),
     "compare": Question(training.compare),
 }

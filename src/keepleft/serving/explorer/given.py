@@ -7,117 +7,117 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-CHARACTERS = 200_000  # of a text
-TOKENS = 4_096        # of a text
-_ABSENT: Any = object()
+MAX_CHARACTERS = 200_000  # of a text
+MAX_TOKENS = 4_096        # of a text
+_MISSING: Any = object()
 
 
-class ForgottenError(ValueError):
+class ExpiredError(ValueError):
     """What was read is no longer kept: read it again."""
 
     code = "forgotten"
 
 
-def told(error: Exception) -> dict[str, Any]:
+def error_payload(error: Exception) -> dict[str, Any]:
     """An error as the page takes it: a sentence, and a word where the page can do something about it."""
     code = getattr(error, "code", None)
     return {"error": {"message": str(error), **({"code": code} if isinstance(code, str) else {})}}
 
 
-class Given:
+class Params:
     """The fields of one question."""
 
-    def __init__(self, question: str, fields: Any, known: Sequence[str]) -> None:
-        if not isinstance(fields, Mapping):
-            raise ValueError(f"{question} was asked with {short(fields)}: give an object of names and values"
-                             + (f", with {', '.join(known)}" if known else ""))
-        for name in fields:
-            if name not in known:
-                raise ValueError(f"{question} takes no {short(name)}: {suggestion(name, known)}")
-        self.question, self.fields = question, fields
+    def __init__(self, question: str, values: Any, allowed: Sequence[str]) -> None:
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{question} was asked with {shorten(values)}: give an object of names and values"
+                             + (f", with {', '.join(allowed)}" if allowed else ""))
+        for name in values:
+            if name not in allowed:
+                raise ValueError(f"{question} takes no {shorten(name)}: {suggestion(name, allowed)}")
+        self.question, self.values = question, values
 
     def __contains__(self, name: str) -> bool:
-        return self.fields.get(name) is not None
+        return self.values.get(name) is not None
 
-    def text(self, name: str, default: str = _ABSENT, most: int = CHARACTERS) -> str:
+    def text(self, name: str, default: str = _MISSING, max_characters: int = MAX_CHARACTERS) -> str:
         value = self._value(name, "a text", default)
         if not isinstance(value, str):
-            raise self._wrong(name, value, "it must be a text")
-        if len(value) > most:
-            raise ValueError(f"{name} has {len(value):,} characters: give at most {most:,}")
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self._error(name, value, "it must be a text")
+        if len(value) > max_characters:
+            raise ValueError(f"{name} has {len(value):,} characters: give at most {max_characters:,}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
             raise ValueError(f"{name} holds half a character (a lone surrogate): take it out")
         return value
 
-    def whole(self, name: str, least: int, most: int, default: int = _ABSENT) -> int:
-        value = self._value(name, f"a whole number from {least} to {most}", default)
+    def integer(self, name: str, minimum: int, maximum: int, default: int = _MISSING) -> int:
+        value = self._value(name, f"a whole number from {minimum} to {maximum}", default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self._wrong(name, value, f"it must be a whole number from {least} to {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self._error(name, value, f"it must be a whole number from {minimum} to {maximum}")
         return value
 
-    def real(self, name: str, least: float, most: float, default: float = _ABSENT) -> float:
-        value = self._value(name, f"a number from {least:g} to {most:g}", default)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not least <= value <= most:
-            raise self._wrong(name, value, f"it must be a number from {least:g} to {most:g}")
+    def number(self, name: str, minimum: float, maximum: float, default: float = _MISSING) -> float:
+        value = self._value(name, f"a number from {minimum:g} to {maximum:g}", default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not minimum <= value <= maximum:
+            raise self._error(name, value, f"it must be a number from {minimum:g} to {maximum:g}")
         return float(value)
 
-    def flag(self, name: str, default: bool = _ABSENT) -> bool:
+    def flag(self, name: str, default: bool = _MISSING) -> bool:
         value = self._value(name, "true or false", default)
         if not isinstance(value, bool):
-            raise self._wrong(name, value, "it must be true or false")
+            raise self._error(name, value, "it must be true or false")
         return value
 
-    def word(self, name: str, words: Sequence[str]) -> str:
-        value = self._value(name, f"one of {', '.join(words)}", _ABSENT)
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(f"no {name} is called {short(value)}: {suggestion(value, words)}")
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        value = self._value(name, f"one of {', '.join(choices)}", _MISSING)
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"no {name} is called {shorten(value)}: {suggestion(value, choices)}")
         return value
 
-    def numbers(self, name: str, below: int, most: int = TOKENS, default: Sequence[int] = _ABSENT) -> list[int]:
+    def integers(self, name: str, below: int, max_length: int = MAX_TOKENS, default: Sequence[int] = _MISSING) -> list[int]:
         """Whole numbers from 0, each below a bound: tokens."""
         value = self._value(name, "a list of whole numbers", default)
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise self._wrong(name, value, "it must be a list of whole numbers")
-        if len(value) > most:
-            raise ValueError(f"{name} has {len(value):,} numbers: give at most {most:,}")
-        for number in value:
-            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < below:
-                raise ValueError(f"{name} holds {short(number)}: each must be a whole number from 0 to {below - 1}")
+            raise self._error(name, value, "it must be a list of whole numbers")
+        if len(value) > max_length:
+            raise ValueError(f"{name} has {len(value):,} numbers: give at most {max_length:,}")
+        for item in value:
+            if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < below:
+                raise ValueError(f"{name} holds {shorten(item)}: each must be a whole number from 0 to {below - 1}")
         return list(value)
 
-    def object(self, name: str, known: Sequence[str]) -> Given:
+    def object(self, name: str, allowed: Sequence[str]) -> Params:
         value = self._value(name, "an object", {})
         if not isinstance(value, Mapping):
-            raise self._wrong(name, value, f"it must be an object with {', '.join(known)}")
-        return Given(name, value, known)
+            raise self._error(name, value, f"it must be an object with {', '.join(allowed)}")
+        return Params(name, value, allowed)
 
-    def or_word(self, name: str, count: int, words: Sequence[str]) -> int | str:
+    def integer_or_choice(self, name: str, count: int, choices: Sequence[str]) -> int | str:
         """A number below `count`, or one of a few words."""
-        value = self._value(name, f"a number below {count}, or {' or '.join(words)}", _ABSENT)
+        value = self._value(name, f"a number below {count}, or {' or '.join(choices)}", _MISSING)
         if isinstance(value, str):
-            return self.word(name, words)
-        return self.whole(name, 0, count - 1)
+            return self.choice(name, choices)
+        return self.integer(name, 0, count - 1)
 
-    def _value(self, name: str, kind: str, default: Any) -> Any:
-        if self.fields.get(name) is not None:
-            return self.fields[name]
-        if default is _ABSENT:
-            raise ValueError(f"{self.question} needs {name}: give {kind}")
+    def _value(self, name: str, expected: str, default: Any) -> Any:
+        if self.values.get(name) is not None:
+            return self.values[name]
+        if default is _MISSING:
+            raise ValueError(f"{self.question} needs {name}: give {expected}")
         return default
 
-    def _wrong(self, name: str, value: Any, must: str) -> ValueError:
-        return ValueError(f"{name} is {short(value)}: {must}")
+    def _error(self, name: str, value: Any, requirement: str) -> ValueError:
+        return ValueError(f"{name} is {shorten(value)}: {requirement}")
 
 
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     """A value for a sentence: what came from outside may be long."""
-    out = repr(value)
-    return out if len(out) <= 60 else f"{out[:57]}…"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def suggestion(name: Any, known: Sequence[str]) -> str:
-    close = get_close_matches(str(name)[:60], known, 1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}" if known else "leave it out"
+def suggestion(name: Any, allowed: Sequence[str]) -> str:
+    matches = get_close_matches(str(name)[:60], allowed, 1)
+    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(allowed)}" if allowed else "leave it out"

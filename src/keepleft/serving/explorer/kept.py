@@ -17,13 +17,13 @@ from keepleft.attention.attend import Sight, Watcher
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, full
 from keepleft.models.design import Design
-from keepleft.models.watch import attentions, watched
-from keepleft.nn.position import Nearness
+from keepleft.models.watch import attention_modules, attach_watchers
+from keepleft.nn.position import RelativePositionBias
 
-TALL = 128  # rows of a strip: few enough for its scores to stay near the processor
+STRIP_HEIGHT = 128  # rows of a strip: few enough for its scores to stay near the processor
 
 
-class Strip(NamedTuple):
+class RowStrip(NamedTuple):
     """Some rows of a map, over the columns that any of them sees."""
 
     begin: int       # the first of its rows, among those asked for
@@ -34,7 +34,7 @@ class Strip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class StoredAttention:
     """One attention of one layer, over one text."""
 
     q: Tensor                  # (H, Q, D)
@@ -43,7 +43,7 @@ class Layer:
     mask: Mask                 # through which it looked
     claim: Mask                # through which its design says it looks
     grid: Grid
-    nearness: Nearness | None  # T5's bias on the scores
+    relative_bias: RelativePositionBias | None  # T5's bias on the scores
 
     @property
     def heads(self) -> int:
@@ -57,89 +57,89 @@ class Layer:
     def columns(self) -> int:
         return self.k.shape[1]
 
-    def strips(self, heads: Sequence[int], rows: Tensor | None = None, tall: int = TALL) -> Iterator[Strip]:
+    def strips(self, heads: Sequence[int], rows: Tensor | None = None, height: int = STRIP_HEIGHT) -> Iterator[RowStrip]:
         """The weights of some heads, strip by strip; of all rows, or of some of them."""
         device = self.q.device
-        which = torch.tensor(list(heads), device=device)
+        head_index = torch.tensor(list(heads), device=device)
         rows = torch.arange(self.rows, device=device) if rows is None else rows.to(device)
-        q, k = _fine(self.q[which]) * self.scale, _fine(self.k[which // (self.heads // self.k.shape[0])])
-        near = None if self.nearness is None else self._near(self.nearness)[which].to(q.dtype)
-        for begin in range(0, len(rows), tall):
-            some = rows[begin:begin + tall]
-            seen = self.table(self.mask, some, which)
-            left, right = span(seen.any(0).any(0))
-            seen = seen[..., left:right]
-            scores = torch.matmul(q[:, some], k[:, left:right].mT)
-            if near is not None:
-                scores += near.unfold(1, right - left, 1)[:, self.rows - 1 - some + left]
-            hidden = ~seen
+        q, k = _at_least_float32(self.q[head_index]) * self.scale, _at_least_float32(self.k[head_index // (self.heads // self.k.shape[0])])
+        bias = None if self.relative_bias is None else self._bias_by_distance(self.relative_bias)[head_index].to(q.dtype)
+        for begin in range(0, len(rows), height):
+            row_index = rows[begin:begin + height]
+            visible = self.table(self.mask, row_index, head_index)
+            left, right = visible_columns(visible.any(0).any(0))
+            visible = visible[..., left:right]
+            scores = torch.matmul(q[:, row_index], k[:, left:right].mT)
+            if bias is not None:
+                scores += bias.unfold(1, right - left, 1)[:, self.rows - 1 - row_index + left]
+            hidden = ~visible
             if bool(hidden.any()):
-                first, last = span(hidden.any(0).any(0))  # to the left of the diagonal all is seen
+                first, last = visible_columns(hidden.any(0).any(0))  # to the left of the diagonal all is seen
                 scores[..., first:last].masked_fill_(hidden[..., first:last], float("-inf"))
             weights = scores.softmax(-1)
-            if bool((blind := hidden.all(-1, keepdim=True)).any()):
-                weights = weights.masked_fill(blind, 0.0)
-            yield Strip(begin, begin + len(some), left, right, weights)
+            if bool((fully_masked := hidden.all(-1, keepdim=True)).any()):
+                weights = weights.masked_fill(fully_masked, 0.0)
+            yield RowStrip(begin, begin + len(row_index), left, right, weights)
 
-    def _near(self, nearness: Nearness) -> Tensor:
+    def _bias_by_distance(self, relative_bias: RelativePositionBias) -> Tensor:
         """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a stretch."""
-        if not self.grid.plain or self.grid.start:
+        if not self.grid.is_plain or self.grid.start:
             raise ValueError("the bias of nearness is worked out for one text at positions 0, 1, 2, …: leave segments out")
-        far = torch.arange(1 - self.rows, self.columns, device=self.q.device)
-        return nearness(torch.zeros_like(far[None, :1]), far[None])[0, :, 0]
+        distances = torch.arange(1 - self.rows, self.columns, device=self.q.device)
+        return relative_bias(torch.zeros_like(distances[None, :1]), distances[None])[0, :, 0]
 
     def weights(self, heads: Sequence[int], rows: Tensor) -> Tensor:
         """(heads, rows, K) of a few rows."""
-        out = _fine(self.q).new_zeros(len(heads), len(rows), self.columns)
+        out = _at_least_float32(self.q).new_zeros(len(heads), len(rows), self.columns)
         for strip in self.strips(heads, rows):
             out[:, strip.begin:strip.end, strip.left:strip.right] = strip.weights
         return out
 
     def table(self, mask: Mask, rows: Tensor, heads: Tensor) -> Tensor:
         """(heads or 1, rows, K): what a mask lets these rows see."""
-        return self.grid.table(mask, batch=1, heads=self.heads, device=self.q.device, some_heads=heads, queries=rows)[0]
+        return self.grid.table(mask, batch=1, heads=self.heads, device=self.q.device, head_indices=heads, queries=rows)[0]
 
-    def claimed(self, heads: Sequence[int], rows: Tensor) -> Tensor:
+    def claimed_table(self, heads: Sequence[int], rows: Tensor) -> Tensor:
         """(rows, K): what the design lets any of these heads see."""
         return self.table(self.claim, rows.to(self.q.device), torch.tensor(list(heads), device=self.q.device)).any(0)
 
 
-def claimed(design: Design, name: str) -> Mask:
+def claimed_mask(design: Design, name: str) -> Mask:
     """The mask that a design gives to an attention, by a name such as "decoder.3.self"."""
-    side, number, kind = name.split(".")
+    side, layer_index, kind = name.split(".")
     masks = getattr(design, side).mask
-    return full if kind == "cross" else masks[int(number) % len(masks)]  # type: ignore[no-any-return]
+    return full if kind == "cross" else masks[int(layer_index) % len(masks)]  # type: ignore[no-any-return]
 
 
-def keeping(model: Any, forward: Callable[[], Any]) -> dict[str, Layer]:
+def store_attentions(model: Any, forward: Callable[[], Any]) -> dict[str, StoredAttention]:
     """Every attention of one pass over one text, by names such as "decoder.3.cross"."""
-    found: dict[str, Layer] = {}
+    stored: dict[str, StoredAttention] = {}
 
     def watcher(name: str) -> Watcher:
         side, _, kind = name.split(".")
-        claim, nearness = claimed(model.design, name), None if kind == "cross" else near.get(side)
+        claim, relative_bias = claimed_mask(model.design, name), None if kind == "cross" else relative_biases.get(side)
 
-        def look(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
-            found[name] = Layer(_own(q[0]), _own(k[0]), scale, sight.mask, claim, sight.grid, nearness)
-        return look
+        def store(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
+            stored[name] = StoredAttention(_clone(q[0]), _clone(k[0]), scale, sight.mask, claim, sight.grid, relative_bias)
+        return store
 
-    near = {side: deepcopy(part) for side in ("encoder", "decoder")  # it may learn on
-            if (part := getattr(getattr(model, side, None), "nearness", None)) is not None}
-    with watched(attentions(model), watcher):
+    relative_biases = {side: deepcopy(bias_module) for side in ("encoder", "decoder")  # it may learn on
+            if (bias_module := getattr(getattr(model, side, None), "nearness", None)) is not None}
+    with attach_watchers(attention_modules(model), watcher):
         forward()
-    return found
+    return stored
 
 
-def _own(x: Tensor) -> Tensor:
+def _clone(x: Tensor) -> Tensor:
     """Not a view, which would keep the values alive too."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _fine(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def span(seen: Tensor) -> tuple[int, int]:
+def visible_columns(visible: Tensor) -> tuple[int, int]:
     """The first column that is seen, and the one after the last; a strip that sees nothing keeps one column."""
-    there = seen.nonzero()
-    return (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 1)
+    indices = visible.nonzero()
+    return (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 1)

@@ -13,43 +13,43 @@ import torch
 
 from keepleft.attention.masks import Mask
 from keepleft.auditing.audit import audit
-from keepleft.auditing.report import Report, plain
-from keepleft.nn.packed import Fixed
+from keepleft.auditing.report import AuditReport, json_safe
+from keepleft.nn.packed import PrepackedLinear
 from keepleft.serving.explorer import wire
-from keepleft.serving.explorer.given import Given
+from keepleft.serving.explorer.given import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-WAIT = 1.0         # seconds that one question waits at most: nobody else is answered meanwhile
-LARGEST = 1 << 29  # weights of a model that is copied for this
+MAX_WAIT_SECONDS = 1.0         # seconds that one question waits at most: nobody else is answered meanwhile
+MAX_PARAMETERS = 1 << 29  # weights of a model that is copied for this
 
 
-class Audit:
+class BackgroundAudit:
     """One audit of one model, begun when it is first asked for; a copy is audited, so that the model stays free."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.thread: threading.Thread | None = None
-        self.report: Report | None = None
-        self.trouble: str | None = None
-        self.began = self.took = 0.0
+        self.report: AuditReport | None = None
+        self.error: str | None = None
+        self.started_at = self.duration = 0.0
 
     @property
     def state(self) -> str:
-        return "none" if self.thread is None else "running" if self.report is None and self.trouble is None else "done"
+        return "none" if self.thread is None else "running" if self.report is None and self.error is None else "done"
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began if self.state == "running" else self.took
+        return time.monotonic() - self.started_at if self.state == "running" else self.duration
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self.thread is not None:
             return
-        if why := unfit(self.model):
-            raise ValueError(why)
+        if reason := not_auditable_reason(self.model):
+            raise ValueError(reason)
         copy = deepcopy(self.model)
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.thread = threading.Thread(target=self._run, args=(copy,), name="keepleft audit", daemon=True)
         self.thread.start()
 
@@ -62,29 +62,29 @@ class Audit:
             with torch.enable_grad():
                 self.report = audit(model, claim=claim(model), budget="quick")
         except Exception as error:  # whoever asks next is told
-            self.trouble = f"the audit broke off: {type(error).__name__}: {error}"
+            self.error = f"the audit broke off: {type(error).__name__}: {error}"
         finally:
-            self.took = time.monotonic() - self.began
+            self.duration = time.monotonic() - self.started_at
 
 
-def leaks(explorer: Explorer, given: Given) -> dict[str, Any]:
-    found = explorer.audit
-    wait = given.flag("wait", False)
-    found.begin()
+def audit_status(explorer: Explorer, params: Params) -> dict[str, Any]:
+    background_audit = explorer.audit
+    wait = params.flag("wait", False)
+    background_audit.start()
     if wait:
-        found.wait(WAIT)
-    if found.trouble is not None:
-        raise ValueError(found.trouble)
-    out: dict[str, Any] = {"state": found.state, "seconds": found.seconds}
-    if found.report is None:
-        return out
-    report = plain(found.report.dict())
-    claimed, measured = found.report.claimed, found.report.measured
-    out["report"] = {name: value for name, value in report.items() if name not in ("claimed", "measured")}
+        background_audit.wait(MAX_WAIT_SECONDS)
+    if background_audit.error is not None:
+        raise ValueError(background_audit.error)
+    answer: dict[str, Any] = {"state": background_audit.state, "seconds": background_audit.seconds}
+    if background_audit.report is None:
+        return answer
+    report = json_safe(background_audit.report.dict())
+    claimed, measured = background_audit.report.claimed, background_audit.report.measured
+    answer["report"] = {name: value for name, value in report.items() if name not in ("claimed", "measured")}
     if claimed and measured:
-        out |= {"claim_bits": wire.bits(torch.tensor(claimed)), "influence_f32": wire.f32(torch.tensor(measured)),
+        answer |= {"claim_bits": wire.bits(torch.tensor(claimed)), "influence_f32": wire.f32(torch.tensor(measured)),
                 "rows": len(measured), "columns": len(measured[0])}
-    return out
+    return answer
 
 
 def claim(model: Any) -> Mask:
@@ -93,11 +93,11 @@ def claim(model: Any) -> Mask:
     return reduce(or_, dict.fromkeys(stack.mask))
 
 
-def unfit(model: Any) -> str | None:
+def not_auditable_reason(model: Any) -> str | None:
     """Why a model is not audited here."""
-    if any(isinstance(part, Fixed) for part in model.modules()):
+    if any(isinstance(module, PrepackedLinear) for module in model.modules()):
         return "a packed model cannot be copied for an audit: audit the model that it was packed from"
-    weights = sum(p.numel() for p in model.parameters())
-    if weights > LARGEST:
-        return f"the model has {weights:,} weights, and an audit needs a copy of it: run `keepleft audit` by itself"
+    num_parameters = sum(p.numel() for p in model.parameters())
+    if num_parameters > MAX_PARAMETERS:
+        return f"the model has {num_parameters:,} weights, and an audit needs a copy of it: run `keepleft audit` by itself"
     return None

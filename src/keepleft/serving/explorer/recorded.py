@@ -9,86 +9,86 @@ from typing import Any
 
 import numpy as np
 
-from keepleft.serving.explorer.about import views as offered
+from keepleft.serving.explorer.about import available_views as offered
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.maps import OVERVIEW, TILE
+from keepleft.serving.explorer.maps import MAX_OVERVIEW_CELLS, MAX_TILE_CELLS
 
-BYTES = 20_000_000  # of all answers
-STEPS = 24          # tokens that are written one by one
-RUNS = 12
-SMALL = 64          # cells along one side of the small pictures
-MASKS = ("causal & window(3) | prefix(1)", "causal", "full", "causal & window(3)", "prefix(5) | causal", "window(5)",
+MAX_BYTES = 20_000_000  # of all answers
+DECODING_STEPS = 24          # tokens that are written one by one
+MAX_RUNS = 12
+THUMBNAIL_CELLS = 64          # cells along one side of the small pictures
+EXAMPLE_MASKS = ("causal & window(3) | prefix(1)", "causal", "full", "causal & window(3)", "prefix(5) | causal", "window(5)",
          "causal & block(4)", "~causal")  # those that the page offers, as web/src/views/masks/examples.ts spells them
 
-Recording = dict[str, Any]  # question, given, answer
+SnapshotEntry = dict[str, Any]  # question, given, answer
 
 
-class Recorder:
+class SnapshotBuilder:
     """Asks, and keeps the answer as long as there is room; a question that is refused is not kept."""
 
-    def __init__(self, explorer: Explorer, room: int, watch: Callable[[int], None]) -> None:
-        self.explorer, self.room, self.watch = explorer, room, watch
-        self.kept: list[Recording] = []
-        self.known: set[str] = set()
+    def __init__(self, explorer: Explorer, bytes_left: int, on_progress: Callable[[int], None]) -> None:
+        self.explorer, self.bytes_left, self.on_progress = explorer, bytes_left, on_progress
+        self.entries: list[SnapshotEntry] = []
+        self.keys: set[str] = set()
 
-    def ask(self, question: str, given: Mapping[str, Any], **instead: Any) -> dict[str, Any] | None:
-        name = question + json.dumps(given, sort_keys=True)
-        if name in self.known or self.room <= 0:
+    def ask(self, question: str, params: Mapping[str, Any], **overrides: Any) -> dict[str, Any] | None:
+        key = question + json.dumps(params, sort_keys=True)
+        if key in self.keys or self.bytes_left <= 0:
             return None
         try:
-            answer = {**self.explorer.ask(question, given), **instead}
+            answer = {**self.explorer.ask(question, params), **overrides}
         except ValueError:
             return None
-        one = {"question": question, "given": dict(given), "answer": answer}
-        size = len(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode())
-        if size > self.room:
+        entry = {"question": question, "given": dict(params), "answer": answer}
+        size = len(json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode())
+        if size > self.bytes_left:
             return None
-        self.room -= size
-        self.known.add(name)
-        self.kept.append(one)
-        self.watch(len(self.kept))
+        self.bytes_left -= size
+        self.keys.add(key)
+        self.entries.append(entry)
+        self.on_progress(len(self.entries))
         return answer
 
 
-def record(explorer: Explorer, text: str | None = None, source: str | None = None, views: Sequence[str] | None = None, *,
-           most: int = BYTES, watch: Callable[[int], None] = lambda count: None) -> list[Recording]:
+def build_snapshot(explorer: Explorer, text: str | None = None, source: str | None = None, views: Sequence[str] | None = None, *,
+           max_bytes: int = MAX_BYTES, on_progress: Callable[[int], None] = lambda count: None) -> list[SnapshotEntry]:
     """What the page asks of a model when it is opened on one text. Long texts get whole pictures, and fewer details.
 
     `most`: bytes of all answers as JSON; `watch` hears how many there are.
     """
-    there = offered(explorer)
-    chosen = list(there if views is None else views)
-    for view in chosen:
-        if view not in there:
-            raise ValueError(f"there is no view {view!r} of this model: there are {', '.join(there)}")
-    texts = _texts(explorer, text, source)
+    available = offered(explorer)
+    selected = list(available if views is None else views)
+    for view in selected:
+        if view not in available:
+            raise ValueError(f"there is no view {view!r} of this model: there are {', '.join(available)}")
+    texts = _resolve_texts(explorer, text, source)
     explorer.ask("attention", texts)  # what is wrong with the text is said here
-    out = Recorder(explorer, most, watch)
-    out.ask("about", {}, example=texts, views=chosen)
-    read = out.ask("attention", texts) if "attention" in chosen else None
-    if read is not None:
-        _first(out, read)
-    if "decoding" in chosen:
-        _decoding(out, texts)
-    if "masks" in chosen:
-        for expression in MASKS:
-            out.ask("mask", {"expression": expression, "length": 16, "padding": {"left": 0, "right": 0}, "packing": []})
-    if "leaks" in chosen:
-        explorer.audit.begin()
+    builder = SnapshotBuilder(explorer, max_bytes, on_progress)
+    builder.ask("about", {}, example=texts, views=selected)
+    attention_answer = builder.ask("attention", texts) if "attention" in selected else None
+    if attention_answer is not None:
+        _add_overviews(builder, attention_answer)
+    if "decoding" in selected:
+        _add_decoding(builder, texts)
+    if "masks" in selected:
+        for expression in EXAMPLE_MASKS:
+            builder.ask("mask", {"expression": expression, "length": 16, "padding": {"left": 0, "right": 0}, "packing": []})
+    if "leaks" in selected:
+        explorer.audit.start()
         explorer.audit.wait(None)
-        out.ask("leaks", {"wait": False})
-        out.ask("unmasked", texts)
-    if "training" in chosen:
-        for run in (out.ask("runs", {}) or {"runs": []})["runs"][:RUNS]:
-            out.ask("run", {"name": run["name"], "after": 0}, ended=True)  # no more will come here
-        out.ask("compare", {})
-    if read is not None:
-        _rest(out, read)
-    return out.kept
+        builder.ask("leaks", {"wait": False})
+        builder.ask("unmasked", texts)
+    if "training" in selected:
+        for run in (builder.ask("runs", {}) or {"runs": []})["runs"][:MAX_RUNS]:
+            builder.ask("run", {"name": run["name"], "after": 0}, ended=True)  # no more will come here
+        builder.ask("compare", {})
+    if attention_answer is not None:
+        _add_all_maps(builder, attention_answer)
+    return builder.entries
 
 
-def _texts(explorer: Explorer, text: str | None, source: str | None) -> dict[str, str]:
-    if not explorer.voice.pair:
+def _resolve_texts(explorer: Explorer, text: str | None, source: str | None) -> dict[str, str]:
+    if not explorer.generator.is_encoder_decoder:
         if source is not None:
             raise ValueError(f"source is {source!r}, and this model reads none: give the text alone")
         return {"text": explorer.example["text"] if text is None else text}
@@ -97,56 +97,56 @@ def _texts(explorer: Explorer, text: str | None, source: str | None) -> dict[str
     return dict(explorer.example) if source is None else {"text": text or "", "source": source}
 
 
-def _first(out: Recorder, read: dict[str, Any]) -> None:
+def _add_overviews(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -> None:
     """Of each attention: its heads in numbers, the mean of each layer, and a small picture of every head."""
-    for one in read["attentions"]:
-        for layer in range(one["layers"]):
-            out.ask("summary", {"key": read["key"], "name": one["name"], "layer": layer})
-            _map(out, read, one, layer, "mean")
-    for one in read["attentions"]:
-        for layer in range(one["layers"]):
-            for head in ("mean", *range(one["heads"])):
-                out.ask("overview", {**_which(read, one, layer, head), "size": SMALL})
+    for attention in attention_answer["attentions"]:
+        for layer in range(attention["layers"]):
+            builder.ask("summary", {"key": attention_answer["key"], "name": attention["name"], "layer": layer})
+            _add_map(builder, attention_answer, attention, layer, "mean")
+    for attention in attention_answer["attentions"]:
+        for layer in range(attention["layers"]):
+            for head in ("mean", *range(attention["heads"])):
+                builder.ask("overview", {**_map_params(attention_answer, attention, layer, head), "size": THUMBNAIL_CELLS})
 
 
-def _rest(out: Recorder, read: dict[str, Any]) -> None:
+def _add_all_maps(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -> None:
     """All maps of all heads, as far as there is room; then the tiles of long texts."""
-    for one in read["attentions"]:
-        for layer in range(one["layers"]):
-            if one["kind"] != "cross":
-                _map(out, read, one, layer, "rollout")
-            for head in range(one["heads"]):
-                _map(out, read, one, layer, head)
-    for one in read["attentions"]:
-        for layer in reversed(range(one["layers"])):
-            for row in range(0, one["rows"], TILE):
-                for column in range(0, one["columns"], TILE):
-                    out.ask("tile", {**_which(read, one, layer, "mean"), "row": row, "column": column, "size": TILE})
+    for attention in attention_answer["attentions"]:
+        for layer in range(attention["layers"]):
+            if attention["kind"] != "cross":
+                _add_map(builder, attention_answer, attention, layer, "rollout")
+            for head in range(attention["heads"]):
+                _add_map(builder, attention_answer, attention, layer, head)
+    for attention in attention_answer["attentions"]:
+        for layer in reversed(range(attention["layers"])):
+            for row in range(0, attention["rows"], MAX_TILE_CELLS):
+                for column in range(0, attention["columns"], MAX_TILE_CELLS):
+                    builder.ask("tile", {**_map_params(attention_answer, attention, layer, "mean"), "row": row, "column": column, "size": MAX_TILE_CELLS})
 
 
-def _map(out: Recorder, read: dict[str, Any], one: dict[str, Any], layer: int, head: int | str) -> None:
+def _add_map(builder: SnapshotBuilder, attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str) -> None:
     """A map as the page asks for it: one tile where it fits into one, else coarsely."""
-    if max(one["rows"], one["columns"]) <= TILE:
-        out.ask("tile", {**_which(read, one, layer, head), "row": 0, "column": 0, "size": TILE})
+    if max(attention["rows"], attention["columns"]) <= MAX_TILE_CELLS:
+        builder.ask("tile", {**_map_params(attention_answer, attention, layer, head), "row": 0, "column": 0, "size": MAX_TILE_CELLS})
     else:
-        out.ask("overview", {**_which(read, one, layer, head), "size": OVERVIEW})
+        builder.ask("overview", {**_map_params(attention_answer, attention, layer, head), "size": MAX_OVERVIEW_CELLS})
 
 
-def _which(read: dict[str, Any], one: dict[str, Any], layer: int, head: int | str) -> dict[str, Any]:
-    return {"key": read["key"], "name": one["name"], "layer": layer, "head": head}
+def _map_params(attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str) -> dict[str, Any]:
+    return {"key": attention_answer["key"], "name": attention["name"], "layer": layer, "head": head}
 
 
-def _decoding(out: Recorder, texts: dict[str, str]) -> None:
+def _add_decoding(builder: SnapshotBuilder, texts: dict[str, str]) -> None:
     """The likeliest token again and again, with all that could have come, and where it looked; the beams."""
-    out.ask("vocabulary", {})
-    asked = {**texts, "text": ""} if "source" in texts else texts
-    out.ask("beam", {**asked, "width": 4, "limit": STEPS, "length_penalty": 1, "early_stopping": False})
-    written: list[int] = []
-    for _ in range(STEPS):
-        found = out.ask("next", {**asked, "tokens": written, "unmasked": False})
-        if "source" in texts and written:
-            out.ask("alignment", {"source": texts["source"], "tokens": written, "layer": "mean", "head": "mean"})
-        if found is None or (written and written[-1] in found["ends"]):
+    builder.ask("vocabulary", {})
+    prompt_texts = {**texts, "text": ""} if "source" in texts else texts
+    builder.ask("beam", {**prompt_texts, "width": 4, "limit": DECODING_STEPS, "length_penalty": 1, "early_stopping": False})
+    tokens: list[int] = []
+    for _ in range(DECODING_STEPS):
+        answer = builder.ask("next", {**prompt_texts, "tokens": tokens, "unmasked": False})
+        if "source" in texts and tokens:
+            builder.ask("alignment", {"source": texts["source"], "tokens": tokens, "layer": "mean", "head": "mean"})
+        if answer is None or (tokens and tokens[-1] in answer["ends"]):
             break
-        scores = np.frombuffer(b64decode(found["scores_f32"]), "<f4")
-        written = [*written, int(scores.argmax())]
+        logits = np.frombuffer(b64decode(answer["scores_f32"]), "<f4")
+        tokens = [*tokens, int(logits.argmax())]

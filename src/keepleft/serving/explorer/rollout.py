@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.masks import causal, full
-from keepleft.serving.explorer.kept import TALL, Layer, span
+from keepleft.serving.explorer.kept import STRIP_HEIGHT, StoredAttention, visible_columns
 
 
 class Rollout(NamedTuple):
@@ -29,39 +29,39 @@ class Rollout(NamedTuple):
         return sum(t.numel() * t.element_size() for t in (self.weights, self.claim))
 
 
-def rolled(name: str, layers: Sequence[Layer], last: int, known: Rollout | None = None) -> Rollout:
+def attention_rollout(name: str, layers: Sequence[StoredAttention], last: int, rollout: Rollout | None = None) -> Rollout:
     """Up to layer `last`, going on from what is known where that is of use."""
-    if known is None or known.name != name or known.layer > last:
-        size, device, exact = layers[0].rows, layers[0].q.device, layers[0].q.dtype == torch.float64
-        eye = torch.eye(size, dtype=torch.float64 if exact else torch.float32, device=device)
-        known = Rollout(name, -1, eye, eye > 0)
-    for n in range(known.layer + 1, last + 1):
-        known = Rollout(name, n, _weights(layers[n], known.weights), _claim(layers[n], known.claim))
-    return known
+    if rollout is None or rollout.name != name or rollout.layer > last:
+        size, device, is_float64 = layers[0].rows, layers[0].q.device, layers[0].q.dtype == torch.float64
+        eye = torch.eye(size, dtype=torch.float64 if is_float64 else torch.float32, device=device)
+        rollout = Rollout(name, -1, eye, eye > 0)
+    for n in range(rollout.layer + 1, last + 1):
+        rollout = Rollout(name, n, _multiply_weights(layers[n], rollout.weights), _multiply_claim(layers[n], rollout.claim))
+    return rollout
 
 
-def _weights(layer: Layer, before: Tensor) -> Tensor:
+def _multiply_weights(layer: StoredAttention, previous: Tensor) -> Tensor:
     """(A + 1) / the sums of its rows · before; strip by strip, and of what is zero above the diagonal nothing is multiplied."""
-    out, triangle = torch.zeros_like(before), not bool(before.triu(1).any())
+    out, is_lower_triangular = torch.zeros_like(previous), not bool(previous.triu(1).any())
     for strip in layer.strips(range(layer.heads)):
         weights = strip.weights.mean(0)
-        known = max(strip.right, strip.end) if triangle else len(before)  # columns beyond are zero in all these rows
-        mixed = weights @ before[strip.left:strip.right, :known] + before[strip.begin:strip.end, :known]
-        out[strip.begin:strip.end, :known] = mixed / (weights.sum(-1, keepdim=True) + 1)
+        num_columns = max(strip.right, strip.end) if is_lower_triangular else len(previous)  # columns beyond are zero in all these rows
+        mixed = weights @ previous[strip.left:strip.right, :num_columns] + previous[strip.begin:strip.end, :num_columns]
+        out[strip.begin:strip.end, :num_columns] = mixed / (weights.sum(-1, keepdim=True) + 1)
     return out
 
 
-def _claim(layer: Layer, before: Tensor) -> Tensor:
+def _multiply_claim(layer: StoredAttention, previous: Tensor) -> Tensor:
     """What the mask lets a token read, and what that token knew."""
-    mask, size = layer.claim.within(len(before)), len(before)
-    if mask == full or bool(before.all()):
-        return torch.ones_like(before)
-    if mask == causal and not bool(before.triu(1).any()):
-        return torch.ones_like(before).tril()
-    out, known = before.clone(), before.float()
-    for begin in range(0, size, TALL):
-        here = slice(begin, min(begin + TALL, size))
-        seen = layer.claimed(range(layer.heads), torch.arange(here.start, here.stop))
-        left, right = span(seen.any(0))
-        out[here] |= (seen[:, left:right].float() @ known[left:right]) > 0
+    mask, size = layer.claim.simplify(len(previous)), len(previous)
+    if mask == full or bool(previous.all()):
+        return torch.ones_like(previous)
+    if mask == causal and not bool(previous.triu(1).any()):
+        return torch.ones_like(previous).tril()
+    out, previous_float = previous.clone(), previous.float()
+    for begin in range(0, size, STRIP_HEIGHT):
+        row_slice = slice(begin, min(begin + STRIP_HEIGHT, size))
+        visible = layer.claimed_table(range(layer.heads), torch.arange(row_slice.start, row_slice.stop))
+        left, right = visible_columns(visible.any(0))
+        out[row_slice] |= (visible[:, left:right].float() @ previous_float[left:right]) > 0
     return out

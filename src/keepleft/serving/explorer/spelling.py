@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.serving.explorer.given import Given
+from keepleft.serving.explorer.given import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 
-def spell(explorer: Explorer, given: Given) -> dict[str, Any]:
+def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
     """Tokens as they read one after the other, after those before."""
-    vocab = explorer.voice.model.design.vocab
-    return {"tokens": explorer.words.shown(given.numbers("ids", vocab), given.numbers("before", vocab, default=[]))}
+    vocab = explorer.generator.model.design.vocab
+    return {"tokens": explorer.display_tokenizer.describe(params.integers("ids", vocab), params.integers("before", vocab, default=[]))}
 
 
-def vocabulary(explorer: Explorer, given: Given) -> dict[str, Any]:
-    return {"words": explorer.words.all()}
+def vocabulary(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return {"words": explorer.display_tokenizer.vocabulary()}

@@ -8,35 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.serving.explorer.given import Given
-from keepleft.serving.explorer.kept import Layer
-from keepleft.serving.explorer.reading import Read
+from keepleft.serving.explorer.given import Params
+from keepleft.serving.explorer.kept import StoredAttention
+from keepleft.serving.explorer.reading import ReadText
 
-ROWS = 256  # of a longer text as many are looked at, spread evenly
-
-
-def summary(read: Read, given: Given) -> dict[str, Any]:
-    layers = read.attentions[given.word("name", list(read.attentions))]
-    layer: Layer = layers[given.whole("layer", 0, len(layers) - 1)]
-    rows = torch.linspace(0, layer.rows - 1, min(ROWS, layer.rows), dtype=torch.float64).round().long()
-    return {"heads": _heads(layer, rows), "rows": len(rows)}
+MAX_ROWS = 256  # of a longer text as many are looked at, spread evenly
 
 
-def _heads(layer: Layer, rows: Tensor) -> list[dict[str, float]]:
-    every = torch.arange(layer.heads, device=layer.q.device)
+def head_stats(read_text: ReadText, params: Params) -> dict[str, Any]:
+    layers = read_text.attentions[params.choice("name", list(read_text.attentions))]
+    layer: StoredAttention = layers[params.integer("layer", 0, len(layers) - 1)]
+    rows = torch.linspace(0, layer.rows - 1, min(MAX_ROWS, layer.rows), dtype=torch.float64).round().long()
+    return {"heads": _stats_per_head(layer, rows), "rows": len(rows)}
+
+
+def _stats_per_head(layer: StoredAttention, rows: Tensor) -> list[dict[str, float]]:
+    all_heads = torch.arange(layer.heads, device=layer.q.device)
     sums = {name: torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
             for name in ("entropy", "distance", "first", "previous", "itself")}
-    outside = torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
+    max_outside = torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
     rows = rows.to(layer.q.device)
-    for strip in layer.strips(every.tolist(), rows):
-        weights, here = strip.weights, rows[strip.begin:strip.end]
-        columns = torch.arange(strip.left, strip.right, device=here.device)
-        apart = here[:, None] - columns
+    for strip in layer.strips(all_heads.tolist(), rows):
+        weights, row_index = strip.weights, rows[strip.begin:strip.end]
+        columns = torch.arange(strip.left, strip.right, device=row_index.device)
+        distances = row_index[:, None] - columns
         sums["entropy"] += torch.special.entr(weights).sum((1, 2), dtype=torch.float64) / math.log(2)
-        sums["distance"] += (weights * apart.abs()).sum((1, 2), dtype=torch.float64)
-        for name, there in (("first", columns == 0), ("previous", apart == 1), ("itself", apart == 0)):
-            sums[name] += (weights * there).sum((1, 2), dtype=torch.float64)
-        beyond = weights.masked_fill(layer.table(layer.claim, here, every)[..., strip.left:strip.right], 0.0)
-        outside = torch.maximum(outside, beyond.amax((1, 2)).double())
-    means = {name: (total / len(rows)).tolist() for name, total in sums.items()} | {"outside": outside.tolist()}
+        sums["distance"] += (weights * distances.abs()).sum((1, 2), dtype=torch.float64)
+        for name, matches in (("first", columns == 0), ("previous", distances == 1), ("itself", distances == 0)):
+            sums[name] += (weights * matches).sum((1, 2), dtype=torch.float64)
+        outside_weights = weights.masked_fill(layer.table(layer.claim, row_index, all_heads)[..., strip.left:strip.right], 0.0)
+        max_outside = torch.maximum(max_outside, outside_weights.amax((1, 2)).double())
+    means = {name: (total / len(rows)).tolist() for name, total in sums.items()} | {"outside": max_outside.tolist()}
     return [{name: float(values[head]) for name, values in means.items()} for head in range(layer.heads)]

@@ -8,89 +8,89 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.attention.masks import Both, Mask, causal, full
-from keepleft.models.twin import twin
+from keepleft.attention.masks import And, Mask, causal, full
+from keepleft.models.twin import share_weights
 from keepleft.serving.explorer import wire
-from keepleft.serving.explorer.given import Given
-from keepleft.serving.explorer.kept import keeping
+from keepleft.serving.explorer.given import Params
+from keepleft.serving.explorer.kept import store_attentions
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MOST = 256  # tokens
-ROWS = 64   # whose scores are held at a time
-NEAR = 0.9  # losses that are farther apart than this differ
+MAX_UNMASKED_TOKENS = 256  # tokens
+ROWS_PER_CHUNK = 64   # whose scores are held at a time
+SIMILAR_LOSS_RATIO = 0.9  # losses that are farther apart than this differ
 
 
-def without(mask: Mask) -> Mask:
+def drop_causal(mask: Mask) -> Mask:
     """A mask with nothing causal about it; where that cannot be told apart, everything is seen."""
-    if isinstance(mask, Both):
-        left = [part for part in mask.parts if part != causal]
-        if len(left) < len(mask.parts):
-            out: Mask = full
-            for part in left:
-                out = out & part
-            return out
+    if isinstance(mask, And):
+        remaining = [part for part in mask.parts if part != causal]
+        if len(remaining) < len(mask.parts):
+            combined: Mask = full
+            for part in remaining:
+                combined = combined & part
+            return combined
     return full
 
 
-def bared(model: Any) -> Any:
+def without_causal_mask(model: Any) -> Any:
     """A twin whose decoder looks both ways. Its design still claims what it claimed."""
-    out = twin(model).eval()
-    out.decoder.masks = tuple(without(mask) for mask in out.decoder.masks)
-    return out
+    unmasked_model = share_weights(model).eval()
+    unmasked_model.decoder.masks = tuple(drop_causal(mask) for mask in unmasked_model.decoder.masks)
+    return unmasked_model
 
 
-def unmasked(explorer: Explorer, given: Given) -> dict[str, Any]:
-    words, voice = explorer.writer("unmasked"), explorer.voice
-    source = words.prompt(given.text("source")) if voice.pair else []
-    if not voice.pair:
-        explorer.sourceless(given)
-    shown, asked = _taught(explorer, given.text("text", ""), source)
-    with_, before = _seen(voice.model, source, shown, asked)
-    without_, after = _seen(explorer.bare, source, shown, asked)
-    return {"tokens": words.shown([*shown[:1], *asked]), "with_f32": wire.f32(with_),
-            "without_f32": wire.f32(without_),
-            "reads": {"rows": len(shown), "columns": len(shown), "before_u8": wire.shades(before),
-                      "after_u8": wire.shades(after)},
-            "words": _sentence(float(with_.mean()), float(without_.mean()))}
+def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
+    display, generator = explorer.require_generative("unmasked"), explorer.generator
+    source_tokens = display.encode_prompt(params.text("source")) if generator.is_encoder_decoder else []
+    if not generator.is_encoder_decoder:
+        explorer.reject_source(params)
+    inputs, labels = _teacher_forcing(explorer, params.text("text", ""), source_tokens)
+    masked_losses, masked_map = _losses_and_map(generator.model, source_tokens, inputs, labels)
+    unmasked_losses, unmasked_map = _losses_and_map(explorer.unmasked_model, source_tokens, inputs, labels)
+    return {"tokens": display.describe([*inputs[:1], *labels]), "with_f32": wire.f32(masked_losses),
+            "without_f32": wire.f32(unmasked_losses),
+            "reads": {"rows": len(inputs), "columns": len(inputs), "before_u8": wire.sqrt_u8(masked_map),
+                      "after_u8": wire.sqrt_u8(unmasked_map)},
+            "words": _verdict(float(masked_losses.mean()), float(unmasked_losses.mean()))}
 
 
-def _taught(explorer: Explorer, text: str, source: list[int]) -> tuple[list[int], list[int]]:
+def _teacher_forcing(explorer: Explorer, text: str, source_tokens: list[int]) -> tuple[list[int], list[int]]:
     """What is shown to the model and what is asked of it, as in training: each token from those before it."""
-    words, options = explorer.words, explorer.words.options
-    if explorer.voice.pair:
-        written = words.read(text) if text else explorer.written(source, MOST)
-        whole = [*written, *options.end[:1]]
+    display, options = explorer.display_tokenizer, explorer.display_tokenizer.options
+    if explorer.generator.is_encoder_decoder:
+        target = display.encode_text(text) if text else explorer.greedy_target(source_tokens, MAX_UNMASKED_TOKENS)
+        sequence = [*target, *options.eos_ids[:1]]
     else:
-        whole = words.read(text)
-        if options.first is not None and whole[0] != options.first:
-            whole = [options.first, *whole]
-    whole = whole[:min(MOST, explorer.texts.longest) + 1]
-    if len(whole) < 2:
+        sequence = display.encode_text(text)
+        if options.bos_or_eos is not None and sequence[0] != options.bos_or_eos:
+            sequence = [options.bos_or_eos, *sequence]
+    sequence = sequence[:min(MAX_UNMASKED_TOKENS, explorer.text_cache.max_tokens) + 1]
+    if len(sequence) < 2:
         raise ValueError("the text has a single token, and there is nothing to foresee: give more text")
-    return whole[:-1], whole[1:]
+    return sequence[:-1], sequence[1:]
 
 
-def _seen(model: Any, source: list[int], shown: list[int], asked: list[int]) -> tuple[Tensor, Tensor]:
+def _losses_and_map(model: Any, source_tokens: list[int], inputs: list[int], labels: list[int]) -> tuple[Tensor, Tensor]:
     """(T,) the loss of each token, and (T, T) the mean of all maps of self-attention."""
     device = next(model.parameters()).device
-    given = [torch.tensor([side], device=device) for side in (source, shown) if side]
-    states: list[Tensor] = []
-    found = keeping(model, lambda: states.append(model.states(*given)[0]))
-    wanted = torch.tensor(asked, device=device)
-    losses = [F.cross_entropy(model.head(states[0][n:n + ROWS], model.token).float(), wanted[n:n + ROWS], reduction="none")
-              for n in range(0, len(asked), ROWS)]
-    rows = torch.arange(len(shown))
-    maps = [layer.weights(range(layer.heads), rows).mean(0) for name, layer in found.items()
+    model_inputs = [torch.tensor([side], device=device) for side in (source_tokens, inputs) if side]
+    hidden_states: list[Tensor] = []
+    stored = store_attentions(model, lambda: hidden_states.append(model.states(*model_inputs)[0]))
+    targets = torch.tensor(labels, device=device)
+    losses = [F.cross_entropy(model.head(hidden_states[0][n:n + ROWS_PER_CHUNK], model.token).float(), targets[n:n + ROWS_PER_CHUNK], reduction="none")
+              for n in range(0, len(labels), ROWS_PER_CHUNK)]
+    rows = torch.arange(len(inputs))
+    maps = [layer.weights(range(layer.heads), rows).mean(0) for name, layer in stored.items()
             if name.startswith("decoder") and name.endswith("self")]
     return torch.cat(losses), torch.stack(maps).mean(0)
 
 
-def _sentence(masked: float, bare: float) -> str:
-    told = f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: "
-    if bare < NEAR * masked:
-        return told + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
-    if masked < NEAR * bare:
-        return told + "it learned to look back alone, and what comes later only misleads it."
-    return told + "on this text that is much the same."
+def _verdict(masked_loss: float, unmasked_loss: float) -> str:
+    sentence = f"A token costs {masked_loss:.2f} nats with the mask and {unmasked_loss:.2f} without it: "
+    if unmasked_loss < SIMILAR_LOSS_RATIO * masked_loss:
+        return sentence + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
+    if masked_loss < SIMILAR_LOSS_RATIO * unmasked_loss:
+        return sentence + "it learned to look back alone, and what comes later only misleads it."
+    return sentence + "on this text that is much the same."

@@ -10,25 +10,25 @@ from torch import Tensor
 
 
 def u8(values: Tensor) -> str:
-    return _text(values.detach().cpu().numpy().astype(np.uint8))
+    return _base64(values.detach().cpu().numpy().astype(np.uint8))
 
 
 def f32(values: Tensor) -> str:
-    return _text(values.detach().double().cpu().numpy().astype("<f4"))
+    return _base64(values.detach().double().cpu().numpy().astype("<f4"))
 
 
 def bits(table: Tensor) -> str:
     """(rows, columns) booleans: each row begins with a whole byte, the first column is its highest bit."""
-    return _text(np.packbits(table.cpu().numpy(), axis=1))
+    return _base64(np.packbits(table.cpu().numpy(), axis=1))
 
 
-def shades(weights: Tensor, top: float = 1.0) -> str:
+def sqrt_u8(weights: Tensor, max_weight: float = 1.0) -> str:
     """Weights from 0 to `top` as bytes, by their square root, so that small ones survive."""
     if not bool(weights.isfinite().all()):
         raise ValueError("some weights are NaN, and there is nothing to draw: the model itself is broken, or overflows in half "
                          "precision; load another, or take float32")
-    return u8((weights / (top or 1.0)).clamp(0, 1).sqrt().mul(255).round())
+    return u8((weights / (max_weight or 1.0)).clamp(0, 1).sqrt().mul(255).round())
 
 
-def _text(values: Any) -> str:
+def _base64(values: Any) -> str:
     return b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

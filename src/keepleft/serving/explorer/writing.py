@@ -10,108 +10,108 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.generate import Work, chosen, settled, steps
-from keepleft.decoding.hypotheses import Hypotheses, Written
-from keepleft.decoding.options import RANGES, Options
-from keepleft.decoding.single import Single
-from keepleft.serving.explorer.given import Given, short
-from keepleft.serving.explorer.words import Words
+from keepleft.decoding.generate import DecodeBatch, make_strategy, resolve_options, decode_steps
+from keepleft.decoding.hypotheses import Hypotheses, FinishedSequence
+from keepleft.decoding.options import RANGES, GenerationConfig
+from keepleft.decoding.single import SamplingStrategy
+from keepleft.serving.explorer.given import Params, shorten
+from keepleft.serving.explorer.words import DisplayTokenizer
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-LIMIT = 64  # tokens that are written at once
-OPTIONS = ("do_sample", "seed", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+MAX_NEW_TOKENS = 64  # tokens that are written at once
+OPTION_NAMES = ("do_sample", "seed", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
            "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens")
-ALONE = {"num_beams": 1, "num_return_sequences": 1, "num_beam_groups": 1, "penalty_alpha": 0.0}  # one text, token after token
+SINGLE_SEQUENCE_OPTIONS = {"num_beams": 1, "num_return_sequences": 1, "num_beam_groups": 1, "penalty_alpha": 0.0}  # one text, token after token
 
 
-class Noted:
+class CaptureLogprobs:
     """A transform that changes nothing and keeps what the model itself thought at each step."""
 
     def __init__(self) -> None:
-        self.logs: list[Tensor] = []  # (V,)
+        self.logprobs: list[Tensor] = []  # (V,)
 
-    def __call__(self, scores: Tensor, texts: Hypotheses) -> Tensor:
-        self.logs.append(scores[0].log_softmax(-1))
-        return scores
+    def __call__(self, logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        self.logprobs.append(logits[0].log_softmax(-1))
+        return logits
 
 
 @dataclass(frozen=True)
-class Onward:
+class ContinueStrategy:
     """A strategy that goes on with a text of which some tokens were written before, and counts them as written.
 
     So a text comes out the same whether it is asked for at once or piece by piece.
     """
 
-    strategy: Single
-    written: int
+    strategy: SamplingStrategy
+    num_written: int
 
-    def begin(self, prompt: Tensor, real: Tensor | None, most: Tensor) -> tuple[Hypotheses, Tensor | None]:
-        texts, rows = self.strategy.begin(prompt, real, most + self.written)
-        return replace(texts, begin=texts.begin - self.written, size=texts.size + self.written), rows
+    def begin(self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor) -> tuple[Hypotheses, Tensor | None]:
+        hypotheses, rows = self.strategy.begin(prompt, prompt_mask, max_new_tokens + self.num_written)
+        return replace(hypotheses, prompt_width=hypotheses.prompt_width - self.num_written, lengths=hypotheses.lengths + self.num_written), rows
 
-    def choose(self, scores: Tensor, texts: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
-        return self.strategy.choose(scores, texts)
+    def choose(self, logits: Tensor, hypotheses: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
+        return self.strategy.choose(logits, hypotheses)
 
-    def results(self, texts: Hypotheses) -> list[list[Written]]:
-        return [[replace(one, tokens=one.tokens[self.written:]) for one in several] for several in self.strategy.results(texts)]
-
-
-def write(explorer: Explorer, given: Given) -> dict[str, Any]:
-    words = explorer.writer("write")
-    row, tokens = words.prompt(explorer.asked(given)), explorer.tokens(given)
-    before = words.begun if explorer.voice.pair else row
-    explorer.reachable([*before, *tokens])
-    new, logs = onward(words, row, tokens, wished(given.object("options", OPTIONS)), given.whole("limit", 1, LIMIT))
-    return {"tokens": words.shown(new, [*before, *tokens]), "logprobs": logs,
-            "ended": bool(new) and new[-1] in words.options.end}
+    def results(self, hypotheses: Hypotheses) -> list[list[FinishedSequence]]:
+        return [[replace(sequence, tokens=sequence.tokens[self.num_written:]) for sequence in sequences] for sequences in self.strategy.results(hypotheses)]
 
 
-def onward(words: Words, row: list[int], tokens: Sequence[int], wish: dict[str, Any],
-           limit: int) -> tuple[list[int], list[float]]:
+def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
+    display = explorer.require_generative("write")
+    prompt_tokens, tokens = display.encode_prompt(explorer.input_text(params)), explorer.new_tokens(params)
+    context = display.start_tokens if explorer.generator.is_encoder_decoder else prompt_tokens
+    explorer.check_length([*context, *tokens])
+    new_tokens, logprobs = continue_tokens(display, prompt_tokens, tokens, parse_options(params.object("options", OPTION_NAMES)), params.integer("limit", 1, MAX_NEW_TOKENS))
+    return {"tokens": display.describe(new_tokens, [*context, *tokens]), "logprobs": logprobs,
+            "ended": bool(new_tokens) and new_tokens[-1] in display.options.eos_ids}
+
+
+def continue_tokens(display: DisplayTokenizer, prompt_tokens: list[int], tokens: Sequence[int], overrides: dict[str, Any],
+           max_new_tokens: int) -> tuple[list[int], list[float]]:
     """The next tokens, and how likely each was to the model itself, whatever it was drawn from."""
-    voice = words.voice
-    options = settled(voice.model, None, {**wish, **ALONE, "max_new_tokens": limit})
+    generator = display.generator
+    options = resolve_options(generator.model, None, {**overrides, **SINGLE_SEQUENCE_OPTIONS, "max_new_tokens": max_new_tokens})
     # the last token that is asked for here is not the last of the text
     options = replace(options, forced_eos_token_id=None, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None)
-    work = Work.of(voice.model, [row], options, [list(tokens)])
-    if work.limits[0] < 1:
+    batch = DecodeBatch.build(generator.model, [prompt_tokens], options, [list(tokens)])
+    if batch.max_new_tokens[0] < 1:
         return [], []
-    noted = Noted()
-    strategy = chosen(voice.tokenizer, options, Work.of(voice.model, [row], options))
-    assert isinstance(strategy, Single)
-    whole = Onward(replace(strategy, transforms=(noted, *strategy.transforms)), len(tokens))
-    last = deque(steps(voice.model, work, whole, options), maxlen=1)[0]  # type: ignore[arg-type]
-    new = whole.results(last)[0][0].tokens
-    return new, [float(logs[token]) for logs, token in zip(noted.logs, new, strict=False)]
+    capture = CaptureLogprobs()
+    strategy = make_strategy(generator.tokenizer, options, DecodeBatch.build(generator.model, [prompt_tokens], options))
+    assert isinstance(strategy, SamplingStrategy)
+    continuation = ContinueStrategy(replace(strategy, processors=(capture, *strategy.processors)), len(tokens))
+    final = deque(decode_steps(generator.model, batch, continuation, options), maxlen=1)[0]  # type: ignore[arg-type]
+    new_tokens = continuation.results(final)[0][0].tokens
+    return new_tokens, [float(logprobs[token]) for logprobs, token in zip(capture.logprobs, new_tokens, strict=False)]
 
 
-def wished(given: Given) -> dict[str, Any]:
+def parse_options(params: Params) -> dict[str, Any]:
     """Options of generation that the page may ask for; numbers are checked where options are."""
-    out: dict[str, Any] = {}
-    for name in OPTIONS:
-        if name not in given:
+    options: dict[str, Any] = {}
+    for name in OPTION_NAMES:
+        if name not in params:
             continue
         if name == "do_sample":
-            out[name] = given.flag(name)
+            options[name] = params.flag(name)
         elif name == "seed":
-            out[name] = given.whole(name, 0, (1 << 53) - 1)
+            options[name] = params.integer(name, 0, (1 << 53) - 1)
         else:
-            value = given.fields[name]
+            value = params.values[name]
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} is {short(value)}: it must be {RANGES[name][1]}")
-            out[name] = value
-    if out.get("do_sample") and "seed" not in out:
-        out["seed"] = int(torch.randint(1 << 53, (), generator=_chance()))
-    return out
+                raise ValueError(f"{name} is {shorten(value)}: it must be {RANGES[name][1]}")
+            options[name] = value
+    if options.get("do_sample") and "seed" not in options:
+        options["seed"] = int(torch.randint(1 << 53, (), generator=_make_rng()))
+    return options
 
 
-def _chance() -> torch.Generator:
+def _make_rng() -> torch.Generator:
     """Of its own: whoever trains in the same process draws as if nobody had asked."""
-    out = torch.Generator()
-    out.seed()
-    return out
+    rng = torch.Generator()
+    rng.seed()
+    return rng
 
 
-assert {*OPTIONS} <= {field.name for field in fields(Options)}
+assert {*OPTION_NAMES} <= {field.name for field in fields(GenerationConfig)}

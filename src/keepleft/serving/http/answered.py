@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-Why = Literal["stop", "length", "cancelled"]
+ChoiceFinishReason = Literal["stop", "length", "cancelled"]
 
 
 class ErrorBody(BaseModel):
@@ -16,7 +16,7 @@ class ErrorBody(BaseModel):
     code: str | None
 
 
-class Error(BaseModel):
+class ErrorResponse(BaseModel):
     error: ErrorBody
 
 
@@ -26,12 +26,12 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Read(BaseModel):
+class PromptUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class Logprobs(BaseModel):
+class CompletionLogprobs(BaseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -41,11 +41,11 @@ class Logprobs(BaseModel):
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    finish_reason: Why
-    logprobs: Logprobs | None
+    finish_reason: ChoiceFinishReason
+    logprobs: CompletionLogprobs | None
 
 
-class Completion(BaseModel):
+class CompletionResponse(BaseModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -56,18 +56,18 @@ class Completion(BaseModel):
     usage: Usage
 
 
-class Likely(BaseModel):
+class TopLogprob(BaseModel):
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class Told(Likely):
-    top_logprobs: list[Likely]
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    content: list[Told]
+    content: list[ChatTokenLogprob]
     refusal: None
 
 
@@ -80,11 +80,11 @@ class ChatMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
-    finish_reason: Why
+    finish_reason: ChoiceFinishReason
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -95,81 +95,81 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
-class Text(BaseModel):
+class TranslationHypothesis(BaseModel):
     text: str
     score: float | None = Field(description="log-probability; with beams, what they are ranked by")
-    finish_reason: Why
+    finish_reason: ChoiceFinishReason
 
 
-class Translation(Text):
+class TranslationResult(TranslationHypothesis):
     index: int
-    n_best: list[Text]
+    n_best: list[TranslationHypothesis]
 
 
-class Translations(BaseModel):
+class TranslationResponse(BaseModel):
     object: Literal["list"]
     model: str
     seed: int | None
-    data: list[Translation]
+    data: list[TranslationResult]
     usage: Usage
 
 
-class Embedding(BaseModel):
+class EmbeddingData(BaseModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class Embeddings(BaseModel):
+class EmbeddingResponse(BaseModel):
     object: Literal["list"]
     model: str
-    data: list[Embedding]
-    usage: Read
+    data: list[EmbeddingData]
+    usage: PromptUsage
 
 
-class Label(BaseModel):
+class ClassificationData(BaseModel):
     index: int
     label: str
     probabilities: dict[str, float]
 
 
-class Labels(BaseModel):
+class ClassificationResponse(BaseModel):
     object: Literal["list"]
     model: str
-    data: list[Label]
-    usage: Read
+    data: list[ClassificationData]
+    usage: PromptUsage
 
 
-class Scored(BaseModel):
+class TokenScore(BaseModel):
     token: str
     logprob: float
 
 
-class Score(BaseModel):
+class ScoreData(BaseModel):
     index: int
     logprob: float
     perplexity: float
-    tokens: list[Scored]
+    tokens: list[TokenScore]
 
 
-class Scores(BaseModel):
+class ScoreResponse(BaseModel):
     object: Literal["list"]
     model: str
-    data: list[Score]
-    usage: Read
+    data: list[ScoreData]
+    usage: PromptUsage
 
 
-class Maps(BaseModel):
+class AttentionResponse(BaseModel):
     object: Literal["attention"]
     model: str
     tokens: list[str]
     source: list[str] | None
     maps: dict[str, list[list[list[float]]]] = Field(description="of each attention: heads, who looks, at whom")
     heads: dict[str, list[int]]
-    usage: Read
+    usage: PromptUsage
 
 
-class Model(BaseModel):
+class ModelCard(BaseModel):
     id: str
     object: Literal["model"]
     created: int
@@ -179,28 +179,28 @@ class Model(BaseModel):
     tasks: list[str]
 
 
-class Models(BaseModel):
+class ModelList(BaseModel):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Health(BaseModel):
+class HealthResponse(BaseModel):
     status: Literal["ready", "draining", "failed"]
 
 
-class Answer(BaseModel):
+class ExplorerAnswer(BaseModel):
     """Of the explorer; each question has its own fields."""
 
     model_config = {"extra": "allow"}
 
 
-def documented(kind: type[BaseModel] | None, *, stream: bool = False,
-               also: dict[int | str, Any] | None = None) -> dict[str, Any]:
+def response_docs(response_model: type[BaseModel] | None, *, stream: bool = False,
+               extra_responses: dict[int | str, Any] | None = None) -> dict[str, Any]:
     """The arguments of a route that say what it answers."""
     responses: dict[int | str, dict[str, Any]] = {
-        "4XX": {"model": Error, "description": "what was asked cannot be done; the message says why and what to do about it"},
-        "5XX": {"model": Error, "description": "not now (503, with Retry-After), not in time (504), or our fault (500)"}}
+        "4XX": {"model": ErrorResponse, "description": "what was asked cannot be done; the message says why and what to do about it"},
+        "5XX": {"model": ErrorResponse, "description": "not now (503, with Retry-After), not in time (504), or our fault (500)"}}
     if stream:
         responses[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}},
                           "description": "the answer; with stream: true in pieces, as server-sent events that end with [DONE]"}
-    return {"response_model": kind, "responses": {**responses, **(also or {})}}
+    return {"response_model": response_model, "responses": {**responses, **(extra_responses or {})}}

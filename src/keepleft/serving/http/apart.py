@@ -7,48 +7,48 @@ import sys
 from functools import cache
 from typing import Any
 
-MEMORY = 4 << 30  # bytes that it may ever have
+MAX_MEMORY_BYTES = 4 << 30  # bytes that it may ever have
 
 
-class Apart:
+class SandboxWorker:
     """What is asked of it by name, one method each."""
 
     def __init__(self) -> None:
-        self.words: dict[int, Any] = {}
+        self.tokenizers: dict[int, Any] = {}
 
-    def do_nothing(self, question: dict[str, Any]) -> dict[str, Any]:
+    def do_ping(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}
 
-    def do_words(self, question: dict[str, Any]) -> dict[str, Any]:
+    def do_tokenizer(self, request: dict[str, Any]) -> dict[str, Any]:
         from llguidance import LLTokenizer
 
-        end = question["end"]
-        if len(self.words) >= question["most"]:
-            self.words.pop(next(iter(self.words)))
-        self.words[end] = LLTokenizer(question["tokenizer"], n_vocab=question["vocab"], eos_token=end)
+        eos_token_id = request["end"]
+        if len(self.tokenizers) >= request["most"]:
+            self.tokenizers.pop(next(iter(self.tokenizers)))
+        self.tokenizers[eos_token_id] = LLTokenizer(request["tokenizer"], n_vocab=request["vocab"], eos_token=eos_token_id)
         return {}
 
-    def do_rule(self, question: dict[str, Any]) -> dict[str, Any]:
+    def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compiled, and taken as far as its first token."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self.words[question["end"]], question["rule"], log_level=0)
+        matcher = LLMatcher(self.tokenizers[request["end"]], request["rule"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return {"error": " ".join(matcher.get_error().split())[:500]} if matcher.is_error() else {}
 
-    def do_render(self, question: dict[str, Any]) -> dict[str, Any]:
-        out, size, most = [], 0, question["most"]
-        for piece in template(question["template"]).generate(**question["given"]):
+    def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
+        pieces, size, max_characters = [], 0, request["most"]
+        for piece in compile_template(request["template"]).generate(**request["given"]):
             size += len(piece)
-            if size > most:
-                return {"error": f"the text has more than {most:,} characters: send fewer or shorter messages"}
-            out.append(piece)
-        return {"text": "".join(out)}
+            if size > max_characters:
+                return {"error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"}
+            pieces.append(piece)
+        return {"text": "".join(pieces)}
 
 
 @cache
-def template(source: str) -> Any:
+def compile_template(source: str) -> Any:
     """As transformers sets it up, and closed in: nothing outside the template can be reached, nothing given can be changed."""
     from datetime import datetime
 
@@ -56,30 +56,30 @@ def template(source: str) -> Any:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def refuse(message: str) -> None:
+    def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    room.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    room.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return room.from_string(source)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda time_format: datetime.now().strftime(time_format)}
+    return environment.from_string(source)
 
 
 def main() -> None:
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     except (ImportError, ValueError, OSError):  # not on every system
         pass
-    apart = Apart()
+    worker = SandboxWorker()
     for line in sys.stdin.buffer:
-        question = json.loads(line)
+        request = json.loads(line)
         try:
-            answer = getattr(apart, f"do_{question['do']}")(question)
+            response = getattr(worker, f"do_{request['do']}")(request)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-        sys.stdout.write(json.dumps(answer) + "\n")
+            response = {"error": f"{type(error).__name__}: {error}"[:500]}
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 

@@ -20,50 +20,50 @@ from keepleft.serving.http import (
     score,
     translate,
 )
-from keepleft.serving.http.bodies import Bodies
-from keepleft.serving.http.errors import KNOWN, answered
-from keepleft.serving.http.hosts import Named
-from keepleft.serving.http.keys import Keys, Locked
+from keepleft.serving.http.bodies import BodyLimitMiddleware
+from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
+from keepleft.serving.http.hosts import AllowedHostsMiddleware
+from keepleft.serving.http.keys import APIKeys, AuthMiddleware
 from keepleft.serving.http.metrics import Metrics
-from keepleft.serving.http.open import Open
-from keepleft.serving.http.recorded import Log, Recorded
+from keepleft.serving.http.open import DrainingMiddleware
+from keepleft.serving.http.recorded import Log, RequestLogMiddleware
 from keepleft.serving.http.service import Service
 
 
-def app(service: Service, *, keys: Keys | None = None, names: frozenset[str] | None = None, origins: Sequence[str] = (),
-        log: Log = lambda level, what: None) -> FastAPI:
+def make_app(service: Service, *, keys: APIKeys | None = None, allowed_hosts: frozenset[str] | None = None, allowed_origins: Sequence[str] = (),
+        log: Log = lambda level, fields: None) -> FastAPI:
     """`keys`: who may ask; `names`: the hosts that it answers to, None for any; `origins`: web pages elsewhere that may ask."""
-    keys, metrics = keys or Keys(), Metrics(service.running)
-    out = FastAPI(title="keepleft", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
-                  exception_handlers=dict.fromkeys(KNOWN, answered))
+    keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
+    app = FastAPI(title="keepleft", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+                  exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler))
     for router in (models.routes(service, metrics), completions.routes(service, log), chat.routes(service, log),
                    embeddings.routes(service), translate.routes(service), classify.routes(service), score.routes(service),
                    attention.routes(service), explore.routes(service)):
-        out.include_router(router)
-    out.add_middleware(Bodies, limits=service.limits)  # the last added is the first that a request meets
-    out.add_middleware(Open, service=service)
-    out.add_middleware(Locked, keys=keys)
-    if names is not None:
-        out.add_middleware(Named, names=names)
-    if origins:
-        out.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"],
+        app.include_router(router)
+    app.add_middleware(BodyLimitMiddleware, limits=service.limits)  # the last added is the first that a request meets
+    app.add_middleware(DrainingMiddleware, service=service)
+    app.add_middleware(AuthMiddleware, keys=keys)
+    if allowed_hosts is not None:
+        app.add_middleware(AllowedHostsMiddleware, allowed_hosts=allowed_hosts)
+    if allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST"],
                            allow_headers=["authorization", "content-type"], expose_headers=["x-request-id", "retry-after"])
-    out.add_middleware(Recorded, metrics=metrics, log=log)
-    _described(out, bool(keys.hashes))
-    return out
+    app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log)
+    _document_auth(app, bool(keys.hashes))
+    return app
 
 
-def _described(out: FastAPI, locked: bool) -> None:
+def _document_auth(app: FastAPI, requires_key: bool) -> None:
     """The document at /openapi.json says whether a key is wanted."""
-    plain = out.openapi
+    default_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
-        found = plain()
-        if locked:
-            found.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            for path, methods in found["paths"].items():
+        schema = default_openapi()
+        if requires_key:
+            schema.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            for path, methods in schema["paths"].items():
                 for operation in methods.values():
                     operation["security"] = [] if path == "/health" else [{"key": []}]
-        return found
+        return schema
 
-    out.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]

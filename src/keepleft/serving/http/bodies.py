@@ -6,14 +6,14 @@ import asyncio
 import json
 from typing import Any
 
-from keepleft.serving.http.errors import RefusedError
+from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 
-MUCH = 1 << 16  # bytes from which on a body is looked at in a thread
-CLOSE = {"connection": "close"}  # what was not read must not be taken for the next request
+MIN_BYTES_FOR_THREAD = 1 << 16  # bytes from which on a body is looked at in a thread
+CLOSE_HEADERS = {"connection": "close"}  # what was not read must not be taken for the next request
 
 
-class Bodies:
+class BodyLimitMiddleware:
     """Hands a whole, sound body on."""
 
     def __init__(self, app: Any, limits: Limits) -> None:
@@ -24,32 +24,32 @@ class Bodies:
             await self.app(scope, receive, send)
             return
         try:
-            body = await self._read(dict(scope["headers"]), receive)
+            body = await self._read_body(dict(scope["headers"]), receive)
             if body is None:
                 return
-            await (asyncio.to_thread(sound, body, self.limits.depth) if len(body) > MUCH else _now(body, self.limits.depth))
-        except RefusedError as error:
-            await error.answer()(scope, receive, send)
+            await (asyncio.to_thread(check_json, body, self.limits.depth) if len(body) > MIN_BYTES_FOR_THREAD else _check_json_inline(body, self.limits.depth))
+        except APIError as error:
+            await error.to_response()(scope, receive, send)
             return
-        waiting: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Any:
-            return waiting.pop() if waiting else await receive()
+        async def receive_body() -> Any:
+            return messages.pop() if messages else await receive()
 
-        await self.app(scope, again, send)
+        await self.app(scope, receive_body, send)
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
         """None: whoever asked has left."""
-        most = self.limits.body
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":  # which also keeps web pages elsewhere from asking without leave
-            raise RefusedError(415, "the body must be JSON: send it with 'Content-Type: application/json'", headers=CLOSE)
+        max_bytes = self.limits.body
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type != b"application/json":  # which also keeps web pages elsewhere from asking without leave
+            raise APIError(415, "the body must be JSON: send it with 'Content-Type: application/json'", headers=CLOSE_HEADERS)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise RefusedError(415, "the body is compressed: send it as it is", headers=CLOSE)
-        large = RefusedError(413, f"the body is larger than {most:,} bytes: send less at once", code="too_large", headers=CLOSE)
-        said = headers.get(b"content-length", b"")
-        if said.isdigit() and (len(said) > 18 or int(said) > most):
-            raise large
+            raise APIError(415, "the body is compressed: send it as it is", headers=CLOSE_HEADERS)
+        too_large = APIError(413, f"the body is larger than {max_bytes:,} bytes: send less at once", code="too_large", headers=CLOSE_HEADERS)
+        content_length = headers.get(b"content-length", b"")
+        if content_length.isdigit() and (len(content_length) > 18 or int(content_length) > max_bytes):
+            raise too_large
         body = bytearray()
         try:
             async with asyncio.timeout(self.limits.body_seconds):
@@ -58,62 +58,62 @@ class Bodies:
                     if message["type"] == "http.disconnect":
                         return None
                     body += message.get("body", b"")
-                    if len(body) > most:
-                        raise large
+                    if len(body) > max_bytes:
+                        raise too_large
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise RefusedError(408, f"the body did not come within {self.limits.body_seconds:g} seconds", code="timeout",
-                               headers=CLOSE) from None
+            raise APIError(408, f"the body did not come within {self.limits.body_seconds:g} seconds", code="timeout",
+                               headers=CLOSE_HEADERS) from None
 
 
-async def _now(body: bytes, depth: int) -> None:
-    sound(body, depth)
+async def _check_json_inline(body: bytes, depth: int) -> None:
+    check_json(body, depth)
 
 
-def sound(body: bytes, depth: int) -> None:
+def check_json(body: bytes, depth: int) -> None:
     """JSON, not too deep, of numbers that are numbers and of characters that are whole."""
-    broken = lambda why: RefusedError(400, f"the body is not JSON: {why}", code="invalid_json")
+    invalid_json = lambda reason: APIError(400, f"the body is not JSON: {reason}", code="invalid_json")
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        document = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
     except UnicodeDecodeError as error:
-        raise broken(f"byte {error.start} is not UTF-8") from None
+        raise invalid_json(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise broken(f"{error.msg} at character {error.pos}") from None
+        raise invalid_json(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise _deep(depth) from None
+        raise _too_deep_error(depth) from None
     except ValueError:  # a number of thousands of digits, NaN
-        raise broken("it holds a number that is none") from None
-    level = [found]
+        raise invalid_json("it holds a number that is none") from None
+    level = [document]
     for _ in range(depth + 1):
-        inner: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if isinstance(value, dict):
                 for key in value:
-                    _whole(key)
-                inner.extend(value.values())
+                    _check_unicode(key)
+                next_level.extend(value.values())
             elif isinstance(value, list):
-                inner.extend(value)
+                next_level.extend(value)
             elif isinstance(value, str):
-                _whole(value)
-        if not inner:
+                _check_unicode(value)
+        if not next_level:
             return
-        level = inner
-    raise _deep(depth)
+        level = next_level
+    raise _too_deep_error(depth)
 
 
-def _deep(depth: int) -> RefusedError:
-    return RefusedError(400, f"the body has more than {depth} lists and objects within one another: make it flatter",
+def _too_deep_error(depth: int) -> APIError:
+    return APIError(400, f"the body has more than {depth} lists and objects within one another: make it flatter",
                         code="too_deep")
 
 
-def _whole(text: str) -> None:
+def _check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RefusedError(400, "a text holds half a character (a lone surrogate): take it out",
+        raise APIError(400, "a text holds half a character (a lone surrogate): take it out",
                            code="invalid_unicode") from None
 
 
-def _no_number(word: str) -> Any:
-    raise ValueError(word)
+def _reject_constant(constant: str) -> Any:
+    raise ValueError(constant)

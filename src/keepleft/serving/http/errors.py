@@ -12,14 +12,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from keepleft.serving.asks import ClosedError, FullError
-from keepleft.serving.http.asked import known
+from keepleft.serving.asks import ShuttingDownError, OverloadedError
+from keepleft.serving.http.asked import all_field_names
 
-AGAIN = 5.0  # seconds after which another server, or this one again, may be asked
-KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+RETRY_AFTER_SECONDS = 5.0  # seconds after which another server, or this one again, may be asked
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class RefusedError(Exception):
+class APIError(Exception):
     """A request that is not served, with everything that its answer says."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
@@ -29,90 +29,90 @@ class RefusedError(Exception):
         self.headers = dict(headers or {})
 
     @property
-    def shape(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def payload(self) -> dict[str, Any]:
+        error_type = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
-    def answer(self) -> JSONResponse:
-        return JSONResponse(self.shape, self.status, self.headers)
+    def to_response(self) -> JSONResponse:
+        return JSONResponse(self.payload, self.status, self.headers)
 
 
-class GoneError(RefusedError):
+class ClientDisconnectedError(APIError):
     """Whoever asked has left; nobody reads this."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client has left", code="gone")
 
 
-def too_long(have: int, reach: int, what: str = "the prompt") -> RefusedError:
-    return RefusedError(400, f"{what} has {have} tokens, and the model reaches {reach}: shorten it",
-                        param="prompt" if what == "the prompt" else None, code="context_length_exceeded")
+def too_long(length: int, max_model_len: int, name: str = "the prompt") -> APIError:
+    return APIError(400, f"{name} has {length} tokens, and the model reaches {max_model_len}: shorten it",
+                        param="prompt" if name == "the prompt" else None, code="context_length_exceeded")
 
 
-def our_fault(number: str) -> RefusedError:
+def internal_error(request_id: str) -> APIError:
     """Nothing of what happened is told to the caller but the number under which it was logged."""
-    return RefusedError(500, f"something went wrong here, which is not your fault: it was noted under {number}",
+    return APIError(500, f"something went wrong here, which is not your fault: it was noted under {request_id}",
                         code="internal_error")
 
 
-def refusal(error: Exception) -> RefusedError | None:
+def to_api_error(error: Exception) -> APIError | None:
     """The answer to an error that is known; None where it is our fault."""
     match error:
-        case RefusedError():
+        case APIError():
             return error
-        case FullError():
-            return RefusedError(429, str(error), code="rate_limit_exceeded", headers=_again(error.again))
-        case ClosedError():
-            return RefusedError(503, str(error), code="shutting_down", headers=_again(AGAIN))
+        case OverloadedError():
+            return APIError(429, str(error), code="rate_limit_exceeded", headers=_retry_after(error.retry_after))
+        case ShuttingDownError():
+            return APIError(503, str(error), code="shutting_down", headers=_retry_after(RETRY_AFTER_SECONDS))
         case RequestValidationError():
-            return _invalid(error.errors())
+            return _from_validation_errors(error.errors())
         case HTTPException():
-            return _plain(error)
+            return _from_http_exception(error)
         case TimeoutError():
-            return RefusedError(504, "the request took too long and was given up: ask for less, or for a shorter text",
+            return APIError(504, "the request took too long and was given up: ask for less, or for a shorter text",
                                 code="timeout")
         case ValueError() if type(error) is ValueError or type(error).__module__.startswith("keepleft."):
             # of our own rooms: they name the thing, the value and the remedy
             code = getattr(error, "code", None)
-            return RefusedError(400, str(error), code=code if isinstance(code, str) else None)
+            return APIError(400, str(error), code=code if isinstance(code, str) else None)
     return None
 
 
-def _again(seconds: float) -> dict[str, str]:
+def _retry_after(seconds: float) -> dict[str, str]:
     return {"retry-after": str(max(1, ceil(seconds)))}
 
 
-def _plain(error: HTTPException) -> RefusedError:
+def _from_http_exception(error: HTTPException) -> APIError:
     """Starlette's own: no such route, no such method, a body that is no JSON."""
-    said = {404: "there is no such address: GET /openapi.json lists them all",
+    messages = {404: "there is no such address: GET /openapi.json lists them all",
             405: "this address does not take that method: GET /openapi.json says which"}
-    return RefusedError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
+    return APIError(error.status_code, messages.get(error.status_code, str(error.detail)), headers=error.headers)
 
 
-def _invalid(errors: Sequence[Any]) -> RefusedError:
+def _from_validation_errors(errors: Sequence[Any]) -> APIError:
     """The first thing that does not fit; what was given is not repeated."""
-    first = min(errors, key=lambda one: one["type"] == "missing")  # a wrong field says more than a missing branch of a choice
-    place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
-    param = ".".join(takewhile(lambda part: part.isdigit() or part in known(), place)) or None  # then come branches of choices
+    first = min(errors, key=lambda error: error["type"] == "missing")  # a wrong field says more than a missing branch of a choice
+    location = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
+    param = ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None  # then come branches of choices
     if first["type"] == "extra_forbidden":
-        missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing" and one["loc"][:-1] == first["loc"][:-1]]
-        close = missing or get_close_matches(place[-1][:60], [name for name in known() if name != place[-1]], 1)
-        tail = f": did you mean {close[0]}?" if close else ": leave it out"
-        return RefusedError(400, f"there is no field {place[-1][:60]!r}{tail}", param=param, code="unknown_parameter")
+        missing = [str(error["loc"][-1]) for error in errors if error["type"] == "missing" and error["loc"][:-1] == first["loc"][:-1]]
+        suggestions = missing or get_close_matches(location[-1][:60], [name for name in all_field_names() if name != location[-1]], 1)
+        hint = f": did you mean {suggestions[0]}?" if suggestions else ": leave it out"
+        return APIError(400, f"there is no field {location[-1][:60]!r}{hint}", param=param, code="unknown_parameter")
     if first["type"] == "json_invalid":
-        return RefusedError(400, "the body is not JSON", code="invalid_json")
-    here = [one["msg"] for one in errors if one["loc"][:2] == first["loc"][:2]]  # several where there were several choices
-    said = " or ".join(dict.fromkeys([first["msg"], *here][:4]))
-    return RefusedError(400, f"{param or 'the body'}: {said}", param=param, code="invalid_value")
+        return APIError(400, "the body is not JSON", code="invalid_json")
+    messages = [error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]]  # several where there were several choices
+    message = " or ".join(dict.fromkeys([first["msg"], *messages][:4]))
+    return APIError(400, f"{param or 'the body'}: {message}", param=param, code="invalid_value")
 
 
-KNOWN: tuple[type[Exception], ...] = (RefusedError, FullError, ClosedError, RequestValidationError, HTTPException, TimeoutError,
+HANDLED_EXCEPTIONS: tuple[type[Exception], ...] = (APIError, OverloadedError, ShuttingDownError, RequestValidationError, HTTPException, TimeoutError,
                                       ValueError)
 
 
-async def answered(request: Any, error: Exception) -> JSONResponse:
+async def exception_handler(request: Any, error: Exception) -> JSONResponse:
     """What a route raises, as an answer."""
-    known = refusal(error)
-    if known is None:
+    api_error = to_api_error(error)
+    if api_error is None:
         raise error
-    return known.answer()
+    return api_error.to_response()

@@ -9,78 +9,78 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from keepleft.serving.asks import FullError
+from keepleft.serving.asks import OverloadedError
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.running import Running
+from keepleft.serving.running import EngineThread
 
 
-class Gathered:
+class DynamicBatcher:
     """`work` gives one result for each row of tokens, in their order."""
 
-    def __init__(self, running: Running, work: Callable[[Sequence[Sequence[int]]], Any], limits: Limits) -> None:
-        self.running, self.work = running, work
-        self.most, self.rows = limits.batch_tokens, limits.inputs * limits.errands
+    def __init__(self, engine_thread: EngineThread, batch_function: Callable[[Sequence[Sequence[int]]], Any], limits: Limits) -> None:
+        self.engine_thread, self.batch_function = engine_thread, batch_function
+        self.max_batch_tokens, self.max_waiting_rows = limits.batch_tokens, limits.inputs * limits.tasks
         self.lock = threading.Lock()
         self.waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
-        self.sent = False  # an errand is on its way that will take what waits
-        self.batches = 0
+        self.is_scheduled = False  # an errand is on its way that will take what waits
+        self.num_batches = 0
 
-    async def ask(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+    async def submit(self, rows: Sequence[Sequence[int]]) -> list[Any]:
         """The results, when they are there; rows that nobody waits for any more are not read."""
-        mine: list[Future[Any]] = [Future() for _ in rows]
+        futures: list[Future[Any]] = [Future() for _ in rows]
         with self.lock:
-            if len(self.waiting) + len(rows) > self.rows:
-                raise FullError(f"{len(self.waiting)} texts wait to be read already: try again in a moment")
-            self.waiting.extend(zip(rows, mine, strict=True))
+            if len(self.waiting) + len(rows) > self.max_waiting_rows:
+                raise OverloadedError(f"{len(self.waiting)} texts wait to be read already: try again in a moment")
+            self.waiting.extend(zip(rows, futures, strict=True))
         try:
-            self._send()
-            return list(await asyncio.gather(*map(asyncio.wrap_future, mine)))
+            self._schedule()
+            return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
         finally:
-            for future in mine:
+            for future in futures:
                 future.cancel()
 
-    def _send(self) -> None:
+    def _schedule(self) -> None:
         with self.lock:
-            if self.sent or not self.waiting:
+            if self.is_scheduled or not self.waiting:
                 return
-            self.sent = True
+            self.is_scheduled = True
         try:
-            self.running.errand(self._run)
+            self.engine_thread.run_between_steps(self._run_batch)
         except BaseException:
             with self.lock:
-                self.sent = False
+                self.is_scheduled = False
             raise
 
-    def _run(self) -> None:
+    def _run_batch(self) -> None:
         """In the engine's thread."""
-        batch = self._taken()
+        batch = self._next_batch()
         try:
             if batch:
-                self.batches += 1
-                for (_, future), result in zip(batch, self.work([row for row, _ in batch]), strict=True):
+                self.num_batches += 1
+                for (_, future), result in zip(batch, self.batch_function([row for row, _ in batch]), strict=True):
                     future.set_result(result)
         except Exception as error:
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
         with self.lock:
-            self.sent = False
+            self.is_scheduled = False
         try:
-            self._send()
+            self._schedule()
         except Exception as error:
-            for _, future in self._taken(all=True):
+            for _, future in self._next_batch(take_all=True):
                 future.set_exception(error)
 
-    def _taken(self, all: bool = False) -> list[tuple[Sequence[int], Future[Any]]]:
+    def _next_batch(self, take_all: bool = False) -> list[tuple[Sequence[int], Future[Any]]]:
         """The next batch: those that came first, as long as they fit."""
-        out: list[tuple[Sequence[int], Future[Any]]] = []
-        longest = 0
+        batch: list[tuple[Sequence[int], Future[Any]]] = []
+        max_length = 0
         with self.lock:
             while self.waiting:
-                longest = max(longest, len(self.waiting[0][0]))
-                if not all and out and longest * (len(out) + 1) > self.most:
+                max_length = max(max_length, len(self.waiting[0][0]))
+                if not take_all and batch and max_length * (len(batch) + 1) > self.max_batch_tokens:
                     break
                 row, future = self.waiting.popleft()
                 if future.set_running_or_notify_cancel():
-                    out.append((row, future))
-        return out
+                    batch.append((row, future))
+        return batch

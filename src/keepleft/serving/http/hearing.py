@@ -6,49 +6,49 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from keepleft.serving.asks import Ask, End, Event, Ticket
-from keepleft.serving.running import Running
+from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, RequestHandle
+from keepleft.serving.running import EngineThread
 
 
-class Ear:
+class QueueListener:
     """Of one ticket. It hears in its own event loop."""
 
-    def __init__(self, queue: asyncio.Queue[tuple[int, Event]], number: int) -> None:
-        self.loop, self.queue, self.number = asyncio.get_running_loop(), queue, number
+    def __init__(self, queue: asyncio.Queue[tuple[int, Event]], index: int) -> None:
+        self.loop, self.queue, self.index = asyncio.get_running_loop(), queue, index
 
     def __call__(self, event: Event) -> None:
-        self.queue.put_nowait((self.number, event))
+        self.queue.put_nowait((self.index, event))
 
 
-class Hearing:
+class RequestStreams:
     """Several asks of one caller: when this is made all of them are on their way, or none and an error says why."""
 
-    def __init__(self, running: Running, asks: Sequence[Ask]) -> None:
-        self.running = running
+    def __init__(self, engine_thread: EngineThread, requests: Sequence[GenerationRequest]) -> None:
+        self.engine_thread = engine_thread
         self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self.tickets: list[Ticket] = []
-        self.over: set[int] = set()
+        self.handles: list[RequestHandle] = []
+        self.finished: set[int] = set()
         try:
-            for n, ask in enumerate(asks):
-                self.tickets.append(running.submit(ask, Ear(self.queue, n)))
+            for n, request in enumerate(requests):
+                self.handles.append(engine_thread.submit(request, QueueListener(self.queue, n)))
         except BaseException:
             self.close()
             raise
 
     async def events(self) -> AsyncIterator[tuple[int, Any]]:
         """(which ask, event) until each has ended."""
-        while len(self.over) < len(self.tickets):
-            number, event = await self.queue.get()
-            if isinstance(event, End) and event.last:
-                self.over.add(number)
-            yield number, event
+        while len(self.finished) < len(self.handles):
+            index, event = await self.queue.get()
+            if isinstance(event, FinishEvent) and event.last:
+                self.finished.add(index)
+            yield index, event
 
-    def drop(self, number: int) -> None:
+    def cancel(self, index: int) -> None:
         """Nothing more of this one is of use."""
-        self.running.cancel(self.tickets[number])
+        self.engine_thread.cancel(self.handles[index])
 
     def close(self) -> None:
         """Nobody listens any more: what has not ended is given up at once."""
-        for n in range(len(self.tickets)):
-            if n not in self.over:
-                self.drop(n)
+        for n in range(len(self.handles)):
+            if n not in self.finished:
+                self.cancel(n)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from keepleft.serving.http.errors import RefusedError
+from keepleft.serving.http.errors import APIError
 
-OPEN = "/health"
+PUBLIC_PATH = "/health"
 CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", charset="UTF-8"'
 
 
-class Keys:
+class APIKeys:
     """None: everybody may ask."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
@@ -27,44 +27,44 @@ class Keys:
             raise ValueError("an API key is empty, or has characters that no header can carry: use letters, digits and marks")
         self.hashes = [sha256(key.encode()).digest() for key in keys]
 
-    def tenant(self, header: bytes | None, *, page: bool = False) -> str | None:
+    def tenant(self, header: bytes | None, *, is_page: bool = False) -> str | None:
         """Whose request it is, by what stands in its authorization header; None: it has no right to be here."""
         if not self.hashes:
             return ""
-        word, _, given = (header or b"").partition(b" ")
-        how, given = word.lower(), given.strip()
-        if how == b"basic" and page:
-            how, given = b"bearer", _password(given)
-        mine = sha256(given).digest()
-        right = 0
-        for other in self.hashes:  # all of them, found or not
-            right |= hmac.compare_digest(mine, other)
-        return mine.hex()[:32] if right and how == b"bearer" else None
+        scheme_name, _, credentials = (header or b"").partition(b" ")
+        scheme, credentials = scheme_name.lower(), credentials.strip()
+        if scheme == b"basic" and is_page:
+            scheme, credentials = b"bearer", _password(credentials)
+        digest = sha256(credentials).digest()
+        matches = 0
+        for known_digest in self.hashes:  # all of them, found or not
+            matches |= hmac.compare_digest(digest, known_digest)
+        return digest.hex()[:32] if matches and scheme == b"bearer" else None
 
 
-def _password(given: bytes) -> bytes:
+def _password(credentials: bytes) -> bytes:
     try:
-        return b64decode(given, validate=True).partition(b":")[2]
+        return b64decode(credentials, validate=True).partition(b":")[2]
     except binascii.Error:
         return b""
 
 
-class Locked:
+class AuthMiddleware:
     """Every address but one is closed to those who have no key."""
 
-    def __init__(self, app: Any, keys: Keys) -> None:
+    def __init__(self, app: Any, keys: APIKeys) -> None:
         self.app, self.keys = app, keys
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            headers, page = dict(scope["headers"]), scope["path"] == "/" or scope["path"].startswith("/explore/")
-            near = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-            tenant = self.keys.tenant(headers.get(b"authorization"), page=page and near)
-            if tenant is None and scope["path"] != OPEN:
-                refused = RefusedError(401, "this server wants an API key: send it as 'Authorization: Bearer KEY'",
+            headers, is_page = dict(scope["headers"]), scope["path"] == "/" or scope["path"].startswith("/explore/")
+            is_same_origin = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
+            tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_same_origin)
+            if tenant is None and scope["path"] != PUBLIC_PATH:
+                error = APIError(401, "this server wants an API key: send it as 'Authorization: Bearer KEY'",
                                        code="invalid_api_key",
-                                       headers={"www-authenticate": CHALLENGE if page else "Bearer", "connection": "close"})
-                await refused.answer()(scope, receive, send)
+                                       headers={"www-authenticate": CHALLENGE if is_page else "Bearer", "connection": "close"})
+                await error.to_response()(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant or ""
         await self.app(scope, receive, send)

@@ -9,39 +9,39 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
     """Of one server: nothing is shared with another in the same process."""
 
-    def __init__(self, running: Any) -> None:
+    def __init__(self, engine_thread: Any) -> None:
         self.registry = CollectorRegistry()
-        made = lambda kind, name, told, labels=(), **how: kind(f"keepleft_{name}", told, labels, registry=self.registry, **how)
-        self.requests = made(Counter, "requests", "requests that were answered", ("route", "status"))
-        self.read = made(Counter, "tokens_read", "tokens of prompts")
-        self.written = made(Counter, "tokens_written", "tokens that were written")
-        self.whole = made(Histogram, "request_seconds", "from the request to the end of its answer", ("route",), buckets=QUICK)
-        self.queue = made(Histogram, "queue_seconds", "until the engine turned to a request", buckets=QUICK)
-        self.first = made(Histogram, "first_token_seconds", "from the request to its first token", buckets=QUICK)
-        self.token = made(Histogram, "token_seconds", "for each token after the first", buckets=QUICK)
-        self.registry.register(Engine(running))
+        make_metric = lambda metric_class, name, documentation, labels=(), **options: metric_class(f"keepleft_{name}", documentation, labels, registry=self.registry, **options)
+        self.requests = make_metric(Counter, "requests", "requests that were answered", ("route", "status"))
+        self.prompt_tokens = make_metric(Counter, "tokens_read", "tokens of prompts")
+        self.generation_tokens = make_metric(Counter, "tokens_written", "tokens that were written")
+        self.e2e_request_latency = make_metric(Histogram, "request_seconds", "from the request to the end of its answer", ("route",), buckets=LATENCY_BUCKETS)
+        self.queue_time = make_metric(Histogram, "queue_seconds", "until the engine turned to a request", buckets=LATENCY_BUCKETS)
+        self.time_to_first_token = make_metric(Histogram, "first_token_seconds", "from the request to its first token", buckets=LATENCY_BUCKETS)
+        self.time_per_output_token = make_metric(Histogram, "token_seconds", "for each token after the first", buckets=LATENCY_BUCKETS)
+        self.registry.register(EngineCollector(engine_thread))
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         return generate_latest(self.registry)
 
 
-class Engine:
+class EngineCollector:
     """Whatever the engine counts: how many run and wait, how full its pages are."""
 
-    def __init__(self, running: Any) -> None:
-        self.running = running
+    def __init__(self, engine_thread: Any) -> None:
+        self.engine_thread = engine_thread
 
     def collect(self) -> Iterator[Any]:
-        for name, value in sorted(self.running.counts().items()):
-            kind = CounterMetricFamily if name in ("read", "written", "failed") else GaugeMetricFamily
-            word = re.sub(r"[^a-z0-9]", "_", name.lower())
-            yield kind(f"keepleft_engine_{word}", f"{name}, as the engine counts it", value=value)
+        for name, value in sorted(self.engine_thread.counts().items()):
+            family_class = CounterMetricFamily if name in ("read", "written", "failed") else GaugeMetricFamily
+            metric_name = re.sub(r"[^a-z0-9]", "_", name.lower())
+            yield family_class(f"keepleft_engine_{metric_name}", f"{name}, as the engine counts it", value=value)
 
     def describe(self) -> list[Any]:
         return []  # names are known when they are asked for

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from keepleft.serving.asks import ClosedError
-from keepleft.serving.http.errors import refusal
+from keepleft.serving.asks import ShuttingDownError
+from keepleft.serving.http.errors import to_api_error
 from keepleft.serving.http.service import Service
 
 
-class Open:
+class DrainingMiddleware:
     """Health and metrics are told to the end."""
 
     def __init__(self, app: Any, service: Service) -> None:
@@ -17,9 +17,9 @@ class Open:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and self.service.draining and scope["path"] not in ("/health", "/metrics"):
-            refused = refusal(ClosedError("the server is shutting down: ask another one"))
-            assert refused is not None
-            refused.headers["connection"] = "close"
-            await refused.answer()(scope, receive, send)
+            error = to_api_error(ShuttingDownError("the server is shutting down: ask another one"))
+            assert error is not None
+            error.headers["connection"] = "close"
+            await error.to_response()(scope, receive, send)
             return
         await self.app(scope, receive, send)

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
-from keepleft.serving.http.errors import our_fault, refusal
+from keepleft.serving.http.errors import internal_error, to_api_error
 from keepleft.serving.http.metrics import Metrics
 
 Log = Callable[[str, dict[str, Any]], None]  # a level, and what happened
 
-HEADERS = {
+DEFAULT_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
@@ -26,33 +26,33 @@ HEADERS = {
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """Filled by routes; never with a prompt, an answer or a key."""
 
-    number: str = field(default_factory=lambda: f"req_{token_hex(12)}")
-    began: float = field(default_factory=time.monotonic)
-    read: int = 0
-    written: int = 0
-    submitted: float | None = None  # when the engine was given it
-    turned: float | None = None     # when the engine turned to it
-    first: float | None = None      # when its first token came
-    last: float | None = None
-    ended: str | None = None        # what cut a stream short
+    request_id: str = field(default_factory=lambda: f"req_{token_hex(12)}")
+    arrival_time: float = field(default_factory=time.monotonic)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    submitted_time: float | None = None  # when the engine was given it
+    scheduled_time: float | None = None     # when the engine turned to it
+    first_token_time: float | None = None      # when its first token came
+    last_token_time: float | None = None
+    abort_reason: str | None = None        # what cut a stream short
 
-    def sent(self) -> None:
-        self.submitted = time.monotonic()
+    def mark_submitted(self) -> None:
+        self.submitted_time = time.monotonic()
 
-    def heard(self, began: float | None) -> None:
-        if self.turned is None:
-            self.turned = began
+    def mark_scheduled(self, scheduled_time: float | None) -> None:
+        if self.scheduled_time is None:
+            self.scheduled_time = scheduled_time
 
-    def token(self) -> None:
-        self.written += 1
-        self.last = time.monotonic()
-        self.first = self.last if self.first is None else self.first
+    def count_token(self) -> None:
+        self.completion_tokens += 1
+        self.last_token_time = time.monotonic()
+        self.first_token_time = self.last_token_time if self.first_token_time is None else self.first_token_time
 
 
-class Recorded:
+class RequestLogMiddleware:
     """The outermost of all: nothing leaves without its headers, and nothing that breaks is told but by its number."""
 
     def __init__(self, app: Any, metrics: Metrics, log: Log) -> None:
@@ -62,64 +62,64 @@ class Recorded:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record, status = Record(), 0
+        record, status = RequestRecord(), 0
         scope.setdefault("state", {})["record"] = record
 
-        async def sent(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], (b"x-request-id", record.number.encode()),
-                                      *((name.encode(), value.encode()) for name, value in HEADERS.items()
-                                        if name.encode() not in given)]
+                present = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode()),
+                                      *((name.encode(), value.encode()) for name, value in DEFAULT_HEADERS.items()
+                                        if name.encode() not in present)]
             await send(message)
 
         try:
-            await self.app(scope, receive, sent)
+            await self.app(scope, receive, send_with_headers)
         except Exception as error:
-            known = refusal(error)
-            if known is None:
-                noted(self.log, record, error)
+            api_error = to_api_error(error)
+            if api_error is None:
+                log_error(self.log, record, error)
             if not status:
-                await (known or our_fault(record.number)).answer()(scope, receive, sent)
+                await (api_error or internal_error(record.request_id)).to_response()(scope, receive, send_with_headers)
         finally:
-            self._note(scope, record, status)
+            self._log_request(scope, record, status)
 
-    def _note(self, scope: Any, record: Record, status: int) -> None:
-        now = time.monotonic()
+    def _log_request(self, scope: Any, record: RequestRecord, status: int) -> None:
+        end_time = time.monotonic()
         route = getattr(scope.get("route"), "path", "other")
         metrics = self.metrics
         metrics.requests.labels(route, str(status)).inc()
-        metrics.whole.labels(route).observe(now - record.began)
-        metrics.read.inc(record.read)
-        metrics.written.inc(record.written)
-        if record.turned is not None and record.submitted is not None:
-            metrics.queue.observe(max(0.0, record.turned - record.submitted))
-        if record.first is not None and record.last is not None:
-            metrics.first.observe(record.first - record.began)
-            if record.written > 1:
-                metrics.token.observe((record.last - record.first) / (record.written - 1))
-        thousandths = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
+        metrics.e2e_request_latency.labels(route).observe(end_time - record.arrival_time)
+        metrics.prompt_tokens.inc(record.prompt_tokens)
+        metrics.generation_tokens.inc(record.completion_tokens)
+        if record.scheduled_time is not None and record.submitted_time is not None:
+            metrics.queue_time.observe(max(0.0, record.scheduled_time - record.submitted_time))
+        if record.first_token_time is not None and record.last_token_time is not None:
+            metrics.time_to_first_token.observe(record.first_token_time - record.arrival_time)
+            if record.completion_tokens > 1:
+                metrics.time_per_output_token.observe((record.last_token_time - record.first_token_time) / (record.completion_tokens - 1))
+        milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
         self.log("debug" if route in ("/health", "/metrics") else "info", {
-            "id": record.number, "method": scope["method"], "route": route, "status": status, "read": record.read,
-            "written": record.written, "ms_first": thousandths(record.first and record.first - record.began),
-            "ms": thousandths(now - record.began), "ended": record.ended,
+            "id": record.request_id, "method": scope["method"], "route": route, "status": status, "read": record.prompt_tokens,
+            "written": record.completion_tokens, "ms_first": milliseconds(record.first_token_time and record.first_token_time - record.arrival_time),
+            "ms": milliseconds(end_time - record.arrival_time), "ended": record.abort_reason,
             "tenant": scope["state"].get("tenant", "")[:8] or None})
 
 
-def noted(log: Log, record: Record, error: BaseException) -> None:
+def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
     """Our fault: where it happened, and what it said only to those who look closely, for it may say what was asked."""
-    log("error", {"id": record.number, "error": type(error).__name__, "where": where(error)})
-    log("debug", {"id": record.number, "said": str(error)})
+    log("error", {"id": record.request_id, "error": type(error).__name__, "where": stack_lines(error)})
+    log("debug", {"id": record.request_id, "said": str(error)})
 
 
-def where(error: BaseException) -> list[str]:
+def stack_lines(error: BaseException) -> list[str]:
     """The lines that an error went through, without what was in them."""
     return [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)[-12:]]
 
 
-def stamped(level: str, what: dict[str, Any]) -> dict[str, Any]:
+def log_line(level: str, fields: dict[str, Any]) -> dict[str, Any]:
     """A line of the log."""
-    return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, **what}
+    return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, **fields}

@@ -11,79 +11,79 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from keepleft import __version__
-from keepleft.models.design import Classes
-from keepleft.nn.position import Learned, Rotary
-from keepleft.runs.judging import Judge
-from keepleft.runs.opened import Opened
-from keepleft.runs.using import Voice
-from keepleft.serving.asks import Engine, Heard, Ticket
-from keepleft.serving.explorer.bundle import PAGE
-from keepleft.serving.http.aside import Aside
-from keepleft.serving.http.errors import RefusedError
-from keepleft.serving.http.gathering import Gathered
+from keepleft.models.design import ClassificationHead
+from keepleft.nn.position import LearnedPositions, Rotary
+from keepleft.runs.judging import Predictor
+from keepleft.runs.opened import LoadedModel
+from keepleft.runs.using import TextGenerator
+from keepleft.serving.asks import Engine, Events, RequestHandle
+from keepleft.serving.explorer.bundle import PAGE_FOLDER
+from keepleft.serving.http.aside import Sandbox
+from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.gathering import DynamicBatcher
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.running import Running
+from keepleft.serving.running import EngineThread
 
 Result = TypeVar("Result")
 
 
-class Explorer(Protocol):
+class ExplorerProtocol(Protocol):
     """What answers the page's questions, in the engine's thread."""
 
-    def ask(self, question: str, given: Any) -> Any: ...
+    def ask(self, question: str, params: Any) -> Any: ...
 
 
 class Service:
     """`name` is what callers call the model; `reach` the tokens of prompt and text together, at most what the model can."""
 
-    def __init__(self, opened: Opened, engine: Engine, *, name: str, limits: Limits = Limits(), reach: int | None = None,  # noqa: B008
-                 explorer: Explorer | None = None, page: Path = PAGE) -> None:
-        self.model, self.tokenizer, source = opened
-        self.name, self.limits, self.explorer, self.page = name, limits, explorer, page
-        self.voice, self.judge = Voice(self.model, self.tokenizer, source), Judge(self.model, self.tokenizer, source)
-        self.reach = reached(self.model.design, reach, limits)
+    def __init__(self, loaded: LoadedModel, engine: Engine, *, name: str, limits: Limits = Limits(), max_model_len: int | None = None,  # noqa: B008
+                 explorer: ExplorerProtocol | None = None, page_folder: Path = PAGE_FOLDER) -> None:
+        self.model, self.tokenizer, source_tokenizer = loaded
+        self.name, self.limits, self.explorer, self.page_folder = name, limits, explorer, page_folder
+        self.generator, self.predictor = TextGenerator(self.model, self.tokenizer, source_tokenizer), Predictor(self.model, self.tokenizer, source_tokenizer)
+        self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
-        self.running = Running(engine, most=limits.requests, errands=limits.errands, deliver=delivered)
-        self.rules, self.templates = Aside(self.tokenizer, most=4), Aside(self.tokenizer, most=limits.requests)
-        self.threads = ThreadPoolExecutor(16, "keepleft preparing")
-        self.vectors = Gathered(self.running, self.judge.vectors, limits)
-        self.chances = Gathered(self.running, self.judge.chances, limits)
+        self.engine_thread = EngineThread(engine, max_requests=limits.requests, max_tasks=limits.tasks, on_events=deliver_to_loops)
+        self.grammar_sandbox, self.template_sandbox = Sandbox(self.tokenizer, max_waiting=4), Sandbox(self.tokenizer, max_waiting=limits.requests)
+        self.thread_pool = ThreadPoolExecutor(16, "keepleft preparing")
+        self.embedding_batcher = DynamicBatcher(self.engine_thread, self.predictor.embed, limits)
+        self.classification_batcher = DynamicBatcher(self.engine_thread, self.predictor.probabilities, limits)
         self.draining = False
 
     @property
-    def pair(self) -> bool:
-        return self.voice.pair
+    def is_encoder_decoder(self) -> bool:
+        return self.generator.is_encoder_decoder
 
     @property
     def family(self) -> str:
         if self.model.design.decoder is None:
             return "encoder"
-        return "encoder-decoder" if self.pair else "decoder"
+        return "encoder-decoder" if self.is_encoder_decoder else "decoder"
 
     @property
-    def template(self) -> str | None:
+    def chat_template(self) -> str | None:
         """How a chat becomes one text; None: the model was not made for chats."""
-        found = self.model.notes.get("chat_template")
-        return found if isinstance(found, str) and self.family == "decoder" else None
+        value = self.model.notes.get("chat_template")
+        return value if isinstance(value, str) and self.family == "decoder" else None
 
     @cached_property
-    def marked(self) -> Any:
+    def special_tokenizer(self) -> Any:
         """The tokenizer, for texts in which special tokens are written out."""
-        return copied(self.tokenizer, plain=False)
+        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
 
     @cached_property
-    def plain(self) -> Any:
+    def plain_tokenizer(self) -> Any:
         """The tokenizer, for texts in which they are nothing but text."""
-        return copied(self.tokenizer, plain=True)
+        return copy_tokenizer(self.tokenizer, encode_special_tokens=True)
 
     @property
     def tasks(self) -> list[str]:
         """What it can be asked for."""
         head = self.model.design.head
         out = ["embeddings", "attention"]
-        if self.model.design.decoder is not None and not isinstance(head, Classes):
-            out += ["completions", "score", *(["translate"] if self.pair else []), *(["chat"] if self.template else [])]
-        return sorted([*out, *(["classify"] if isinstance(head, Classes) else [])])
+        if self.model.design.decoder is not None and not isinstance(head, ClassificationHead):
+            out += ["completions", "score", *(["translate"] if self.is_encoder_decoder else []), *(["chat"] if self.chat_template else [])]
+        return sorted([*out, *(["classify"] if isinstance(head, ClassificationHead) else [])])
 
     @property
     def fingerprint(self) -> str:
@@ -93,82 +93,82 @@ class Service:
     def status(self) -> str:
         if self.draining:
             return "draining"
-        return "ready" if self.running.thread.is_alive() else "failed"
+        return "ready" if self.engine_thread.thread.is_alive() else "failed"
 
-    def named(self, model: str | None) -> str:
+    def check_model(self, model: str | None) -> str:
         """The model that a request names, if it is this one."""
         if model is not None and model != self.name:
-            raise RefusedError(404, f"there is no model {model[:100]!r} here: it is called {self.name!r}", param="model",
+            raise APIError(404, f"there is no model {model[:100]!r} here: it is called {self.name!r}", param="model",
                                code="model_not_found")
         return self.name
 
-    def can(self, task: str) -> None:
+    def require_task(self, task: str) -> None:
         if task not in self.tasks:
-            raise RefusedError(400, f"this model is no model for {task}: it is for {', '.join(self.tasks)}", param="model",
+            raise APIError(400, f"this model is no model for {task}: it is for {', '.join(self.tasks)}", param="model",
                                code="model_not_suited")
 
-    async def apart(self, work: Callable[[], Result]) -> Result:
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Something that takes its time and does not touch the model, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
 
-    async def errand(self, work: Callable[[], Result]) -> Result:
+    async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
         """Something done with the model between two steps of the engine; given up where nobody waits for it any more."""
-        return await asyncio.wrap_future(self.running.errand(work))
+        return await asyncio.wrap_future(self.engine_thread.run_between_steps(work))
 
     def warm(self) -> None:
         """What the first chat would have to wait for. Takes its time: call it in a thread."""
-        if self.template is not None and self.marked is not None:
-            self.templates.warm()
+        if self.chat_template is not None and self.special_tokenizer is not None:
+            self.template_sandbox.warm()
 
     def drain(self, seconds: float) -> bool:
         """No more requests; those on their way may end, for so long. It takes as long as that, so call it from a thread."""
         self.draining = True
         try:
-            return self.running.drain(seconds)
+            return self.engine_thread.drain(seconds)
         finally:
-            self.rules.close()
-            self.templates.close()
-            self.threads.shutdown(wait=False, cancel_futures=True)
+            self.grammar_sandbox.close()
+            self.template_sandbox.close()
+            self.thread_pool.shutdown(wait=False, cancel_futures=True)
 
-    def hurry(self) -> None:
+    def abort_all(self) -> None:
         """Whatever is still on its way is given up."""
-        for ticket in list(self.running.open):
-            self.running.cancel(ticket)
+        for handle in list(self.engine_thread.in_flight):
+            self.engine_thread.cancel(handle)
 
 
-def reached(design: Any, said: int | None, limits: Limits) -> int:
+def resolve_max_model_len(design: Any, requested: int | None, limits: Limits) -> int:
     """The most tokens of prompt and text together: learned tables have an end, and beyond what it was trained on it babbles."""
-    own = design.position.length if isinstance(design.position, Learned | Rotary) else None
-    if said is not None and said < 1:
-        raise ValueError(f"max_model_len is {said}: it must be at least 1")
-    if said is not None and design.longest is not None and said > design.longest:
-        raise ValueError(f"max_model_len is {said}, and the model has learned {design.longest} positions: give at most as many")
-    return said or own or limits.context
+    model_length = design.position.length if isinstance(design.position, LearnedPositions | Rotary) else None
+    if requested is not None and requested < 1:
+        raise ValueError(f"max_model_len is {requested}: it must be at least 1")
+    if requested is not None and design.longest is not None and requested > design.longest:
+        raise ValueError(f"max_model_len is {requested}, and the model has learned {design.longest} positions: give at most as many")
+    return requested or model_length or limits.context
 
 
-def copied(tokenizer: Any, *, plain: bool) -> Any:
+def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
     from tokenizers import Tokenizer
 
     out = Tokenizer.from_str(tokenizer.to_str())
-    out.encode_special_tokens = plain
+    out.encode_special_tokens = encode_special_tokens
     return out
 
 
-def delivered(heard: Heard) -> None:
+def deliver_to_loops(events: Events) -> None:
     """What a step has to tell, to the event loops of those who wait for it: each is woken once."""
-    loops: dict[Any, Heard] = {}
-    for ticket, event in heard:
-        loops.setdefault(getattr(ticket.hear, "loop", None), []).append((ticket, event))
-    for loop, some in loops.items():
+    events_by_loop: dict[Any, Events] = {}
+    for handle, event in events:
+        events_by_loop.setdefault(getattr(handle.on_event, "loop", None), []).append((handle, event))
+    for loop, loop_events in events_by_loop.items():
         if loop is None:
-            _handed(some)
+            _deliver(loop_events)
             continue
         try:
-            loop.call_soon_threadsafe(_handed, some)
+            loop.call_soon_threadsafe(_deliver, loop_events)
         except RuntimeError:  # the loop is closed: nobody waits there any more
             continue
 
 
-def _handed(heard: list[tuple[Ticket, Any]]) -> None:
-    for ticket, event in heard:
-        ticket.hear(event)
+def _deliver(events: list[tuple[RequestHandle, Any]]) -> None:
+    for handle, event in events:
+        handle.on_event(event)

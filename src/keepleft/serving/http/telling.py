@@ -7,174 +7,174 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from keepleft.decoding.options import start_of
-from keepleft.decoding.rescore import rescored
-from keepleft.serving.asks import Ask, ClosedError, End, Token
-from keepleft.serving.http.errors import RefusedError
-from keepleft.serving.http.hearing import Hearing
-from keepleft.serving.http.recorded import Record
+from keepleft.decoding.options import decoder_start_token
+from keepleft.decoding.rescore import score_tokens
+from keepleft.serving.asks import GenerationRequest, ShuttingDownError, FinishEvent, TokenEvent
+from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.hearing import RequestStreams
+from keepleft.serving.http.recorded import RequestRecord
 from keepleft.serving.http.service import Service
-from keepleft.serving.http.settling import Order
-from keepleft.serving.http.thoughts import Thought, thought
-from keepleft.serving.http.writing import Writing
+from keepleft.serving.http.settling import RequestPlan
+from keepleft.serving.http.thoughts import TokenLogprob, token_logprob
+from keepleft.serving.http.writing import IncrementalDetokenizer
 
-Why = Literal["stop", "length", "cancelled"]
+ChoiceFinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChoiceDelta:
     """A little more of one choice."""
 
     choice: int
     text: str
-    thoughts: list[Thought] = field(default_factory=list)
-    why: Why | None = None         # it has ended, and why
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: ChoiceFinishReason | None = None         # it has ended, and why
     score: float = 0.0             # of the whole, at its end
     length: int = 0                # its tokens, at its end
 
 
 @dataclass
-class Whole:
+class FinishedChoice:
     """One choice at its end."""
 
     text: str = ""
-    thoughts: list[Thought] = field(default_factory=list)
-    why: Why = "length"
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: ChoiceFinishReason = "length"
     score: float = 0.0
     length: int = 0
 
 
-class Text:
+class ChoiceText:
     """One text while it is written."""
 
-    def __init__(self, service: Service, ask: Ask, stops: Sequence[str]) -> None:
-        self.tokenizer, self.ask = service.tokenizer, ask
-        self.before = [] if service.pair else list(ask.tokens)
-        self.writing = Writing(service.tokenizer, stops)
-        self.first = self.writing.begin(ask.prefix)
-        self.waiting: list[tuple[Thought, int]] = []  # thoughts of what is not shown yet, and where their text ends
-        self.count = 0
-        self.over = False
+    def __init__(self, service: Service, request: GenerationRequest, stop_strings: Sequence[str]) -> None:
+        self.tokenizer, self.request = service.tokenizer, request
+        self.prompt_tokens = [] if service.is_encoder_decoder else list(request.tokens)
+        self.detokenizer = IncrementalDetokenizer(service.tokenizer, stop_strings)
+        self.pending_prefix = self.detokenizer.begin(request.prefix)
+        self.pending_logprobs: list[tuple[TokenLogprob, int]] = []  # thoughts of what is not shown yet, and where their text ends
+        self.num_tokens = 0
+        self.finished = False
 
     def add(self, token: int, logprob: float | None = None,
-            likely: Sequence[tuple[int, float]] = ()) -> tuple[str, list[Thought]]:
-        offset, self.count = len(self.writing.text), self.count + 1
-        before = [*self.before[-32:], *self.writing.tokens[-32:]]
-        piece = self._taken() + self.writing.add(token)
-        if self.ask.logprobs is not None and logprob is not None:
-            self.waiting.append((thought(self.tokenizer, before, token, offset, logprob, likely), len(self.writing.text)))
-        ready = [one for one, end in self.waiting if end <= self.writing.shown and not self.writing.stopped]
-        self.waiting = self.waiting[len(ready):] if ready else self.waiting
+            top_logprobs: Sequence[tuple[int, float]] = ()) -> tuple[str, list[TokenLogprob]]:
+        offset, self.num_tokens = len(self.detokenizer.text), self.num_tokens + 1
+        previous_tokens = [*self.prompt_tokens[-32:], *self.detokenizer.tokens[-32:]]
+        piece = self._take_prefix() + self.detokenizer.add(token)
+        if self.request.logprobs is not None and logprob is not None:
+            self.pending_logprobs.append((token_logprob(self.tokenizer, previous_tokens, token, offset, logprob, top_logprobs), len(self.detokenizer.text)))
+        ready = [entry for entry, end in self.pending_logprobs if end <= self.detokenizer.shown_length and not self.detokenizer.stopped]
+        self.pending_logprobs = self.pending_logprobs[len(ready):] if ready else self.pending_logprobs
         return piece, ready
 
-    def end(self) -> tuple[str, list[Thought]]:
-        piece, self.over = self._taken() + self.writing.end(), True
-        cut = len(self.writing.text) if self.writing.stopped else None
-        return piece, [one for one, _ in self.waiting if cut is None or one.offset < cut]
+    def end(self) -> tuple[str, list[TokenLogprob]]:
+        piece, self.finished = self._take_prefix() + self.detokenizer.end(), True
+        cut = len(self.detokenizer.text) if self.detokenizer.stopped else None
+        return piece, [entry for entry, _ in self.pending_logprobs if cut is None or entry.text_offset < cut]
 
-    def _taken(self) -> str:
-        piece, self.first = self.first, ""
+    def _take_prefix(self) -> str:
+        piece, self.pending_prefix = self.pending_prefix, ""
         return piece
 
 
-class Telling:
+class GenerationStream:
     """An order on its way. Choice n * copies + k is text k of prompt n. `whole`: nobody looks before the end."""
 
-    def __init__(self, service: Service, order: Order, record: Record, *, whole: bool = False) -> None:
-        self.service, self.order, self.record = service, order, record
-        self.texts = [[Text(service, ask, order.stops) for _ in range(order.made)] for ask in order.asks]
-        self.busy = [n for n, ask in enumerate(order.asks) if ask.options.max_new_tokens]
-        self.hearing = Hearing(service.running, [replace(order.asks[n], quiet=whole) for n in self.busy])
-        record.read += sum(len(ask.tokens) for ask in order.asks)
-        record.sent()
+    def __init__(self, service: Service, plan: RequestPlan, record: RequestRecord, *, only_at_end: bool = False) -> None:
+        self.service, self.plan, self.record = service, plan, record
+        self.choice_texts = [[ChoiceText(service, request, plan.stop_strings) for _ in range(plan.num_sequences)] for request in plan.requests]
+        self.active = [n for n, request in enumerate(plan.requests) if request.options.max_new_tokens]
+        self.request_streams = RequestStreams(service.engine_thread, [replace(plan.requests[n], only_at_end=only_at_end) for n in self.active])
+        record.prompt_tokens += sum(len(request.tokens) for request in plan.requests)
+        record.mark_submitted()
 
     def close(self) -> None:
-        self.hearing.close()
+        self.request_streams.close()
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def deltas(self) -> AsyncIterator[ChoiceDelta]:
         """Everything that is written, as it can be shown."""
-        for n, texts in enumerate(self.texts):
-            if n not in self.busy:
-                for k, text in enumerate(texts):
-                    for piece in self._spread(n, k, *text.end(), why="length"):
-                        yield piece
-        async for place, event in self.hearing.events():
-            self.record.heard(self.hearing.tickets[place].began)
-            n = self.busy[place]
-            text = self.texts[n][event.text]
-            if isinstance(event, Token):
-                some = self._token(n, place, event, text)
+        for n, choice_texts in enumerate(self.choice_texts):
+            if n not in self.active:
+                for k, choice_text in enumerate(choice_texts):
+                    for delta in self._to_choices(n, k, *choice_text.end(), why="length"):
+                        yield delta
+        async for index, event in self.request_streams.events():
+            self.record.mark_scheduled(self.request_streams.handles[index].started_at)
+            n = self.active[index]
+            choice_text = self.choice_texts[n][event.text]
+            if isinstance(event, TokenEvent):
+                deltas = self._on_token(n, index, event, choice_text)
             elif event.why in ("stop", "length"):
-                some = await self._ended(n, event, text)
-            elif all(one.over or one.writing.stopped for one in self.texts[n]):
-                some = [piece for k, one in enumerate(self.texts[n]) if not one.over
-                        for piece in self._spread(n, k, *one.end(), why="stop", length=one.count)]
+                deltas = await self._on_finish(n, event, choice_text)
+            elif all(sibling.finished or sibling.detokenizer.stopped for sibling in self.choice_texts[n]):
+                deltas = [delta for k, sibling in enumerate(self.choice_texts[n]) if not sibling.finished
+                        for delta in self._to_choices(n, k, *sibling.end(), why="stop", length=sibling.num_tokens)]
             else:
-                raise _broken(event)
-            for piece in some:
-                yield piece
+                raise _finish_error(event)
+            for delta in deltas:
+                yield delta
 
-    def _token(self, n: int, place: int, event: Token, text: Text) -> list[Piece]:
-        if text.writing.stopped:  # the engine reads otherwise and goes on: it need not
-            if all(one.over or one.writing.stopped for one in self.texts[n]):
-                self.hearing.drop(place)
+    def _on_token(self, n: int, index: int, event: TokenEvent, choice_text: ChoiceText) -> list[ChoiceDelta]:
+        if choice_text.detokenizer.stopped:  # the engine reads otherwise and goes on: it need not
+            if all(sibling.finished or sibling.detokenizer.stopped for sibling in self.choice_texts[n]):
+                self.request_streams.cancel(index)
             return []
-        self.record.token()
-        shown, thoughts = text.add(event.token, event.logprob, event.likely)
-        return self._spread(n, event.text, shown, thoughts) if shown or thoughts else []
+        self.record.count_token()
+        text, logprobs = choice_text.add(event.token, event.logprob, event.top_logprobs)
+        return self._to_choices(n, event.index, text, logprobs) if text or logprobs else []
 
-    async def _ended(self, n: int, event: End, text: Text) -> list[Piece]:
+    async def _on_finish(self, n: int, event: FinishEvent, choice_text: ChoiceText) -> list[ChoiceDelta]:
         """The end of a text; what was found by beams comes all at once."""
-        tokens = event.written.tokens if event.written is not None else []
-        rest = [] if text.writing.stopped else tokens[text.count:]
-        known: list[Any] = [None] * len(rest)
-        if rest and text.ask.logprobs is not None:
-            known = (await self.service.errand(partial(_reconsidered, self.service.model, text.ask, tokens)))[text.count:]
-        shown, thoughts = "", list[Thought]()
-        for token, one in zip(rest, known, strict=True):
-            self.record.token()
-            piece, ready = text.add(token, *(() if one is None else (one.logprob, one.likely)))
-            shown, thoughts = shown + piece, thoughts + ready
-        piece, more = text.end()
-        why: Why = "stop" if event.why == "stop" or text.writing.stopped else "length"
-        score = 0.0 if event.written is None else event.written.score
-        return self._spread(n, event.text, shown + piece, thoughts + more, why=why, score=score, length=len(tokens))
+        tokens = event.sequence.tokens if event.sequence is not None else []
+        remaining = [] if choice_text.detokenizer.stopped else tokens[choice_text.num_tokens:]
+        scored: list[Any] = [None] * len(remaining)
+        if remaining and choice_text.request.logprobs is not None:
+            scored = (await self.service.in_engine_thread(partial(_score_tokens, self.service.model, choice_text.request, tokens)))[choice_text.num_tokens:]
+        text, logprobs = "", list[TokenLogprob]()
+        for token, entry in zip(remaining, scored, strict=True):
+            self.record.count_token()
+            piece, ready = choice_text.add(token, *(() if entry is None else (entry.logprob, entry.likely)))
+            text, logprobs = text + piece, logprobs + ready
+        piece, last_logprobs = choice_text.end()
+        finish_reason: ChoiceFinishReason = "stop" if event.finish_reason == "stop" or choice_text.detokenizer.stopped else "length"
+        score = 0.0 if event.sequence is None else event.sequence.score
+        return self._to_choices(n, event.index, text + piece, logprobs + last_logprobs, why=finish_reason, score=score, length=len(tokens))
 
-    def _spread(self, n: int, k: int, text: str, thoughts: list[Thought], **more: Any) -> list[Piece]:
+    def _to_choices(self, n: int, k: int, text: str, logprobs: list[TokenLogprob], **finish_fields: Any) -> list[ChoiceDelta]:
         """The choices that a text is: one, or all where there is one way to be greedy."""
-        made = self.order.copies if self.order.repeated else self.order.made
-        each = range(self.order.copies) if self.order.repeated else [k]
-        return [Piece(n * made + choice, text, thoughts, **more) for choice in each]
+        choices_per_prompt = self.plan.num_choices if self.plan.repeats_sequence else self.plan.num_sequences
+        choices = range(self.plan.num_choices) if self.plan.repeats_sequence else [k]
+        return [ChoiceDelta(n * choices_per_prompt + choice, text, logprobs, **finish_fields) for choice in choices]
 
-    async def wholes(self) -> list[list[Whole]]:
+    async def choices(self) -> list[list[FinishedChoice]]:
         """For each prompt its choices; of more texts than choices, those of the highest log-probability per token."""
-        order = self.order
-        made = order.copies if order.repeated else order.made
-        found = [Whole() for _ in range(made * len(order.asks))]
+        plan = self.plan
+        choices_per_prompt = plan.num_choices if plan.repeats_sequence else plan.num_sequences
+        finished = [FinishedChoice() for _ in range(choices_per_prompt * len(plan.requests))]
         try:
-            async for piece in self.pieces():
-                one = found[piece.choice]
-                one.text += piece.text
-                one.thoughts += piece.thoughts
-                if piece.why is not None:
-                    one.why, one.score, one.length = piece.why, piece.score, piece.length
+            async for delta in self.deltas():
+                choice = finished[delta.choice]
+                choice.text += delta.text
+                choice.logprobs += delta.logprobs
+                if delta.finish_reason is not None:
+                    choice.finish_reason, choice.score, choice.length = delta.finish_reason, delta.score, delta.length
         finally:
             self.close()
-        rows = [found[first:first + made] for first in range(0, len(found), made)]
-        if made > order.copies and not any(ask.options.beams > 1 for ask in order.asks):
-            rows = [sorted(row, key=lambda one: -one.score / max(1, one.length)) for row in rows]
-        return [row[:order.copies] for row in rows]
+        rows = [finished[start:start + choices_per_prompt] for start in range(0, len(finished), choices_per_prompt)]
+        if choices_per_prompt > plan.num_choices and not any(request.options.beam_count > 1 for request in plan.requests):
+            rows = [sorted(row, key=lambda choice: -choice.score / max(1, choice.length)) for row in rows]
+        return [row[:plan.num_choices] for row in rows]
 
 
-def _reconsidered(model: Any, ask: Ask, tokens: list[int]) -> list[Any]:
-    pair = model.design.encoder is not None
-    before = [start_of(ask.options), *ask.prefix] if pair else [*ask.tokens, *ask.prefix]
-    return list(rescored(model, before, tokens, source=list(ask.tokens) if pair else None, likely=ask.logprobs or 0))
+def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> list[Any]:
+    is_encoder_decoder = model.design.encoder is not None
+    prefix_tokens = [decoder_start_token(request.options), *request.prefix] if is_encoder_decoder else [*request.tokens, *request.prefix]
+    return list(score_tokens(model, prefix_tokens, tokens, source=list(request.tokens) if is_encoder_decoder else None, top_logprobs=request.logprobs or 0))
 
 
-def _broken(event: End) -> Exception:
-    if event.why == "cancelled":
-        return ClosedError("the server is shutting down, and this text was not finished in time: ask another one")
-    if event.why == "refused":
-        return RefusedError(400, event.message, code="refused")
-    return RefusedError(500, event.message or "the model could not go on", code="model_failed")
+def _finish_error(event: FinishEvent) -> Exception:
+    if event.finish_reason == "cancelled":
+        return ShuttingDownError("the server is shutting down, and this text was not finished in time: ask another one")
+    if event.finish_reason == "refused":
+        return APIError(400, event.message, code="refused")
+    return APIError(500, event.message or "the model could not go on", code="model_failed")

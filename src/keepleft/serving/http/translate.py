@@ -8,46 +8,46 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from keepleft.serving.http.answered import Translations, documented
+from keepleft.serving.http.answered import TranslationResponse, response_docs
 from keepleft.serving.http.asked import TranslateRequest
-from keepleft.serving.http.completions import used, whose
-from keepleft.serving.http.events import while_there
-from keepleft.serving.http.recorded import Record
-from keepleft.serving.http.rows import listed
+from keepleft.serving.http.completions import usage, tenant_of
+from keepleft.serving.http.events import until_disconnect
+from keepleft.serving.http.recorded import RequestRecord
+from keepleft.serving.http.rows import as_texts
 from keepleft.serving.http.service import Service
-from keepleft.serving.http.settling import Order, limited, ordered, settled
-from keepleft.serving.http.telling import Telling, Whole
+from keepleft.serving.http.settling import RequestPlan, check_limit, build_requests, resolve_options
+from keepleft.serving.http.telling import GenerationStream, FinishedChoice
 
 
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/translate", tags=["keepleft"], summary="Write a text for a source", **documented(Translations))
+    @router.post("/v1/translate", tags=["keepleft"], summary="Write a text for a source", **response_docs(TranslationResponse))
     async def translate(request: Request, body: TranslateRequest) -> Response:
-        service.named(body.model)
-        service.can("translate")
-        return await while_there(request, service.limits, _answer(service, body, request.state.record, request.state.tenant))
+        service.check_model(body.model)
+        service.require_task("translate")
+        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record, request.state.tenant))
 
     return router
 
 
-async def _answer(service: Service, body: TranslateRequest, record: Record, tenant: str) -> Response:
-    limited(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
-    order = await service.apart(partial(_ordered, service, body, tenant))
-    rows = await Telling(service, order, record, whole=True).wholes()
-    data = [{**_text(row[0]), "index": n, "n_best": [_text(one) for one in row]} for n, row in enumerate(rows)]
-    return JSONResponse({"object": "list", "model": service.name, "seed": order.seed, "data": data, "usage": used(record)})
+async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, tenant: str) -> Response:
+    check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
+    plan = await service.in_thread(partial(_build_plan, service, body, tenant))
+    finished = await GenerationStream(service, plan, record, only_at_end=True).choices()
+    data = [{**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]} for n, row in enumerate(finished)]
+    return JSONResponse({"object": "list", "model": service.name, "seed": plan.seed, "data": data, "usage": usage(record)})
 
 
-def _ordered(service: Service, body: TranslateRequest, tenant: str) -> Order:
-    texts = listed(body.input, service.limits)
-    options = settled(service.model, body, drawn=False)
-    copies = body.num_return_sequences or options.copies
-    if copies > options.beams and not options.do_sample:
-        options = options.but(num_beams=copies)  # so many texts are found by as many beams
-    return ordered(service, body, [service.voice.prompt(text, body.tag) for text in texts], options, most=body.max_new_tokens,
-                   stop=None, tenant=whose(service, tenant, body.user), copies=copies)
+def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> RequestPlan:
+    texts = as_texts(body.input, service.limits)
+    options = resolve_options(service.model, body, sample_by_default=False)
+    num_choices = body.num_return_sequences or options.num_sequences
+    if num_choices > options.beam_count and not options.do_sample:
+        options = options.but(num_beams=num_choices)  # so many texts are found by as many beams
+    return build_requests(service, body, [service.generator.prompt(text, body.tag) for text in texts], options, max_tokens=body.max_new_tokens,
+                   stop=None, tenant=tenant_of(service, tenant, body.user), num_choices=num_choices)
 
 
-def _text(one: Whole) -> dict[str, Any]:
-    return {"text": one.text, "score": round(one.score, 6), "finish_reason": one.why}
+def _hypothesis(choice: FinishedChoice) -> dict[str, Any]:
+    return {"text": choice.text, "score": round(choice.score, 6), "finish_reason": choice.finish_reason}

@@ -6,31 +6,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(max_length=65_536)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=65_536)]
 Count = Annotated[int, Field(ge=0, le=2**31)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Below = Annotated[float, Field(ge=0, lt=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(gt=0, le=100)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Biased = Annotated[tuple[Ids, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]  # JSON has lists alone
-Signed = Annotated[float, Field(ge=-2, le=2)]
+SequenceBias = Annotated[tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]  # JSON has lists alone
+SignedPenalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Nothing is turned into something else, and nothing unknown is passed over."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Wishes(Strict):
+class GenerationFields(StrictModel):
     """What the model directory's generation_config.json says holds where nothing is said here."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is the likeliest token each time")
-    top_p: Share | None = None
+    top_p: PositiveFraction | None = None
     seed: Seed | None = Field(None, description="drawn, and told in the answer, where none is given")
-    presence_penalty: Signed | None = None
-    frequency_penalty: Signed | None = None
+    presence_penalty: SignedPenalty | None = None
+    frequency_penalty: SignedPenalty | None = None
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
 
     max_new_tokens: Count | None = Field(None, description="another name of max_tokens")
@@ -46,22 +46,22 @@ class Wishes(Strict):
     penalty_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_h: Share | None = None
-    typical_p: Share | None = None
-    epsilon_cutoff: Below | None = None
-    eta_cutoff: Below | None = None
+    top_h: PositiveFraction | None = None
+    typical_p: PositiveFraction | None = None
+    epsilon_cutoff: FractionBelowOne | None = None
+    eta_cutoff: FractionBelowOne | None = None
     repetition_penalty: Penalty | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
     encoder_repetition_penalty: Penalty | None = None
     encoder_no_repeat_ngram_size: Annotated[int, Field(ge=0, le=1024)] | None = None
-    bad_words_ids: list[Ids] | None = None
-    sequence_bias: list[Biased] | None = None
-    suppress_tokens: Ids | None = None
-    begin_suppress_tokens: Ids | None = None
-    shortlist: Ids | None = None
-    forced_bos_token_id: Id | None = None
-    forced_eos_token_id: Id | Ids | None = None
-    eos_token_id: Id | Ids | None = None
+    bad_words_ids: list[TokenIds] | None = None
+    sequence_bias: list[SequenceBias] | None = None
+    suppress_tokens: TokenIds | None = None
+    begin_suppress_tokens: TokenIds | None = None
+    shortlist: TokenIds | None = None
+    forced_bos_token_id: TokenId | None = None
+    forced_eos_token_id: TokenId | TokenIds | None = None
+    eos_token_id: TokenId | TokenIds | None = None
     renormalize_logits: bool | None = None
     prefix: str | None = Field(None, description="what the written text begins with")
     regex: str | None = None
@@ -69,5 +69,5 @@ class Wishes(Strict):
     grammar: str | None = Field(None, description="in llguidance's Lark dialect")
 
 
-OWN = tuple(name for name in Wishes.model_fields if name not in
+PASS_THROUGH_FIELDS = tuple(name for name in GenerationFields.model_fields if name not in
             ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix"))  # handed on as they are

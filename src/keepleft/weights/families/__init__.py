@@ -7,12 +7,12 @@ from importlib import import_module
 
 from keepleft.weights.family import Family
 
-MODULES = ("gpt2", "openai_gpt", "gpt_neo", "llama", "t5", "bart", "bert")
+FAMILY_MODULES = ("gpt2", "openai_gpt", "gpt_neo", "llama", "t5", "bart", "bert")
 
 
 @cache
 def families() -> dict[str, Family]:
     """Every family by the name that its configurations carry."""
-    modules = [import_module(f"{__name__}.{name}") for name in MODULES]
-    found = [family for module in modules for family in getattr(module, "FAMILIES", None) or (module.FAMILY,)]
-    return {family.name: family for family in found}
+    modules = [import_module(f"{__name__}.{name}") for name in FAMILY_MODULES]
+    all_families = [family for module in modules for family in getattr(module, "FAMILIES", None) or (module.FAMILY,)]
+    return {family.name: family for family in all_families}
