@@ -19,10 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from keepleft.data import sources
-from keepleft.data.encoding import encoder
+from keepleft.data.fast_encode import encoder
 from keepleft.data.prepare import EncodedField, prepare
-from keepleft.data.report import profile
-from keepleft.data.store import token_dtype
+from keepleft.data.statistics import profile
+from keepleft.data.token_store import token_dtype
 from keepleft.data.tokenizer import train_tokenizer
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 import yaml
 
-from keepleft.evaluate.translation import translation
+from keepleft.evaluation.translation import translation
+from keepleft.pipelines.generate_targets import generate_targets
 from keepleft.runs import job as jobs
 from keepleft.runs.train import TrainingFinished, run_job
-from keepleft.runs.writing import generate_targets
 from keepleft.training.loop import TrainReport
-from keepleft.weights.files import load
+from keepleft.weights.model_directory import load
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ class Theirs:
 
     def _ended(self, some: list[Any], found: list[Any]) -> Any:
         from keepleft.decoding.hypotheses import FinishedSequence
-        from keepleft.serving.asks import FinishEvent
+        from keepleft.serving.engine.request import FinishEvent
 
         for ticket, one in zip(some, found, strict=True):
             tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][:ticket.ask.options.max_new_tokens]
@@ -116,19 +116,19 @@ def serve(side: str, folder: Path, threads: int) -> None:
     import torch
 
     from keepleft.cli.serve import SWITCH_INTERVAL
-    from keepleft.runs.opened import load_for_inference
-    from keepleft.serving import sized
-    from keepleft.serving.briefly import run_in_own_thread
+    from keepleft.pipelines.loading import load_for_inference
+    from keepleft.serving.engine import capacity
+    from keepleft.serving.engine.own_thread import run_in_own_thread
     from keepleft.serving.http.app import make_app
-    from keepleft.serving.http.keys import APIKeys
+    from keepleft.serving.http.middleware.auth import APIKeys
     from keepleft.serving.http.server import Server
     from keepleft.serving.http.service import Service
 
     torch.set_num_threads(threads)
     sys.setswitchinterval(SWITCH_INTERVAL)
     found = run_in_own_thread(lambda: load_for_inference(str(folder / "ours"), dtype="int8", device="cpu"))
-    torch.set_num_threads(sized.best_threads(found.model))
-    serving: Any = run_in_own_thread(lambda: sized.make_engine(found.model, found.tokenizer))
+    torch.set_num_threads(capacity.best_threads(found.model))
+    serving: Any = run_in_own_thread(lambda: capacity.make_engine(found.model, found.tokenizer))
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
     service = Service(found, serving, name="race")

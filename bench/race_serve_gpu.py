@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 import keepleft as kl
-from keepleft.decoding.options import GenerationConfig
-from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, RequestHandle
-from keepleft.serving.running import EngineThread
-from keepleft.serving.together import ContinuousBatchingEngine
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
+from keepleft.serving.engine.request import Event, FinishEvent, GenerationRequest, RequestHandle
+from keepleft.serving.engine.thread import EngineThread
 from report import about, arguments, show, write
 
 COUNT, STATIC, MORE = 512, 32, 64

@@ -26,7 +26,7 @@ def main() -> None:
 
     from keepleft.auditing.zoo import page
     from keepleft.auditing.zoo.run import run
-    from keepleft.auditing.zoo.tiny import classes
+    from keepleft.auditing.zoo.tiny_models import classes
 
     names = given.only or classes()
     began, rows = time.monotonic(), []

@@ -25,12 +25,12 @@ import torch
 import keepleft as kl
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
 from keepleft.data.objectives import NextToken, Translation
-from keepleft.data.store import TokenStore
+from keepleft.data.token_store import TokenStore
 from keepleft.disk import atomic
-from keepleft.training import meter
+from keepleft.training import mfu
+from keepleft.training.distributed import DistributedContext
 from keepleft.training.loop import train
 from keepleft.training.lora import add_lora
-from keepleft.training.parallel import DistributedContext
 from keepleft.training.recipe import Recipe
 
 VOCAB, LIMIT = 37, 120.0  # seconds that a child may take
@@ -97,7 +97,7 @@ def child(target: Callable[..., None], *given: Any) -> Any:
 
 def _alone(target: Callable[..., None], *given: Any) -> None:
     torch.set_num_threads(1)
-    meter.peak_matmul_flops = lambda *_: 1e9  # it takes seconds to measure
+    mfu.peak_matmul_flops = lambda *_: 1e9  # it takes seconds to measure
     target(*given)
 
 

@@ -9,40 +9,40 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "attention.attend": "Sight attend see",
-    "attention.backends.watching": "maps",
-    "attention.cache": "Growing Ring Static",
+    "attention.attention_maps": "attention_maps",
+    "attention.cross_memory": "Memory",
     "attention.grid": "Grid",
-    "attention.lean": "Offloaded Quantized",
+    "attention.kv_cache": "DynamicCache RingCache StaticCache",
+    "attention.kv_cache_compact": "OffloadedCache QuantizedCache",
+    "attention.mask_parser": "parse_mask",
+    "attention.mask_plot": "draw faults mask_table picture",
     "attention.masks": "Mask Where block causal full prefix window",
-    "attention.memory": "Memory",
-    "attention.picture": "draw faults picture table",
-    "attention.reading": "mask",
     "auditing.audit": "audit",
     "auditing.report": "Finding LeakError UncheckedError",
     "data.batch": "Batch",
-    "data.batches": "Batches Bucketed Packed Windows",
+    "data.batches": "Batches BucketedLayout PackedLayout WindowLayout",
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
-    "data.store": "Store",
+    "data.token_store": "TokenStore",
     "decoding.beam": "beam",
-    "decoding.generate": "Answer answers generate stream",
-    "decoding.hypotheses": "Hypotheses Written",
+    "decoding.generate": "Completion completions generate stream",
+    "decoding.generation_config": "GenerationConfig",
+    "decoding.hypotheses": "FinishedSequence Hypotheses",
     "decoding.loop": "decode",
-    "decoding.options": "Options",
-    "decoding.single": "greedy sample",
-    "evaluate.likelihood": "likelihood",
-    "models.build": "build parameters",
-    "models.design": "Classes Design Folded Masked Normal Pooled Stack Vocabulary Xavier",
-    "models.pack": "pack",
-    "models.stack": "positions_of",
+    "decoding.sampling": "greedy sample",
+    "evaluation.likelihood": "likelihood",
+    "inference.prepack": "prepack",
+    "models.build": "build count_parameters",
+    "models.design": "ClassificationHead Design LMHead MaskedLMHead NormalInit PoolingHead StackDesign T5Init XavierInit",
+    "models.stack": "positions_from_segments",
+    "models.transformer": "Decoder Encoder EncoderDecoder",
     "models.watch": "watch",
-    "models.wholes": "Decoder Encoder EncoderDecoder",
     "nn.feedforward": "FeedForward",
     "nn.norm": "LayerNorm RMSNorm",
-    "nn.position": "Learned Llama3 RelativeBias Rotary Sinusoidal Stretched",
+    "nn.position": "LearnedPositions LinearRopeScaling Llama3RopeScaling RelativeBias Rotary Sinusoidal",
     "serving.explorer.notebook": "explore",
-    "training.loop": "Report train",
+    "training.loop": "TrainReport train",
     "training.recipe": "Recipe",
-    "weights.files": "load save",
+    "weights.model_directory": "load save",
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -50,41 +50,51 @@ __all__ = sorted([*_NAMES, "presets"])  # noqa: PLE0605
 
 if TYPE_CHECKING:
     from keepleft.attention.attend import Sight, attend, see
-    from keepleft.attention.backends.watching import attention_maps
-    from keepleft.attention.cache import DynamicCache, RingCache, StaticCache
+    from keepleft.attention.attention_maps import attention_maps
+    from keepleft.attention.cross_memory import Memory
     from keepleft.attention.grid import Grid
-    from keepleft.attention.lean import OffloadedCache, QuantizedCache
+    from keepleft.attention.kv_cache import DynamicCache, RingCache, StaticCache
+    from keepleft.attention.kv_cache_compact import OffloadedCache, QuantizedCache
+    from keepleft.attention.mask_parser import parse_mask
+    from keepleft.attention.mask_plot import draw, faults, mask_table, picture
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
-    from keepleft.attention.memory import Memory
-    from keepleft.attention.picture import draw, faults, picture, mask_table
-    from keepleft.attention.reading import parse_mask
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
     from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
     from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
-    from keepleft.data.store import TokenStore
+    from keepleft.data.token_store import TokenStore
     from keepleft.decoding.beam import beam
     from keepleft.decoding.generate import Completion, completions, generate, stream
-    from keepleft.decoding.hypotheses import Hypotheses, FinishedSequence
+    from keepleft.decoding.generation_config import GenerationConfig
+    from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
     from keepleft.decoding.loop import decode
-    from keepleft.decoding.options import GenerationConfig
-    from keepleft.decoding.single import greedy, sample
-    from keepleft.evaluate.likelihood import likelihood
+    from keepleft.decoding.sampling import greedy, sample
+    from keepleft.evaluation.likelihood import likelihood
+    from keepleft.inference.prepack import prepack
     from keepleft.models import presets
     from keepleft.models.build import build, count_parameters
-    from keepleft.models.design import ClassificationHead, Design, T5Init, MaskedLMHead, NormalInit, PoolingHead, StackDesign, LMHead, XavierInit
-    from keepleft.models.pack import prepack
+    from keepleft.models.design import (
+        ClassificationHead,
+        Design,
+        LMHead,
+        MaskedLMHead,
+        NormalInit,
+        PoolingHead,
+        StackDesign,
+        T5Init,
+        XavierInit,
+    )
     from keepleft.models.stack import positions_from_segments
+    from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
     from keepleft.models.watch import watch
-    from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
     from keepleft.nn.feedforward import FeedForward
     from keepleft.nn.norm import LayerNorm, RMSNorm
-    from keepleft.nn.position import LearnedPositions, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal, LinearRopeScaling
+    from keepleft.nn.position import LearnedPositions, LinearRopeScaling, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal
     from keepleft.serving.explorer.notebook import explore
     from keepleft.training.loop import TrainReport, train
     from keepleft.training.recipe import Recipe
-    from keepleft.weights.files import load, save
+    from keepleft.weights.model_directory import load, save
 
 
 def __getattr__(name: str) -> Any:

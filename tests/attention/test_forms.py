@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft import causal, full, prefix, window
-from keepleft.attention.backends.sdpa import ChunkedWindow, RaggedRows, DenseMask, BuiltinMask
+from keepleft.attention.backends.sdpa import BuiltinMask, ChunkedWindow, DenseMask, RaggedRows
 
 
 def form(mask: kl.Mask, grid: kl.Grid, batch: int = 1):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
-from keepleft.auditing.guard import BoundsCheck
+from keepleft.auditing.isolation import BoundsCheck
 
 IDS = torch.randint(0, 19, (2, 11), generator=torch.Generator().manual_seed(0))
 

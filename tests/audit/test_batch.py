@@ -8,9 +8,9 @@ from torch import nn
 
 import keepleft as kl
 from keepleft.auditing.checks import batch
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import ModelAdapter
-from keepleft.auditing.ways import BUDGETS, CodePath
+from keepleft.auditing.code_paths import BUDGETS, CodePath
+from keepleft.auditing.model_adapter import ModelAdapter
+from keepleft.auditing.session import AuditSession
 
 VOCAB, WIDTH = 37, 12
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
-from keepleft.auditing.inquiry import PROBES
+from keepleft.auditing.session import PROBES
 
 VOCAB, WIDTH = 23, 14
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import keepleft as kl
-from keepleft.auditing import place
-from keepleft.auditing.subject import CallError
+from keepleft.auditing import localize
+from keepleft.auditing.model_adapter import CallError
 
 VOCAB, WIDTH, HEADS = 37, 16, 2
 
@@ -398,11 +398,11 @@ def test_a_leak_is_placed(model, module):
 def test_a_part_that_takes_no_hooks_ends_nothing():
     tokens = torch.arange(1, 6)[None]
     scripted = torch.jit.script(nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, 3)))
-    spots = [place.Probe(lambda tokens=tokens + n: scripted(tokens), 1, 5, 0, 2) for n in range(2)]
-    assert place.locate(scripted, *spots) == place.Location()
-    assert place.source_line(scripted, *spots) == ""
-    assert place.first_nan_module(scripted, spots[0]) == ""
-    assert place.submodule(scripted, "1") is not None
+    spots = [localize.Probe(lambda tokens=tokens + n: scripted(tokens), 1, 5, 0, 2) for n in range(2)]
+    assert localize.locate(scripted, *spots) == localize.Location()
+    assert localize.source_line(scripted, *spots) == ""
+    assert localize.first_nan_module(scripted, spots[0]) == ""
+    assert localize.submodule(scripted, "1") is not None
 
 
 class Root(nn.Module):
@@ -416,7 +416,7 @@ def test_where_gradients_turn_to_nan_is_told_and_nothing_is_left_behind():
     before = [copy.copy(vars(part)) for part in model.modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert place.first_nan_backward(model, lambda: model(torch.randn(7, 5)).sum()) == "1.1"
+        assert localize.first_nan_backward(model, lambda: model(torch.randn(7, 5)).sum()) == "1.1"
     for part, was in zip(model.modules(), before, strict=True):
         assert vars(part)["_is_full_backward_hook"] is was["_is_full_backward_hook"] is None
         assert not [*part._forward_hooks, *part._forward_pre_hooks, *part._backward_hooks]

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from keepleft.auditing.junit import junit
-from keepleft.auditing.report import KINDS, Finding, AuditReport
+from keepleft.auditing.report import KINDS, AuditReport, Finding
 
 CLEAN = AuditReport("Mine", "causal", "quick", checked=("future", "batch"), skipped=(
     "padding: the model takes no mask", "cache: the model takes no cache", "batch by comparison: it was too long"),

@@ -12,8 +12,8 @@ from torch import nn
 import keepleft as kl
 from keepleft.data.batch import collate
 from keepleft.data.ragged import Ragged, pack_layout, pad_layout
-from keepleft.models.asked import model_loss
 from keepleft.models.design import StackDesign
+from keepleft.models.loss import model_loss
 from thinned import thinned
 
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt_neo", "llama3_1", "llama", "t5", "mt5", "bart", "marian", "bert", "mistral")

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from keepleft.auditing.page import html_page
-from keepleft.auditing.report import Finding, AuditReport
+from keepleft.auditing.html_report import html_page
+from keepleft.auditing.report import AuditReport, Finding
 
 T = 5
 NASTY = "</pre><script>alert('\"')</script>\0&amp;"

@@ -14,9 +14,9 @@ import torch
 
 import keepleft as kl
 from decoding.words import byte_tokens, writer
+from keepleft import svg
 from keepleft.cli import main
-from keepleft.disk import svg
-from keepleft.runs.spelled import token_pieces
+from keepleft.data.token_text import token_pieces
 
 TOKENS = byte_tokens()
 LETTERS = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
@@ -268,7 +268,7 @@ def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     assert code == 2
     assert "max_new_tokens" in told
     monkeypatch.setattr("keepleft.cli.generate.installed_weights", dict)
-    monkeypatch.setattr("keepleft.cli.texts.installed_weights", dict)
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", dict)
     assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]
 
 
@@ -278,14 +278,14 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decod
     assert code == 0, told
     assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
     drawn = []
-    monkeypatch.setattr("keepleft.runs.using.Voice.picture", lambda self, path, text, options, tag: drawn.append(text) or path)
+    monkeypatch.setattr("keepleft.pipelines.text_generation.Voice.picture", lambda self, path, text, options, tag: drawn.append(text) or path)
     run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--picture",
         str(tmp_path / "p.svg"))
     assert drawn == ["first"]
 
 
 def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
-    monkeypatch.setattr("keepleft.cli.texts.installed_weights", lambda: {"Little": Path(decoder)})
+    monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: {"Little": Path(decoder)})
     said = ["the sea", "--max-new-tokens", "3"]
     assert run(capsys, "generate", "Little", *said) == run(capsys, "generate", decoder, *said)
     assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.ahead import prefetch
-from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, BatchCursor, WindowLayout
+from keepleft.data.batches import BatchCursor, Batches, BucketedLayout, PackedLayout, WindowLayout
 from keepleft.data.objectives import IGNORE_INDEX, Classification, NextToken, Translation
-from keepleft.data.store import TokenStore
+from keepleft.data.prefetch import prefetch
+from keepleft.data.token_store import TokenStore
 
 START, END = 1, 2
 texts = st.lists(st.lists(st.integers(5, 40), min_size=1, max_size=11).map(lambda text: [*text, END]), min_size=1, max_size=40)

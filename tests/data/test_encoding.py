@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.encoding import encoder, fast_encoder
-from keepleft.data.tokenizer import TOKENIZER_KINDS, SPECIAL_TOKENS, train_tokenizer, special_tokens, vocab_size
-from keepleft.data.units import PieceTable
+from keepleft.data.fast_encode import encoder, fast_encoder
+from keepleft.data.piece_table import PieceTable
+from keepleft.data.tokenizer import SPECIAL_TOKENS, TOKENIZER_KINDS, special_tokens, train_tokenizer, vocab_size
 
 TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
          "आप कैसे हैं। मैं ठीक हूँ।", "tabs\tand  double   spaces \n\n\n new line \r\n end ", "x = [1, 2, 12345]; y = {'a': 3}"] * 4
@@ -107,7 +107,7 @@ def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
         assert tokens.tolist() == [n for word in words for n in (len(word), sum(map(ord, word)) % 1000)]
         assert set(counts.tolist()) == {2}
     assert len(asked) == len(set(words))
-    monkeypatch.setattr("keepleft.data.units.KNOWN", 10)
+    monkeypatch.setattr("keepleft.data.piece_table.KNOWN", 10)
     tokens, _ = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
     assert len(tokens) == 60_000
     assert len(asked) == 2 * len(set(words))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keepleft.data.objectives import IGNORE_INDEX, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
 from keepleft.data.ragged import Ragged
-from keepleft.data.teaching import shift_right
+from keepleft.data.teacher_forcing import shift_right
 
 PAD, START, END, MASK = 0, 1, 2, 4
 SENTINELS = tuple(range(50, 60))

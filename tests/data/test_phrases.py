@@ -11,11 +11,11 @@ from unicodedata import normalize
 
 import pytest
 
-from keepleft.data.phrases import french, hindi, pairs, split, words
-from keepleft.data.phrases.corpus import sample_sentences, sentences
-from keepleft.data.phrases.forms import Clause
-from keepleft.data.phrases.patterns import HE, ME, PATTERNS, SEEDS, SHE, THEY, WE, YOU
-from keepleft.data.phrases.say import render_clause, name_phrases, noun_phrase
+from keepleft.demo.phrases import french, hindi, lexicon, pairs, split
+from keepleft.demo.phrases.corpus import sample_sentences, sentences
+from keepleft.demo.phrases.grammar_types import Clause
+from keepleft.demo.phrases.noun_phrases import name_phrases, noun_phrase, render_clause
+from keepleft.demo.phrases.patterns import HE, ME, PATTERNS, SEEDS, SHE, THEY, WE, YOU
 
 LANGUAGES = ("fr", "hi")
 EVERYTHING = {language: pairs(language) for language in LANGUAGES}
@@ -47,7 +47,7 @@ def test_every_kind_of_sentence_is_there():
 def test_another_process_says_the_same():
     code = """
 from hashlib import sha256
-from keepleft.data.phrases import pairs, split
+from keepleft.demo.phrases import pairs, split
 print(sha256(repr((pairs("fr"), pairs("hi"), split("fr"), split("hi"))).encode()).hexdigest())
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
@@ -57,7 +57,7 @@ print(sha256(repr((pairs("fr"), pairs("hi"), split("fr"), split("hi"))).encode()
 
 
 def test_the_grammar_needs_no_torch():
-    code = "import sys; from keepleft.data.phrases import pairs; pairs('fr'); print('torch' in sys.modules)"
+    code = "import sys; from keepleft.demo.phrases import pairs; pairs('fr'); print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "False"
 
@@ -184,16 +184,16 @@ def test_rules_of_french():
     assert french.join("elle va", "à le hôpital") == "Elle va à l'hôpital"
     assert french.join("il parle", "de le Japon") == "Il parle du Japon"
     assert french.join("je comprends", "le hindi") == "Je comprends le hindi"
-    new, car, computer = words.NEW, words.THINGS["car"], words.THINGS["computer"]
+    new, car, computer = lexicon.NEW, lexicon.THINGS["car"], lexicon.THINGS["computer"]
     assert noun_phrase(computer, "a", quality=new).french == "un nouvel ordinateur"
     assert noun_phrase(computer, "this").french == "cet ordinateur"
     assert noun_phrase(car, "my", quality=new, plural=True).french == "mes nouvelles voitures"
-    assert noun_phrase(car, "a", quality=words.QUALITIES["white"]).french == "une voiture blanche"
-    assert noun_phrase(words.DRINKS["water"], "some").french_negated == "de eau"  # shortened when it is joined
+    assert noun_phrase(car, "a", quality=lexicon.QUALITIES["white"]).french == "une voiture blanche"
+    assert noun_phrase(lexicon.DRINKS["water"], "some").french_negated == "de eau"  # shortened when it is joined
 
 
 def test_rules_of_hindi():
-    boy, girl, father = words.PEOPLE["boy"], words.PEOPLE["girl"], words.PEOPLE["father"]
+    boy, girl, father = lexicon.PEOPLE["boy"], lexicon.PEOPLE["girl"], lexicon.PEOPLE["father"]
     assert [hindi.noun(boy, plural, oblique) for plural in (False, True) for oblique in (False, True)] == [
         "लड़का", "लड़के", "लड़के", "लड़कों"]
     assert [hindi.noun(girl, plural, oblique) for plural in (False, True) for oblique in (False, True)] == [
@@ -210,8 +210,8 @@ def test_rules_of_hindi():
 
 
 def test_the_hindi_past_agrees_with_what_was_eaten():
-    eat, ravi = words.DEEDS["eat"], next(who for who in name_phrases() if who.english == "Ravi")
-    eaten = [noun_phrase(words.FOODS["bread"], "some"), noun_phrase(words.FOODS["rice"], "some"), noun_phrase(words.COUNTED["egg"], number=2)]
+    eat, ravi = lexicon.DEEDS["eat"], next(who for who in name_phrases() if who.english == "Ravi")
+    eaten = [noun_phrase(lexicon.FOODS["bread"], "some"), noun_phrase(lexicon.FOODS["rice"], "some"), noun_phrase(lexicon.COUNTED["egg"], number=2)]
     assert [render_clause(Clause(ravi, eat, "past", "say", what))[2] for what in eaten] == [
         "रवि ने रोटी खाई", "रवि ने चावल खाया", "रवि ने दो अंडे खाए"]
     assert render_clause(Clause(SHE, eat, "past", "say", eaten[1])) == ("She ate rice", "Elle a mangé du riz", "उसने चावल खाया")

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from keepleft.data.encoding import encoder
+from keepleft.data.fast_encode import encoder
 from keepleft.data.prepare import EncodedField, label_encoder, prepare
-from keepleft.data.store import TokenStore, token_dtype, store_writer
+from keepleft.data.token_store import TokenStore, store_writer, token_dtype
 from keepleft.data.tokenizer import train_tokenizer
 
 TYPE = token_dtype(300)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.data import report as module
-from keepleft.data.report import profile
-from keepleft.data.scripts import script_shares, script
-from keepleft.data.sources import RecordSource, parallel_text, lines, open_source, running_text
+from keepleft.data import statistics as module
+from keepleft.data.sources import RecordSource, lines, open_source, parallel_text, running_text
+from keepleft.data.statistics import profile
+from keepleft.data.unicode_scripts import script, script_shares
 
 PAIR = ("src", "tgt")
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.data.columnar import hub_name
-from keepleft.data.sources import parallel_text, count_records, documents, lines, open_source, open_table, running_text
+from keepleft.data.sources import count_records, documents, lines, open_source, open_table, parallel_text, running_text
 
 PAIR = ("src", "tgt")
 

@@ -11,10 +11,10 @@ from scipy.stats import chisquare, kstest
 
 import keepleft as kl
 from decoding.models import decoder
-from keepleft.decoding.chance import splitmix64, uniform
-from keepleft.decoding.options import GenerationConfig
-from keepleft.decoding.rows import PromptContext, make_processors
-from keepleft.decoding.single import sample_tokens
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.decoding.processor_table import PromptContext, make_processors
+from keepleft.decoding.rng import splitmix64, uniform
+from keepleft.decoding.sampling import sample_tokens
 
 DRAWS = 100_000
 SCORES = torch.tensor([2.0, 1.5, 1.0, 0.3, 0.0, -0.5, -1.0, -2.0, -4.0, 0.9])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.models.steady import StaticRunner
-from keepleft.nn import swift, swift_look
+from keepleft.inference import ops_triton
+from keepleft.inference.static_runner import StaticRunner
+from keepleft.kernels import decode_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 FAMILIES = ("gpt2", "llama3", "mistral", "t5", "bart", "vaswani")
@@ -26,14 +27,14 @@ def built(name: str, spread: float):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
-    monkeypatch.setattr(swift_look, "SPLIT", split)
+    monkeypatch.setattr(decode_attention, "SPLIT", split)
     model = built(name, 0.1)
     draw = lambda *shape: torch.randint(3, 53, shape, device="cuda")
     segments = torch.ones(rows, 5, dtype=torch.long, device="cuda")
     segments[-1, :2] = 0
     sources = draw(rows, 7)
     memory = lambda: {} if model.design.encoder is None else {"memory": model.encode_memory(sources)}
-    prompt, steady = draw(rows, 5), StaticRunner(model, swift.TritonOps())
+    prompt, steady = draw(rows, 5), StaticRunner(model, ops_triton.TritonOps())
     _, state = model.start(prompt, segments=segments, **memory())
     _, track = steady.start(prompt, segments=segments, capacity=16, **memory())
     for _ in range(8):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from decoding.models import decoder, pair
-from keepleft.decoding.generate import DecodeBatch, make_strategy, decode_steps
-from keepleft.decoding.loop import right_align, decode
-from keepleft.decoding.recorded import can_capture, decode_graphed
-from keepleft.models.lean import unsupported_reason
-from keepleft.models.steady import StaticRunner
-from keepleft.nn.lone import TorchOps
+from keepleft.decoding.generate import DecodeBatch, decode_steps, make_strategy
+from keepleft.decoding.graphed_loop import can_capture, decode_graphed
+from keepleft.decoding.loop import decode, right_align
+from keepleft.inference.decode_layers import unsupported_reason
+from keepleft.inference.ops_torch import TorchOps
+from keepleft.inference.static_runner import StaticRunner
 
 FAMILIES = ("gpt2", "llama3", "mistral", "gpt", "bart", "t5", "t5_v1_1", "marian", "vaswani", "pegasus", "windowed")
 CAPACITY = 17

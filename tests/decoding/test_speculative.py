@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency
 
 import keepleft as kl
 from decoding.models import END, decoder, pair
-from keepleft.decoding.single import SamplingStrategy
+from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.speculative import DraftModel, prompt_lookup, speculative_decode
 
 SAID = st.fixed_dictionaries({"do_sample": st.booleans(), "temperature": st.sampled_from([0.5, 1.0, 2.0]),

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 
 import keepleft as kl
-from keepleft.data.tokenizer import EOS_TOKEN, BOS_TOKEN, train_tokenizer
+from keepleft.data.tokenizer import BOS_TOKEN, EOS_TOKEN, train_tokenizer
 
 
 def byte_tokens() -> Tokenizer:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from keepleft.evaluate.compare import bootstrap, mcnemar
+from keepleft.evaluation.significance import bootstrap, mcnemar
 
 PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
 

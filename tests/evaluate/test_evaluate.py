@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import keepleft as kl
 from keepleft.data.objectives import IGNORE_INDEX
-from keepleft.evaluate.translation import translation
+from keepleft.evaluation.translation import translation
 
 
 def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():
@@ -68,7 +68,7 @@ def test_nobody_imports_the_libraries_that_count_unasked():
     code = f"""
 import importlib, sys
 for name in "{rooms}".split():
-    importlib.import_module("keepleft.evaluate." + name)
+    importlib.import_module("keepleft.evaluation." + name)
 assert not {{"lm_eval", "rouge_score", "sacrebleu", "scipy"}} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.evaluate.calibration import calibration
-from keepleft.evaluate.labels import classification_metrics
+from keepleft.evaluation.calibration import calibration
+from keepleft.evaluation.classification import classification_metrics
 
 theirs = pytest.importorskip("sklearn.metrics")
 

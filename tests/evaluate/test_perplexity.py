@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models
 
 import keepleft as kl
 import peers
-from keepleft.evaluate import foreseen as foreseeing
-from keepleft.evaluate.perplexity import Perplexity, perplexity, token_nll, sliding_windows
+from keepleft.evaluation import token_logprobs as foreseeing
+from keepleft.evaluation.perplexity import Perplexity, perplexity, sliding_windows, token_nll
 
 LENGTH = 37  # positions of the peers' GPT-2
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.evaluate.exact import exact_match, matches
-from keepleft.evaluate.summary import ROUGE_TYPES, rouge, signature, mean_rouge
-from keepleft.evaluate.words import split_words
+from keepleft.evaluation.exact_match import exact_match, matches
+from keepleft.evaluation.rouge import ROUGE_TYPES, mean_rouge, rouge, signature
+from keepleft.evaluation.word_split import split_words
 
 pytest.importorskip("rouge_score")
 from rouge_score.rouge_scorer import RougeScorer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepleft.evaluate.translation import corpus_metrics, paired_bootstrap, translation
+from keepleft.evaluation.translation import corpus_metrics, paired_bootstrap, translation
 
 sacrebleu = pytest.importorskip("sacrebleu")
 

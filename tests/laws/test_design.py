@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import keepleft as kl
 from keepleft.models import presets
-from keepleft.models.written import from_json, to_json
+from keepleft.models.design_json import from_json, to_json
 from strategies import designs
 
 PUBLISHED = {  # weights of the public checkpoints that these presets stand for

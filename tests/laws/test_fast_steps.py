@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.leaf import PageTable
-from keepleft.models.lean import unsupported_reason
-from keepleft.models.paged import PagedRunner
-from keepleft.models.steady import StaticRunner
-from keepleft.nn.lone import TorchOps
+from keepleft.inference.decode_layers import unsupported_reason
+from keepleft.inference.ops_torch import TorchOps
+from keepleft.inference.page_table import PageTable
+from keepleft.inference.paged_runner import PagedRunner
+from keepleft.inference.static_runner import StaticRunner
 from strategies import CAUSAL_MASKS, MASKS, VOCAB, designs, made, tokens
 
 PROMPT, STEPS = 5, 4

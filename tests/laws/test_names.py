@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 import keepleft as kl
 from keepleft.models import presets
 from keepleft.weights.families import families
-from keepleft.weights.rules import InMemorySource, Rule, export_tensors, interleave, concat_rules, identity, load_tensors, transpose
+from keepleft.weights.rules import (
+    InMemorySource,
+    Rule,
+    concat_rules,
+    export_tensors,
+    identity,
+    interleave,
+    load_tensors,
+    transpose,
+)
 
 # a small design that each family can say
 SMALL = {"gpt2": "gpt2", "openai-gpt": "gpt", "gpt_neo": "gpt_neo", "llama": "llama3_1", "mistral": "mistral",

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import lessons
 from keepleft.training import checkpoint
+from keepleft.training.distributed import DistributedContext, init_distributed
 from keepleft.training.loop import train
 from keepleft.training.lora import add_lora
-from keepleft.training.parallel import DistributedContext, init_distributed
 
 pytestmark = pytest.mark.slow
 ON = {"average": 0.9, "save": 4, "evaluate": 6}

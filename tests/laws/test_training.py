@@ -14,10 +14,10 @@ import keepleft as kl
 import lessons
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
 from keepleft.data.objectives import NextToken, Translation
-from keepleft.data.store import TokenStore
+from keepleft.data.token_store import TokenStore
 from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
-from keepleft.training.pupil import LossModule
+from keepleft.training.loss_module import LossModule
 from strategies import VOCAB, designs
 from strategies import made as wild
 

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft import FeedForward, LayerNorm, LearnedPositions, RelativeBias, RMSNorm, Rotary, Sinusoidal, StackDesign, causal, full, window
+from keepleft import (
+    FeedForward,
+    LayerNorm,
+    LearnedPositions,
+    RelativeBias,
+    RMSNorm,
+    Rotary,
+    Sinusoidal,
+    StackDesign,
+    causal,
+    full,
+    window,
+)
 
 V, B, T, S, LONGEST = 31, 3, 7, 5, 13
 

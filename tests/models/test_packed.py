@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.models.compiled import find_cxx_compiler
+from keepleft.inference import linear_cpu as layers
+from keepleft.inference.compile import find_cxx_compiler
 from keepleft.models.state import CACHE_KINDS
-from keepleft.nn import packed as layers
 
 NAMES = ["vaswani", "gpt", "gpt2", "gpt3_small", "gpt_neo", "llama2", "llama3_1", "mistral", "qwen2_0_5b", "t5", "t5_v1_1",
          "bart", "marian", "pegasus"]

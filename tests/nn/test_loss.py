@@ -12,7 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import keepleft as kl
-from keepleft.nn.loss import IGNORE_INDEX, LossSums, classification_loss, reference_loss, chunk_size, linear_cross_entropy, loss_and_grads
+from keepleft.nn.loss import (
+    IGNORE_INDEX,
+    LossSums,
+    chunk_size,
+    classification_loss,
+    linear_cross_entropy,
+    loss_and_grads,
+    reference_loss,
+)
 from keepleft.training.precision import MixedPrecision
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from keepleft.runs.chart import bar_chart, line_chart, log_ticks, nice_ticks
+from keepleft.plots.charts import bar_chart, line_chart, log_ticks, nice_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

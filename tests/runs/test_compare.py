@@ -11,8 +11,16 @@ import torch
 
 from keepleft.attention.masks import causal, full, prefix, window
 from keepleft.cli import main
-from keepleft.data.phrases import corpus
-from keepleft.runs.compare import MAX_GRADIENT_DIFFERENCE, LOOPS, ExperimentResult, PhraseData, TrainedSide, MaskTrial, match_gradients
+from keepleft.demo.masking import (
+    LOOPS,
+    MAX_GRADIENT_DIFFERENCE,
+    ExperimentResult,
+    MaskTrial,
+    PhraseData,
+    TrainedSide,
+    match_gradients,
+)
+from keepleft.demo.phrases import corpus
 
 PAIRS = [(f"{who} {does}", f"{wer} {tut}") for who, wer in (("I", "je"), ("you", "tu"), ("we", "nous"))
          for does, tut in (("run now", "cours maintenant"), ("sing", "chante"), ("sleep here", "dors ici"), ("eat", "mange"))]

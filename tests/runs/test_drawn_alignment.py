@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.runs import demo
-from keepleft.runs.alignment import alignment_weights, plot_alignment, pharaoh_pairs
+from keepleft.demo import translator
+from keepleft.plots.cross_attention import alignment_weights, pharaoh_pairs, plot_alignment
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODEL = kl.build(kl.presets.small(kl.presets.marian), generator=torch.Generator().manual_seed(6)).eval()
@@ -46,12 +46,12 @@ def test_each_written_token_has_one_source_token():
 
 
 def test_the_demonstration_draws_the_same_matrix(tmp_path):
-    lesson = demo.prepare_demo(test_size=3, dim=16, layers=2, width=16)
-    source, written, weights = demo.alignment(lesson, "hi", "He sleeps on the beach")
+    lesson = translator.prepare_demo(test_size=3, dim=16, layers=2, width=16)
+    source, written, weights = translator.alignment(lesson, "hi", "He sleeps on the beach")
     assert source == ["He", "sleeps", "on", "the", "beach"]
     assert weights.shape == (len(written), 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(written)))
-    path = demo.picture(source, written, weights, str(tmp_path / "new"))
+    path = translator.picture(source, written, weights, str(tmp_path / "new"))
     said = ["".join(text.itertext()) for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")]
     assert set(source) <= set(said)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import keepleft as kl
+from keepleft.data.token_text import decode_with_special, token_pieces, token_texts
 from keepleft.data.tokenizer import train_tokenizer, vocab_size
-from keepleft.decoding import filters, transforms
-from keepleft.runs.choices import StepDistribution, plot_distributions, step_distributions
-from keepleft.runs.spelled import token_pieces, decode_with_special, token_texts
+from keepleft.decoding import filters, logits_processors
+from keepleft.plots.next_token import StepDistribution, plot_distributions, step_distributions
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXTS = ["Il a mangé du pain & du lait <hier>\n", "वह समुद्र तट पर सोता है", "she sleeps on the beach every morning"] * 3
@@ -40,7 +40,7 @@ def test_one_pass_finds_the_very_probabilities_that_a_text_was_drawn_with(kind):
     before = answer.prompt if kind == "decoder" else [1]
     steps = step_distributions(model, tokenizer, [*before, *answer.tokens], len(before), top_k=12,
                     source=None if kind == "decoder" else answer.prompt,
-                    processors=[transforms.repetition_penalty(1.3), filters.temperature(0.7), filters.top_k(9)])
+                    processors=[logits_processors.repetition_penalty(1.3), filters.temperature(0.7), filters.top_k(9)])
     assert math.isclose(sum(math.log(step.probs_after[step.chosen]) for step in steps), answer.score, rel_tol=1e-4)
     assert [step.tokens[step.chosen] for step in steps] == token_pieces(tokenizer, [*before, *answer.tokens], len(before))
     for step in steps:

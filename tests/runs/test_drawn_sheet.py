@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepleft.disk import svg
+from keepleft import svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 SCRIPTS = st.text(st.sampled_from("aéz Zक्षिमान्त्री।हूँ\u0301\u0302\u200d\u200c👩🏽🚀🇫🇷❤\ufe0f日本한\r\n\t"))

@@ -10,7 +10,7 @@ import torch
 import keepleft as kl
 from keepleft.data.tokenizer import train_tokenizer, vocab_size
 from keepleft.decoding.beam import EXCLUDED_SCORE, Beam
-from keepleft.runs.tree import LEGEND, beam_nodes, plot_beam_tree
+from keepleft.plots.beam_tree import LEGEND, beam_nodes, plot_beam_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 TOKENIZER = train_tokenizer("char", ["abcdefgh <&>\nकिé"], 40, min_frequency=1)

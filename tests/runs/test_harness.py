@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, processors
 
 import keepleft as kl
 import peers
-from keepleft.runs.harness import cut_at_stop, lm_eval_model
+from keepleft.pipelines.lm_eval import cut_at_stop, lm_eval_model
 
 pytest.importorskip("lm_eval")
 
@@ -196,7 +196,7 @@ def test_a_task_runs_through_the_harness(model):
         right += told.index(max(told)) == record["answer"]
     assert found["results"]["choice"]["acc,none"] == pytest.approx(right / 5)
     assert found["results"]["writing"]["exact_match,none"] == 0.0
-    from keepleft.evaluate.perplexity import perplexity
+    from keepleft.evaluation.perplexity import perplexity
 
     want = perplexity(model, tokenizer(), [record["text"] for record in records], prefix_token_id=0, window=LENGTH, stride=LENGTH)
     assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(want.bits_per_byte)

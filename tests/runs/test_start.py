@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from keepleft.cli import main
-from keepleft.data.phrases.corpus import split
+from keepleft.demo.phrases.corpus import split
 from keepleft.runs import job as jobs
 from keepleft.runs.train import run_job
 

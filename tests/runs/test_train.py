@@ -17,8 +17,8 @@ import torch
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.data.phrases.corpus import split
-from keepleft.data.store import TokenStore
+from keepleft.data.token_store import TokenStore
+from keepleft.demo.phrases.corpus import split
 from keepleft.disk import atomic
 from keepleft.runs import job as jobs
 from keepleft.runs.train import TrainingFinished, run_job

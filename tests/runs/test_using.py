@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from keepleft.cli import main
-from keepleft.data.phrases.corpus import split
+from keepleft.demo.phrases.corpus import split
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text("utf-8")
 

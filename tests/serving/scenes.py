@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from keepleft.decoding.options import GenerationConfig
-from keepleft.serving.alone import SequentialEngine
-from keepleft.serving.asks import GenerationRequest, FinishEvent, Event, RequestHandle, TokenEvent
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.serving.engine.request import Event, FinishEvent, GenerationRequest, RequestHandle, TokenEvent
+from keepleft.serving.engine.sequential import SequentialEngine
 
 KINDS: tuple[dict[str, Any], ...] = (
     {}, {}, {"num_beams": 3}, {"num_beams": 2, "length_penalty": 0.5},

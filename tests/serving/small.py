@@ -11,9 +11,9 @@ import torch
 import keepleft as kl
 from decoding.models import pair
 from decoding.words import byte_tokens, writer
-from keepleft.data.tokenizer import EOS_TOKEN, BOS_TOKEN
-from keepleft.runs.opened import LoadedModel
-from keepleft.serving.alone import SequentialEngine
+from keepleft.data.tokenizer import BOS_TOKEN, EOS_TOKEN
+from keepleft.pipelines.loading import LoadedModel
+from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.app import make_app
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.service import Service

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
+from keepleft.serving.explorer.attention_store import store_attentions
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.given import ExpiredError
-from keepleft.serving.explorer.kept import store_attentions
-from keepleft.serving.explorer.reading import TextCache, max_tokens
+from keepleft.serving.explorer.params import ExpiredError
 from keepleft.serving.explorer.rollout import attention_rollout
+from keepleft.serving.explorer.text_cache import TextCache, max_tokens
 from keepleft.serving.explorer.unmasked import without_causal_mask
 from serving.explorers import FAMILIES, SOURCE, TEXT, ask, bits, explorer, f32, model, shades, texts, u8, words
 from strategies import MASKS, designs, made, tokens

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.decoding.chance import derive_seeds, uniform
+from keepleft.data.token_text import token_pieces
 from keepleft.decoding.generate import DecodeBatch, resolve_options
-from keepleft.decoding.rows import make_processors
-from keepleft.decoding.single import sample_tokens
-from keepleft.runs.spelled import token_pieces
+from keepleft.decoding.processor_table import make_processors
+from keepleft.decoding.rng import derive_seeds, uniform
+from keepleft.decoding.sampling import sample_tokens
 from keepleft.serving.explorer.explorer import Explorer
 from serving.explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.serving.explorer import bundle, leaks, recorded
+from keepleft.serving.explorer import audit, page_files, snapshot
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.recorded import EXAMPLE_MASKS, build_snapshot
-from keepleft.serving.explorer.single import write_html, html_page
+from keepleft.serving.explorer.html_file import html_page, write_html
+from keepleft.serving.explorer.snapshot import EXAMPLE_MASKS, build_snapshot
 from serving.explorers import FAMILIES, SOURCE, TEXT, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,9 +34,9 @@ def built(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "explorer.js").write_text(SCRIPT)
     (folder / "explorer.css").write_text(STYLE)
-    monkeypatch.setattr(bundle, "PAGE", folder)
-    real = leaks.audit
-    monkeypatch.setattr(leaks, "audit", lambda net, **said: real(net, checks=["batch"], **said))
+    monkeypatch.setattr(page_files, "PAGE", folder)
+    real = audit.audit
+    monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["batch"], **said))
     return folder
 
 
@@ -246,4 +246,4 @@ def test_without_a_model_there_is_nothing_to_show(capsys):
 
 
 def test_room_is_bounded_by_default():
-    assert recorded.MAX_BYTES <= 20_000_000
+    assert snapshot.MAX_BYTES <= 20_000_000

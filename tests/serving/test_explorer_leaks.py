@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.serving.explorer import leaks
+from keepleft.serving.explorer import audit
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.unmasked import _verdict, drop_causal
 from serving.explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def quick(monkeypatch, **more):
     """One of the seven checks does for a test."""
-    real = leaks.audit
-    monkeypatch.setattr(leaks, "audit", lambda net, **said: real(net, checks=["future"], **said, **more))
+    real = audit.audit
+    monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["future"], **said, **more))
 
 
 def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
@@ -67,7 +67,7 @@ def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
         go.wait(30)
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(leaks, "audit", broken)
+    monkeypatch.setattr(audit, "audit", broken)
     asked = explorer("encoder")
     for _ in range(3):
         assert ask(asked, "leaks", wait=False)["state"] == "running"
@@ -80,7 +80,7 @@ def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
 
 
 def test_what_cannot_be_copied_is_not_audited(monkeypatch):
-    monkeypatch.setattr(leaks, "LARGEST", 1000)
+    monkeypatch.setattr(audit, "LARGEST", 1000)
     asked = explorer("decoder")
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
         ask(asked, "leaks", wait=False)

@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.serving.explorer.explorer import QUESTIONS, Explorer
-from keepleft.serving.explorer.given import ExpiredError, error_payload
+from keepleft.serving.explorer.params import ExpiredError, error_payload
 from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.serving.explorer import training
+from keepleft.serving.explorer import run_log
 from serving.explorers import ask, explorer
 
 LINE = {"step": 1, "after": 0, "loss": 2.5, "plain": 2.5}
@@ -79,8 +79,8 @@ def test_any_order_of_asking_reads_the_same_lines(tmp_path_factory, asked_for):
         assert [line["step"] for line in found["lines"]] == list(range(begin + 1, 10))
 
 
-def explorer_of(folder) -> training.RunFolder:
-    return training.RunFolder(folder)
+def explorer_of(folder) -> run_log.RunFolder:
+    return run_log.RunFolder(folder)
 
 
 def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
@@ -95,7 +95,7 @@ def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
 
 
 def test_an_answer_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(training, "LINES", 4)
+    monkeypatch.setattr(run_log, "LINES", 4)
     run_at(folder, "mine", 9)
     asked = explorer("decoder", runs=folder)
     steps, after = [], 0

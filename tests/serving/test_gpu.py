@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.serving.together import ContinuousBatchingEngine
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from serving.scenes import alone, asks, run, summed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from keepleft.serving.alone import SequentialEngine
-from keepleft.serving.asks import TokenEvent
+from keepleft.serving.engine.request import TokenEvent
+from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.limits import Limits
 from serving.small import Slow, decoder, encoder, running
 

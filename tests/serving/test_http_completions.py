@@ -7,9 +7,9 @@ import json
 import pytest
 
 import keepleft as kl
-from keepleft.decoding.rescore import score_tokens
-from keepleft.serving.alone import SequentialEngine
-from keepleft.serving.together import ContinuousBatchingEngine
+from keepleft.decoding.score import score_tokens
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
+from keepleft.serving.engine.sequential import SequentialEngine
 from serving.small import TOKENS, Slow, client, decoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -274,7 +274,7 @@ def test_a_pair_reads_the_prompt_of_a_completion_as_its_source(turn):
 
 
 def test_a_stream_that_has_nothing_to_tell_keeps_the_line_open(monkeypatch):
-    monkeypatch.setattr("keepleft.serving.http.events.QUIET", 0.005)
+    monkeypatch.setattr("keepleft.serving.http.sse.QUIET", 0.005)
     with client(decoder(), Slow) as made:
         text = made.post("/v1/completions", json={**SAID, "max_tokens": 5, "stream": True}).text
         assert "\n\n: still at it\n\n" in text

@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from keepleft.cli.found import installed_weights
-from keepleft.runs.opened import load_for_inference
+from keepleft.cli.installed_weights import installed_weights
+from keepleft.pipelines.loading import load_for_inference
 from serving.small import CHAT, TOKENS, client
 
 pytestmark = pytest.mark.usefixtures("one_thread")

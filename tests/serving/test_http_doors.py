@@ -8,9 +8,9 @@ from base64 import b64encode
 
 import pytest
 
-from keepleft.serving.http.explore import PAGE_HEADERS
-from keepleft.serving.http.hosts import allowed_hosts
-from keepleft.serving.http.keys import APIKeys
+from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
+from keepleft.serving.http.middleware.auth import APIKeys
+from keepleft.serving.http.routes.explorer import PAGE_HEADERS
 from serving.small import Slow, client, decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -174,7 +174,7 @@ class Answers:
         class ForgottenError(ValueError):
             code = "forgotten"
 
-        ForgottenError.__module__ = "keepleft.serving.explorer.given"
+        ForgottenError.__module__ = "keepleft.serving.explorer.params"
         if question == "key":
             raise ForgottenError("it was forgotten")
         if question == "wrong":

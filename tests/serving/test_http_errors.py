@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import keepleft as kl
-from keepleft.serving.alone import SequentialEngine
-from keepleft.serving.asks import OverloadedError
-from keepleft.serving.http.bodies import check_json
+from keepleft.serving.engine.request import OverloadedError
+from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.middleware.body_limit import check_json
 from serving.small import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,7 +225,7 @@ def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
 def test_our_faults_are_told_by_number_alone(monkeypatch):
     lines = []
     with client(decoder(), log=lambda level, what: lines.append((level, what))) as made:
-        monkeypatch.setattr("keepleft.serving.http.completions.settled", lambda *_, **__: Path("/secret/place").read_text())
+        monkeypatch.setattr("keepleft.serving.http.routes.completions.settled", lambda *_, **__: Path("/secret/place").read_text())
         answer = made.post("/v1/completions", json={"prompt": "a private thing"})
     error = refused(answer, 500, "internal_error")
     assert "secret" not in answer.text
@@ -269,7 +269,7 @@ def test_a_full_engine_says_when_to_come_again(monkeypatch):
         def full(*_):
             raise OverloadedError("no room", retry_after=6.2)
 
-        monkeypatch.setattr("keepleft.serving.running.Running.errand", full)
+        monkeypatch.setattr("keepleft.serving.engine.thread.Running.errand", full)
         answer = made.post("/v1/embeddings", json={"input": "a"})
         refused(answer, 429)
         assert answer.headers["retry-after"] == "7"

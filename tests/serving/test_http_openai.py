@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import keepleft as kl
-from keepleft.serving.http.keys import APIKeys
+from keepleft.serving.http.middleware.auth import APIKeys
 from serving.small import TOKENS, decoder, encoder, running, talker
 
 pytestmark = pytest.mark.usefixtures("one_thread")

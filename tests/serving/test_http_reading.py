@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.runs.judging import Predictor
+from keepleft.pipelines.predictor import Predictor
 from keepleft.serving.http.limits import Limits
 from serving.small import TOKENS, client, decoder, encoder, service, translator
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.together import ContinuousBatchingEngine
 from serving.small import client, encoder, talker, translator
 
 with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from keepleft.data.tokenizer import train_tokenizer
-from keepleft.serving.http.writing import IncrementalDetokenizer, held_back_length
+from keepleft.decoding.detokenizer import IncrementalDetokenizer, held_back_length
 from serving.small import TOKENS
 
 KINDS = {"bytes": TOKENS,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from keepleft.serving.explorer.given import error_payload
+from keepleft.serving.explorer.params import error_payload
 from serving.browsing import settled, until
 from serving.explorers import explorer, texts
 from serving.standin import Refusal

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.serving import sized
-from keepleft.serving.alone import SequentialEngine
-from keepleft.serving.together import ContinuousBatchingEngine
+from keepleft.serving.engine import capacity
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
+from keepleft.serving.engine.sequential import SequentialEngine
 
 
 def built(name: str, **changes):
@@ -19,13 +19,13 @@ def built(name: str, **changes):
 def test_pages_fill_the_memory_that_is_given_and_no_more_than_rows_can_use(name, pools):
     model = built(name)
     shape = model.design.attention
-    assert sized.kv_bytes_per_token(model) == 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * 4
-    page = 128 * sized.kv_bytes_per_token(model)
-    few = sized.plan_capacity(model, max_num_seqs=8, kv_cache_memory=20 * page / sized.GIB, max_model_len=100_000)
+    assert capacity.kv_bytes_per_token(model) == 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * 4
+    page = 128 * capacity.kv_bytes_per_token(model)
+    few = capacity.plan_capacity(model, max_num_seqs=8, kv_cache_memory=20 * page / capacity.GIB, max_model_len=100_000)
     assert few.max_num_seqs == 8
     assert few.pages == min(20 // pools, 8 * -(-min(100_000, model.design.max_positions or 4096) // 128))
     assert few.source_pages == (few.pages if pools == 2 else 0)
-    assert sized.plan_capacity(model, max_num_seqs=2, kv_cache_memory=4.0, max_model_len=300).pages == 2 * -(-min(300, model.design.max_positions or 300) // 128)
+    assert capacity.plan_capacity(model, max_num_seqs=2, kv_cache_memory=4.0, max_model_len=300).pages == 2 * -(-min(300, model.design.max_positions or 300) // 128)
 
 
 @pytest.mark.parametrize(("given", "said"), [
@@ -33,17 +33,17 @@ def test_pages_fill_the_memory_that_is_given_and_no_more_than_rows_can_use(name,
     ({"memory": 1e-7}, "do not hold one page of 128 tokens")])
 def test_what_cannot_hold_anything_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        sized.plan_capacity(built("llama3"), **given)
+        capacity.plan_capacity(built("llama3"), **given)
 
 
 def test_whoever_writes_nothing_gets_an_engine_with_nothing_to_do():
-    assert isinstance(sized.make_engine(built("bert")), SequentialEngine)
-    assert isinstance(sized.make_engine(built("llama3"), kv_cache_memory=0.01), ContinuousBatchingEngine)
+    assert isinstance(capacity.make_engine(built("bert")), SequentialEngine)
+    assert isinstance(capacity.make_engine(built("llama3"), kv_cache_memory=0.01), ContinuousBatchingEngine)
 
 
 def test_a_small_model_gets_one_thread():
-    assert sized.best_threads(built("llama3")) == 1
+    assert capacity.best_threads(built("llama3")) == 1
     with torch.device("meta"):
         large = kl.build(kl.presets.gpt2, device="meta")
     large.token.weight = torch.nn.Parameter(torch.empty(1))  # a device that computes
-    assert 1 <= sized.best_threads(large) <= torch.get_num_threads()
+    assert 1 <= capacity.best_threads(large) <= torch.get_num_threads()

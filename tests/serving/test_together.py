@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.decoding.options import GenerationConfig
-from keepleft.serving.asks import GenerationRequest, FinishEvent, RequestHandle, TokenEvent
-from keepleft.serving.together import ContinuousBatchingEngine
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine
+from keepleft.serving.engine.request import FinishEvent, GenerationRequest, RequestHandle, TokenEvent
 from serving.scenes import alone, asks, run, summed
 
 FAMILIES = ("gpt2", "llama3", "t5", "marian", "windowed", "prefixed")

@@ -10,7 +10,7 @@ from torch import nn
 
 import keepleft as kl
 import lessons
-from keepleft.training.average import EMA, average_checkpoints
+from keepleft.training.ema import EMA, average_checkpoints
 from keepleft.training.loop import train
 
 

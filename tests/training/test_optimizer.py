@@ -11,7 +11,7 @@ from torch import nn
 import keepleft as kl
 import lessons
 from keepleft.training import optimizer
-from keepleft.training.optimizer import Muon, named_state, make_optimizers, newton_schulz, init_state, fused_row_counts
+from keepleft.training.optimizer import Muon, fused_row_counts, init_state, make_optimizers, named_state, newton_schulz
 
 
 def model(kind: str = "decoder", **changes) -> nn.Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import keepleft as kl
+from keepleft.training.loss_module import LossModule
 from keepleft.training.precision import MixedPrecision
-from keepleft.training.pupil import LossModule
 
 
 def test_half_is_a_cast_of_every_weight():

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from keepleft.training.recipe import Recipe, higher_is_better, from_dict
+from keepleft.training.recipe import Recipe, from_dict, higher_is_better
 
 FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False,
         "replay": False}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepleft.training.lr_schedule import learning_rate
 from keepleft.training.recipe import SCHEDULES, Recipe
-from keepleft.training.schedule import learning_rate
 
 RECIPES = st.builds(lambda steps, warmup, **rest: Recipe(steps=steps, warmup=min(warmup, steps), **rest),
                     steps=st.integers(1, 500), warmup=st.integers(0, 500), schedule=st.sampled_from(SCHEDULES),

@@ -42,7 +42,7 @@ class Sight:
         if self.backend == "varlen":
             return see(self.mask, self.grid, batch=self.batch, heads=self.heads, device=self.device,
                        backend="flex").add_bias(bias)
-        return replace(self, form=self.kernel.add_bias(self.lowered_mask, bias),
+        return replace(self, lowered_mask=self.kernel.add_bias(self.lowered_mask, bias),
                        bias=bias if self.bias is None else self.bias + bias)
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.masks import Mask, causal, window_size
-from keepleft.auditing import guard, rounding
+from keepleft.auditing import isolation, rounding
+from keepleft.auditing.argument_roles import EXCLUDED_ARGUMENTS, EXTRA_ARGUMENTS
 from keepleft.auditing.checks import batch, cache, future, labels, nan, packing, padding
-from keepleft.auditing.inquiry import PROBES, AuditSession
+from keepleft.auditing.code_paths import BUDGETS, HALF_DTYPES, CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter, PaddingArgument, UnauditableError
+from keepleft.auditing.op_counter import OpCounter
 from keepleft.auditing.report import KINDS, AuditReport
-from keepleft.auditing.roles import EXTRA_ARGUMENTS, EXCLUDED_ARGUMENTS
-from keepleft.auditing.seen import OpCounter
-from keepleft.auditing.subject import Inputs, CallError, PaddingArgument, ModelAdapter, UnauditableError
-from keepleft.auditing.ways import BUDGETS, HALF_DTYPES, CodePath
+from keepleft.auditing.session import PROBES, AuditSession
 
 
 def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None = None, *, claim: Mask = causal,
@@ -52,7 +52,7 @@ def audit(target: Callable[..., Any], example: Tensor | Mapping[str, Any] | None
         claimed: InfluenceTable = ()
         measured: InfluenceTable = ()
         try:
-            with _preserve_rng_state(), _limit_threads(session), guard.preserve_state(adapter.module), guard.randomize_zero_weights(adapter.module) as num_zero_weights:
+            with _preserve_rng_state(), _limit_threads(session), isolation.preserve_state(adapter.module), isolation.randomize_zero_weights(adapter.module) as num_zero_weights:
                 if num_zero_weights:
                     weights_phrase = "weight is" if num_zero_weights == 1 else "weights are"
                     session.note(f"{num_zero_weights} {weights_phrase} all zero and would hide what stands behind: woken for the audit")
@@ -380,7 +380,7 @@ def code_paths(session: AuditSession) -> Iterator[CodePath]:
                 session.skip(f"{name} attention", "it needs a GPU and its package" if "flash" in name else
                              "it compiles for minutes on a CPU; budget='full' does")
     if module is not None:
-        alternatives += [default_path.but(flag=flag) for flag in guard.implementation_flags(module)[:6]]
+        alternatives += [default_path.but(flag=flag) for flag in isolation.implementation_flags(module)[:6]]
     yield from alternatives
     if exhaustive:
         yield from (path.but(train=True) for path in alternatives)

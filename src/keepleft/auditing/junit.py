@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from keepleft.auditing.report import KINDS, UNCHECKED, Finding, AuditReport
-from keepleft.disk.svg import escape_xml
+from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport, Finding
+from keepleft.svg import escape_xml
 
 PASSED, FAILED, SKIPPED, ERROR = "passed", "failure", "skipped", "error"
 

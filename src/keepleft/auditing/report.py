@@ -113,7 +113,7 @@ class AuditReport:
 
     def html(self) -> str:
         """A page with a picture: claimed against measured influence, side by side."""
-        from keepleft.auditing.page import html_page
+        from keepleft.auditing.html_report import html_page
 
         return html_page(self)
 

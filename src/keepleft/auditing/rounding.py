@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs, CallError
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.session import AuditSession
 
 MAX_ROUNDING_ULPS = 1024      # so many units in the last place are no rounding
 MIN_DIRECTION_AGREEMENT = 0.7     # changes that point the same way, whatever shakes the rounding, are no rounding

@@ -22,11 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
-    from keepleft.cli.explored import show
+    from keepleft.cli.eval import evaluate
     from keepleft.cli.export import export
     from keepleft.cli.generate import generate, summarize, translate
-    from keepleft.cli.judge import classify, fill, score
-    from keepleft.cli.judged import evaluate
+    from keepleft.cli.predict import classify, fill, score
+    from keepleft.cli.show import show
     from keepleft.cli.serve import serve
     from keepleft.cli.train import train_model
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         parsed = parser.instantiate(parser.parse_args(arguments))
         explicit_options = parser.parse_args(arguments, defaults=False)[parsed.subcommand]
     except (ArgumentError, ValueError) as error:  # the second from what is made of the options
-        from keepleft.cli.wrong import explain_usage_error
+        from keepleft.cli.usage_errors import explain_usage_error
 
         print(f"keepleft: {explain_usage_error(str(error), parser, arguments)}", file=sys.stderr)
         return 2
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         options[EXPLICIT_OPTIONS] = frozenset(explicit_options.keys())
     try:
         if "options" in signature(command).parameters:
-            from keepleft.cli.wishes import collect_options
+            from keepleft.cli.generation_flags import collect_options
 
             options = collect_options(options)
         return command(**options)
@@ -124,7 +124,7 @@ def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
     for flag in sorted(map(str, flags)):
         parser.add_argument(f"--{flag}", action="store_true", help=help_texts.get(flag))
     if "options" in built_here:
-        from keepleft.cli.wishes import add_generation_flags
+        from keepleft.cli.generation_flags import add_generation_flags
 
         add_generation_flags(parser)
     for action in parser._actions:

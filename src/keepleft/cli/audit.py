@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keepleft.cli import targets
-from keepleft.cli.show import Bar
+from keepleft.cli import audit_targets
+from keepleft.cli.progress import Bar
 
 if TYPE_CHECKING:
     from keepleft.auditing.report import AuditReport
@@ -86,7 +86,7 @@ def audit(inputs: list[str], hf_config: str | None = None, arch: str | None = No
 def _parse_claim(text: str | None) -> Any:
     if text is None:
         return None
-    from keepleft.attention.reading import parse_mask
+    from keepleft.attention.mask_parser import parse_mask
 
     try:
         return parse_mask(text)
@@ -110,7 +110,7 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
         return f"{hf_config}, random weights"
     if inputs[0].endswith(".py"):
         raise ValueError(f"{inputs[0]} is code: say which function builds the model, as in {inputs[0]}:build")
-    if with_ == "transformers" and targets.is_code(inputs[0]):
+    if with_ == "transformers" and audit_targets.is_code(inputs[0]):
         raise ValueError(f"--with transformers is for model directories: {inputs[0]} is code")
     return inputs[0]
 
@@ -121,13 +121,13 @@ def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, wit
 
     torch.manual_seed(0)  # random weights are the same each time
     if hf_config is not None:
-        build = lambda: targets.from_config(hf_config, arch)
-    elif targets.is_code(inputs[0]):
-        build = lambda: targets.from_code(inputs[0])
+        build = lambda: audit_targets.from_config(hf_config, arch)
+    elif audit_targets.is_code(inputs[0]):
+        build = lambda: audit_targets.from_code(inputs[0])
     elif with_ == "transformers":
-        build = lambda: targets.from_transformers(inputs[0], arch)
+        build = lambda: audit_targets.from_transformers(inputs[0], arch)
     else:
-        build = lambda: targets.from_directory(inputs[0])
+        build = lambda: audit_targets.from_directory(inputs[0])
     try:
         return build()
     except (ValueError, OSError, ImportError, MemoryError):
@@ -182,7 +182,7 @@ def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json:
 
     from keepleft.auditing.zoo.page import as_html, as_json
     from keepleft.auditing.zoo.run import CLEAN, LEAK, run
-    from keepleft.auditing.zoo.tiny import classes
+    from keepleft.auditing.zoo.tiny_models import classes
     from keepleft.disk import atomic
 
     names = selected or classes()

@@ -22,10 +22,10 @@ def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out
 
     import torch
 
-    from keepleft.nn import sense
-    from keepleft.runs.compare import save
+    from keepleft import checks
+    from keepleft.demo.masking import save
 
-    sense.check_int("steps", steps)
+    checks.check_int("steps", steps)
     if not lengths:
         raise ValueError("there is no length to compare at: give some, such as --lengths 16 64")
     Path(out).mkdir(parents=True, exist_ok=True)  # if that cannot be, let it be known before the work
@@ -48,7 +48,7 @@ def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out
 
 def _run_experiment(lengths: Sequence[int], steps: int) -> Any:
     from keepleft.attention.masks import causal, full
-    from keepleft.runs.compare import CONTROL_LENGTH, ExperimentResult, PhraseData, MaskTrial, match_gradients
+    from keepleft.demo.masking import CONTROL_LENGTH, ExperimentResult, MaskTrial, PhraseData, match_gradients
 
     rows = list(_with_progress("gradients", match_gradients(lengths), len(lengths)))
     control = next(match_gradients([CONTROL_LENGTH], mask=full, measure_time=False))
@@ -78,7 +78,7 @@ def _print_gradients(result: Any) -> None:
 
 def _print_training(result: Any) -> None:
     from keepleft.cli.demo import heading
-    from keepleft.runs.compare import EMPTY_OUTPUT
+    from keepleft.demo.masking import EMPTY_OUTPUT
 
     heading("2. The same model, data and seed, with the mask and without it")
     sides = {"with the mask": result.masked, "without it": result.unmasked}

@@ -88,7 +88,7 @@ def write_phrases(folder: str) -> int:
     """fr.en and fr.fr, line by line the same sentences, and fr.held.tsv, those held out; the same for Hindi."""
     from pathlib import Path
 
-    from keepleft.data.phrases.corpus import split
+    from keepleft.demo.phrases.corpus import split
     from keepleft.disk import atomic
 
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -106,8 +106,8 @@ def translator(steps: int, out: str) -> bool:
     """Train on the embedded phrases, write sentences that were held out, and draw what the words looked at."""
     from time import perf_counter
 
-    from keepleft.cli.show import Bar
-    from keepleft.runs import demo as lessons
+    from keepleft.cli.progress import Bar
+    from keepleft.demo import translator as lessons
 
     heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
     task = lessons.prepare_demo()
@@ -155,7 +155,7 @@ def verdict(model: Any) -> None:
 def continuation(prompt: str) -> None:
 
     import keepleft as kl
-    from keepleft.cli.found import installed_weights
+    from keepleft.cli.installed_weights import installed_weights
 
     heading("5. Real weights")
     path = installed_weights().get("SmolLM2-135M-Instruct")

@@ -17,7 +17,7 @@ def doctor(json: bool = False) -> int:
     import torch
 
     import keepleft
-    from keepleft.cli.found import installed_weights
+    from keepleft.cli.installed_weights import installed_weights
 
     facts: dict[str, object] = {"keepleft": keepleft.__version__, "python": platform.python_version(),
                                 "torch": str(torch.__version__)}

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from keepleft.runs.export import GGUFDtype, ExportFormat, Quantization
+from keepleft.runs.export import ExportFormat, GGUFDtype, Quantization
 
 
 def export(model: str, to: ExportFormat | None = None, out: str | None = None, quantization: Quantization | None = None,

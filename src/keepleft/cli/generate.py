@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from keepleft.cli import texts
-from keepleft.cli.found import installed_weights
-from keepleft.cli.show import Bar
-from keepleft.decoding.options import GenerationConfig
+from keepleft.cli import text_io
+from keepleft.cli.installed_weights import installed_weights
+from keepleft.cli.progress import Bar
+from keepleft.decoding.generation_config import GenerationConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 SHARED_HELP = """
@@ -86,9 +86,9 @@ def summarize(inputs: list[str], options: GenerationConfig, input: str | None = 
 def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | None, output: str | None, n_best: int, logprobs: int | None,
            alternatives: int | None, plot: str | None, draft_model: str | None, batch_size: int, dtype: Dtype, device: str | None,
            stream: bool, json: bool, require_model: bool, tag: str | None, alignments: bool) -> int:
-    from keepleft.runs import using
+    from keepleft.pipelines import text_generation
 
-    model, input_texts = texts.split_model_and_texts(inputs, require_model=require_model, file=input)
+    model, input_texts = text_io.split_model_and_texts(inputs, require_model=require_model, file=input)
     if model is None:
         model = best_installed()
     if batch_size < 1 or n_best < 1:
@@ -98,7 +98,7 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
                          "and --output out")
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
-        generator = using.load_generator(model, dtype=dtype, device=device, draft_path=draft_model)
+        generator = text_generation.load_generator(model, dtype=dtype, device=device, draft_path=draft_model)
         options = generator.resolve(options)
         if n_best > 1:
             options = replace(options, num_return_sequences=n_best, num_beams=options.num_beams if options.do_sample else
@@ -106,12 +106,12 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
         is_single = len(input_texts) == 1
         total = len(input_texts) or None
         shown_notes: set[str] = set()
-        with texts.open_output(output) as out, Bar("texts", total) as bar:
+        with text_io.open_output(output) as out, Bar("texts", total) as bar:
             done, first_text = 0, None
             interactive = not input_texts and not input and sys.stdin.isatty()
-            for batch in texts.in_batches(texts.read_lines(input_texts, input), 1 if stream or interactive else batch_size):
+            for batch in text_io.in_batches(text_io.read_lines(input_texts, input), 1 if stream or interactive else batch_size):
                 first_text = batch[0] if first_text is None else first_text
-                batch_options = using.options_slice(options, done, len(batch))
+                batch_options = text_generation.options_slice(options, done, len(batch))
                 if stream:
                     for piece in generator.stream(batch[0], batch_options, tag=tag):
                         print(piece, end="", file=out, flush=True)
@@ -131,7 +131,7 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
         if plot is not None:
             if first_text is None:
                 raise ValueError("there was no text to draw a picture of")
-            print(f"picture: {generator.plot(Path(plot), first_text, using.options_slice(options, 0, 1), tag=tag)}", file=sys.stderr)
+            print(f"picture: {generator.plot(Path(plot), first_text, text_generation.options_slice(options, 0, 1), tag=tag)}", file=sys.stderr)
     return 0
 
 
@@ -153,8 +153,8 @@ def _lines(source: str, candidates: list[Any], index: int, is_single: bool, json
                   "ended": best.ended, "logprobs": best.logprobs, "alignment": best.alignment,
                   "n_best": [{"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens} for candidate in candidates]
                   if len(candidates) > 1 else None}
-        return [texts.as_json(record)]
-    output_lines = [texts.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates]
+        return [text_io.as_json(record)]
+    output_lines = [text_io.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates]
     if len(candidates) > 1:
         return [f"{index} ||| {text} ||| {candidate.score:.4f}" for text, candidate in zip(output_lines, candidates, strict=True)]
     return [f"{output_lines[0]}\t{candidates[0].alignment}" if candidates[0].alignment is not None else output_lines[0]]

@@ -58,17 +58,17 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
 
     import torch
 
-    from keepleft.cli.folders import model_name, check_folders
-    from keepleft.cli.found import installed_weights
-    from keepleft.runs.opened import load_for_inference
-    from keepleft.serving import sized
-    from keepleft.serving.briefly import run_in_own_thread
+    from keepleft.cli.installed_weights import installed_weights
+    from keepleft.cli.paths import check_folders, model_name
+    from keepleft.pipelines.loading import load_for_inference
+    from keepleft.serving.engine import capacity
+    from keepleft.serving.engine.own_thread import run_in_own_thread
     from keepleft.serving.explorer.explorer import Explorer
 
     try:
         from keepleft.serving.http.app import make_app
-        from keepleft.serving.http.hosts import allowed_hosts
-        from keepleft.serving.http.keys import APIKeys
+        from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
+        from keepleft.serving.http.middleware.auth import APIKeys
         from keepleft.serving.http.server import Server
         from keepleft.serving.http.service import Service
     except ImportError as error:
@@ -85,11 +85,11 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
     model_path = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
     loaded = run_in_own_thread(lambda: load_for_inference(model_path, dtype=dtype, device=device))
-    torch.set_num_threads(threads or sized.best_threads(loaded.model))
+    torch.set_num_threads(threads or capacity.best_threads(loaded.model))
     log = _make_log(log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)
     name = served_model_name or model_name(model)
-    engine = run_in_own_thread(lambda: sized.make_engine(loaded.model, loaded.tokenizer, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory,
+    engine = run_in_own_thread(lambda: capacity.make_engine(loaded.model, loaded.tokenizer, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory,
                                            max_model_len=max_model_len))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
     service = Service(loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer)
@@ -134,7 +134,7 @@ def _read_api_keys(key: str | None, file: str | None) -> list[str]:
 
 def _make_log(level: str) -> Any:
     """Lines of JSON on stderr, from us and from uvicorn."""
-    from keepleft.serving.http.recorded import log_line
+    from keepleft.serving.http.middleware.request_log import log_line
 
     threshold = LOG_LEVELS.index(level)
 

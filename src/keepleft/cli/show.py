@@ -1,103 +1,63 @@
-"""What happens in a run, on stderr: a bar and numbers on a terminal, a line now and then elsewhere."""
+"""keepleft show"""
 
 from __future__ import annotations
 
-import sys
-import time
-from typing import Any
+from pathlib import Path
+from typing import Literal
+
+from keepleft.cli import text_io
+from keepleft.cli.paths import check_folders, model_name
+from keepleft.cli.progress import Bar
+
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
-class Bar:
-    """Progress on stderr: a bar on a terminal, nothing elsewhere."""
+def show(inputs: list[str], html: str | None = None, source: str | None = None, views: str | None = None,
+          runs: str | None = None, compare: str | None = None, dtype: Dtype = "float32", device: str | None = None) -> int:
+    """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
 
-    def __init__(self, label: str, total: int | None) -> None:
-        self.label, self.total = label, total
-        self.rich_progress: Any = None
+    Name a model, then a text:
 
-    def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Drawn
+      keepleft show runs/mine/model "The sea is calm" --html sea.html
+      keepleft show runs/en-fr/model --source "I am happy" --html happy.html
+      keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
 
-            self.rich_progress = Drawn(TextColumn(self.label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                             TextColumn("{task.fields[text]}"), console=Console(stderr=True))
-            self.rich_progress.start()
-            self.task = self.rich_progress.add_task(self.label, total=self.total, text="")
-        return self
+    On it: every attention map of the text, what could have come next at each step and the tree of beams, masks, the audit, and
+    how training went. `keepleft serve` shows the same page of any text, as long as it runs.
 
-    def update(self, done: int, text: str) -> None:
-        if self.rich_progress is not None:
-            self.rich_progress.update(self.task, completed=done, text=text)
+    Args:
+        inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then the text
+            to show; an example if there is none
+        html: the file to write
+        source: for an encoder-decoder, the source; without a text it writes one itself
+        views: some of attention, decoding, masks, leaks, training, with commas between them; all that there are if nothing is
+            said
+        runs: a folder of run directories, for the training view
+        compare: the folder that `keepleft compare` wrote
+        dtype: how weights are kept; int8 is for CPUs
+        device: cpu or cuda; a GPU is used where there is one
+    """
+    if html is None:
+        raise ValueError("say where the page goes: keepleft show MODEL TEXT --html page.html")
+    if Path(html).is_dir():
+        raise ValueError(f"{html} is a folder: name a file in it")
+    model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
+    if len(input_texts) > 1:
+        raise ValueError(f"{len(input_texts)} texts were given: one at a time, in quotes")
+    check_folders(runs=runs, compare=compare)
+    from keepleft.pipelines.loading import load_for_inference
+    from keepleft.serving.explorer.explorer import Explorer
+    from keepleft.serving.explorer.html_file import write_html as written
+    from keepleft.serving.explorer.page_files import page_file
+    from keepleft.serving.explorer.snapshot import build_snapshot
 
-    def print_line(self, line: str) -> None:
-        """A line above the bar, or by itself."""
-        if self.rich_progress is not None:
-            self.rich_progress.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, file=sys.stderr)
-
-    def __exit__(self, *_: Any) -> None:
-        if self.rich_progress is not None:
-            self.rich_progress.stop()
-
-
-class Progress:
-    """What happens in a run: lines, and a bar while it trains."""
-
-    def __init__(self) -> None:
-        self.bar: Bar | None = None
-        self.last_report_time = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar is not None:
-            self.bar.__exit__()
-            self.bar = None
-
-    def show(self, event: Any) -> None:
-        from keepleft.runs import train as runs
-        from keepleft.training.loop import TrainReport
-
-        if isinstance(event, str):
-            self.print_line(event)
-        elif isinstance(event, runs.TrainingStarted):
-            self.__exit__()
-            self.bar = Bar("training", event.steps).__enter__()
-        elif isinstance(event, TrainReport):
-            self.report(event)
-        elif isinstance(event, runs.TrainingFinished):
-            self.__exit__()
-            if event.measures:
-                self.print_line("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
-            self.print_line(event.summary)
-            print(event.folder if event.stopped else event.folder / "model")
-
-    def watch(self, label: str, done: int, total: int | None) -> None:
-        """The work before training: a bar for each kind, in megabytes of text."""
-        if self.bar is None or self.bar.label != label:
-            self.__exit__()
-            self.bar = Bar(label, None if total is None else max(1, total >> 20)).__enter__()
-        self.bar.update(done >> 20, "MB")
-
-    def report(self, report: Any) -> None:
-        for note in report.notes:
-            self.print_line(note)
-        text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.speed:,.0f} tokens/s"
-                + (f"  {report.share:.0%} of peak" if report.share else ""))
-        if report.measures:
-            measures_text = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-            self.print_line(f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}")
-        if self.bar is not None:
-            self.bar.update(report.step, text)
-        if not sys.stderr.isatty() and (report.last or time.monotonic() - self.last_report_time > 10):
-            self.last_report_time = time.monotonic()
-            self.print_line(f"step {report.step}  {text}")
-
-    def print_line(self, line: str) -> None:
-        if self.bar is not None:
-            self.bar.print_line(line)
-        else:
-            print(line, file=sys.stderr)
+    for file in ("explorer.js", "explorer.css"):
+        page_file(file)  # if the page is not there, let it be known before the work
+    loaded, name = load_for_inference(str(model), dtype=dtype, device=device), model_name(str(model))
+    explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
+    with Bar("looking", None) as bar:
+        answers = build_snapshot(explorer, input_texts[0] if input_texts else None, source, views and views.replace(",", " ").split(),
+                         on_progress=lambda count: bar.update(count, "answers"))
+    path = written(html, answers, title=f"{name} – keepleft explorer")
+    print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
+    return 0

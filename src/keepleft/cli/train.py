@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from keepleft.runs.job import BatchConfig, TrainJob, Size, TaskName, DataConfig, RecipeOverrides, TokenizerConfig, from_yaml
+from keepleft.runs.job import BatchConfig, DataConfig, RecipeOverrides, Size, TaskName, TokenizerConfig, TrainJob, from_yaml
 
 
 def train_model(task: TaskName | None = None, train: DataConfig | str | list[DataConfig] | None = None,
@@ -43,9 +43,9 @@ def train_model(task: TaskName | None = None, train: DataConfig | str | list[Dat
         resume: go on with the run in --out, exactly where it was
         no_audit: do not look for leaks before the first step
     """
-    from keepleft.cli.show import Progress
+    from keepleft.cli.progress import Progress
+    from keepleft.runs.prepare import CONFIG_FILE
     from keepleft.runs.resume import resume_job
-    from keepleft.runs.settle import CONFIG_FILE
     from keepleft.runs.train import run_job
 
     run_folder = _run_folder(out, task, resume)

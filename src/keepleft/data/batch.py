@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keepleft.data.objectives import IGNORE_INDEX, Examples
-from keepleft.data.ragged import Layout, Ragged, IntArray
+from keepleft.data.ragged import IntArray, Layout, Ragged
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from keepleft.data.batch import Batch, collate
 from keepleft.data.objectives import Examples, Objective
-from keepleft.data.ragged import Ragged, IntArray, pack_layout, pad_layout
-from keepleft.data.store import TokenStore
-from keepleft.data.teaching import shift_right
+from keepleft.data.ragged import IntArray, Ragged, pack_layout, pad_layout
+from keepleft.data.teacher_forcing import shift_right
+from keepleft.data.token_store import TokenStore
 
 SORT_POOL_SIZE = 1 << 16  # records that are sorted by length together
 MAX_OPEN_ROWS = 64       # rows that are filled side by side when packing

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keepleft.data.columns import Columns, keys, extract
-from keepleft.data.reading import open_text
+from keepleft.data.columns import Columns, extract, keys
 from keepleft.data.records import Record, RecordSource, basename
+from keepleft.data.text_file import open_text
 
 BATCH_ROWS = 1000  # read at a time
 HUB_PREFIX = "hf:"

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from keepleft.data.ragged import Ragged, IntArray
-from keepleft.data.teaching import shift_right
+from keepleft.data.ragged import IntArray, Ragged
+from keepleft.data.teacher_forcing import shift_right
 
 IGNORE_INDEX = -100  # a target that is not asked for
 

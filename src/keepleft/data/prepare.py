@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from keepleft.data.encoding import EncodeFunction
+from keepleft.data.fast_encode import EncodeFunction
 from keepleft.data.records import Record
-from keepleft.data.store import TokenStore, token_dtype, store_writer
+from keepleft.data.token_store import TokenStore, store_writer, token_dtype
 
 MAX_CHUNK_RECORDS = 1 << 12   # records at a time
 MAX_CHUNK_CHARACTERS = 1 << 22  # and, where records are long, characters

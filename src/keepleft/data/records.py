@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from keepleft.data.reading import TextFile
+from keepleft.data.text_file import TextFile
 
 Record = tuple[str, ...]
 StrPath = str | os.PathLike[str]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from keepleft.data.columnar import dataset, is_dataset, parquet_file
 from keepleft.data.columns import Columns, check_columns
-from keepleft.data.reading import open_text
-from keepleft.data.records import StrPath, Record, RecordSource, open_each
+from keepleft.data.records import Record, RecordSource, StrPath, open_each
 from keepleft.data.tables import READERS, TableSource, tsv
-from keepleft.data.texts import LineSource, parallel_text, documents, lines, running_text
+from keepleft.data.text_file import open_text
+from keepleft.data.text_sources import LineSource, documents, lines, parallel_text, running_text
 
 __all__ = ["Record", "RecordSource", "parallel_text", "count_records", "documents", "lines", "open_source", "open_table", "running_text"]
 

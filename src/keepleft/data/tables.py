@@ -12,9 +12,9 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from keepleft.data.columns import Columns, header, keys, nested_names, picker, extract
-from keepleft.data.reading import TextFile
+from keepleft.data.columns import Columns, extract, header, keys, nested_names, picker
 from keepleft.data.records import FileSource, Record
+from keepleft.data.text_file import TextFile
 
 MAX_CELL_CHARACTERS = 1 << 24  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from keepleft.disk.tokenizer import parse_tokenizer
+from keepleft.disk.tokenizer_json import parse_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,1 +1,1 @@
-"""Scores to tokens."""
+"""Logits to tokens: sampling, beam search, speculative decoding, structured output."""

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.decoding.chance import splitmix64, uniform
-from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, FinishedSequence, isin, apply_processors
-from keepleft.decoding.single import StoppingCriterion
-from keepleft.nn.best import topk_logsumexp
+from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor, apply_processors, isin
+from keepleft.decoding.rng import splitmix64, uniform
+from keepleft.decoding.sampling import StoppingCriterion
+from keepleft.kernels.topk import topk_logsumexp
 
 EXCLUDED_SCORE = -1.0e9  # the score of what is out of the race
 

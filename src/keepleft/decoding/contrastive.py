@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keepleft.decoding.hypotheses import Hypotheses, apply_processors
 from keepleft.decoding.loop import right_align
-from keepleft.decoding.single import SamplingStrategy, append_tokens
+from keepleft.decoding.sampling import SamplingStrategy, append_tokens
 
 
 def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *, alpha: float, k: int, max_new_tokens: int | Sequence[int],

@@ -15,18 +15,24 @@ from torch import Tensor
 
 from keepleft.decoding import grammar
 from keepleft.decoding.beam import Beam
-from keepleft.decoding.chance import derive_seeds as seeds_of
 from keepleft.decoding.contrastive import contrastive_search
-from keepleft.decoding.hypotheses import Hypotheses, FinishedSequence
-from keepleft.decoding.loop import right_align, decode
-from keepleft.decoding.options import CACHES, GenerationConfig, from_model_directory, decoder_start_token, as_list
-from keepleft.decoding.recorded import can_capture, decode_graphed
-from keepleft.decoding.rows import PromptContext, make_processors
-from keepleft.decoding.single import SamplingStrategy, StoppingCriterion
+from keepleft.decoding.generation_config import (
+    CACHES,
+    GenerationConfig,
+    as_list,
+    decoder_start_token,
+    from_model_directory,
+)
+from keepleft.decoding.graphed_loop import can_capture, decode_graphed
+from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
+from keepleft.decoding.loop import decode, right_align
+from keepleft.decoding.processor_table import PromptContext, make_processors
+from keepleft.decoding.rng import derive_seeds as seeds_of
+from keepleft.decoding.sampling import SamplingStrategy, StoppingCriterion
 from keepleft.decoding.speculative import make_drafter, speculative_decode
-from keepleft.decoding.stops import any_of, max_time, stop_strings
-from keepleft.models.lean import unsupported_reason
-from keepleft.models.steady import static_runner
+from keepleft.decoding.stopping import any_of, max_time, stop_strings
+from keepleft.inference.decode_layers import unsupported_reason
+from keepleft.inference.static_runner import static_runner
 
 DEFAULT_BATCH_SIZE = 32   # prompts that are written together
 MAX_STATIC_TOKENS = 1 << 22  # tokens that a cache is made for beforehand

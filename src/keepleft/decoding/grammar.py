@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
-from keepleft.decoding.options import GenerationConfig
 
 NEG_INF = float("-inf")
 

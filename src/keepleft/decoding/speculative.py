@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, StepModel
-from keepleft.decoding.options import GenerationConfig
-from keepleft.decoding.single import SamplingStrategy
+from keepleft.decoding.sampling import SamplingStrategy
 
 Drafter = Callable[[Hypotheses, int], list[int]]  # the text so far, and the most tokens to guess
 

@@ -1,1 +1,1 @@
-"""The wholes: designs as data, and the encoder, decoder and encoder-decoder built from them."""
+"""Architectures: designs as data, and the encoder, decoder and encoder-decoder built from them."""

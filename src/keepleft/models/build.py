@@ -7,11 +7,11 @@ import math
 import torch
 from torch import nn
 
-from keepleft.models.design import Design, T5Init, NormalInit, XavierInit
-from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder, Model
+from keepleft.models.design import Design, NormalInit, T5Init, XavierInit
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.nn.attention import CrossAttention, SelfAttention
 from keepleft.nn.feedforward import FeedForwardLayer
-from keepleft.nn.position import RelativePositionBias, LearnedPositionEmbedding
+from keepleft.nn.position import LearnedPositionEmbedding, RelativePositionBias
 
 
 def build(design: Design, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None,

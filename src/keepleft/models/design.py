@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from keepleft import checks
 from keepleft.attention.masks import Mask
-from keepleft.nn import sense
 from keepleft.nn.attention import AttentionConfig
 from keepleft.nn.feedforward import ACTIVATIONS, Activation, FeedForward
 from keepleft.nn.norm import LayerNorm, Norm, RMSNorm
@@ -28,8 +28,8 @@ class StackDesign:
     final_norm: bool = True
 
     def __post_init__(self) -> None:
-        sense.check_int("layers", self.layers)
-        sense.check_bool("final_norm", self.final_norm)
+        checks.check_int("layers", self.layers)
+        checks.check_bool("final_norm", self.final_norm)
         if not isinstance(self.mask, tuple) or not self.mask or not all(isinstance(mask, Mask) for mask in self.mask):
             raise ValueError(f"mask is {self.mask!r}: give a tuple of masks such as (causal,), at least one")
 
@@ -44,7 +44,7 @@ class LMHead:
 
     def __post_init__(self) -> None:
         for name in ("tied", "bias", "scale"):
-            sense.check_bool(name, getattr(self, name))
+            checks.check_bool(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MaskedLMHead:
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
-        sense.check_choice("activation", self.activation, ACTIVATIONS)
+        checks.check_choice("activation", self.activation, ACTIVATIONS)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class PoolingHead:
     unit: bool = False       # scaled to length 1
 
     def __post_init__(self) -> None:
-        sense.check_choice("pooling", self.how, POOLING_MODES)
-        sense.check_bool("unit", self.unit)
+        checks.check_choice("pooling", self.how, POOLING_MODES)
+        checks.check_bool("unit", self.unit)
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class ClassificationHead:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        sense.check_int("labels", self.labels)
-        sense.check_choice("pooling", self.pool, POOLING_MODES)
-        sense.check_bool("bias", self.bias)
+        checks.check_int("labels", self.labels)
+        checks.check_choice("pooling", self.pool, POOLING_MODES)
+        checks.check_bool("bias", self.bias)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class NormalInit:
     by_depth: bool = False
 
     def __post_init__(self) -> None:
-        sense.check_number("std", self.std)
-        sense.check_bool("by_depth", self.by_depth)
+        checks.check_number("std", self.std)
+        checks.check_bool("by_depth", self.by_depth)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class T5Init:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        sense.check_number("factor", self.factor, above=0)
+        checks.check_number("factor", self.factor, above=0)
 
 
 # the design ---------------------------------------------------------------------------------
@@ -142,11 +142,11 @@ class Design:
     def __post_init__(self) -> None:
         for name in ("vocab", "dim", "heads", "kv_heads", "head_dim", "source_vocab"):
             if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
-                sense.check_int(name, getattr(self, name))
-        sense.check_int("kinds", self.token_types, minimum=0)
+                checks.check_int(name, getattr(self, name))
+        checks.check_int("kinds", self.token_types, minimum=0)
         for name in ("bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"):
             if getattr(self, name) is not None or name == "bias":
-                sense.check_bool(name, getattr(self, name))
+                checks.check_bool(name, getattr(self, name))
         for name, allowed_types in _FIELD_TYPES.items():
             if not isinstance(getattr(self, name), allowed_types):
                 known = ", ".join(allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None))
@@ -166,7 +166,7 @@ class Design:
         if isinstance(self.position, Rotary) and (self.head_width % 2):
             raise ValueError(f"rotary positions need heads of even width, not {self.head_width}")
         for name in ("dropout", "attention_dropout"):
-            sense.check_number(name, getattr(self, name))
+            checks.check_number(name, getattr(self, name))
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.models.design import ClassificationHead, Design, MaskedLMHead, PoolingHead, LMHead
+from keepleft.models.design import ClassificationHead, Design, LMHead, MaskedLMHead, PoolingHead
 from keepleft.nn.feedforward import ACTIVATIONS
 from keepleft.nn.norm import make_norm
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight, see
-from keepleft.attention.cache import Cache
+from keepleft.attention.cross_memory import Memory
 from keepleft.attention.grid import Grid
+from keepleft.attention.kv_cache import Cache
 from keepleft.attention.masks import Mask, full
-from keepleft.attention.memory import Memory
 from keepleft.models import design as plan
 from keepleft.models.design import Design
-from keepleft.nn.block import TransformerBlock, CrossInput
+from keepleft.nn.block import CrossInput, TransformerBlock
 from keepleft.nn.norm import make_norm
-from keepleft.nn.position import RelativePositionBias, RelativeBias, Rotary, rope_cos_sin
+from keepleft.nn.position import RelativeBias, RelativePositionBias, Rotary, rope_cos_sin
 
 
 class LayerStack(nn.Module):

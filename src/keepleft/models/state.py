@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from keepleft.attention.cache import Cache, DynamicCache, RingCache, StaticCache
-from keepleft.attention.lean import OffloadedCache, QuantizedCache
+from keepleft import checks
+from keepleft.attention.cross_memory import Memory
+from keepleft.attention.kv_cache import Cache, DynamicCache, RingCache, StaticCache
+from keepleft.attention.kv_cache_compact import OffloadedCache, QuantizedCache
 from keepleft.attention.masks import Mask, window_size
-from keepleft.attention.memory import Memory
 from keepleft.models.heads import last_real
 from keepleft.models.stack import positions_from_segments
-from keepleft.nn import sense
 
 CACHE_KINDS = ("growing", "static", "ring", "offloaded", "quantized")  # the last one rounds
 _DYNAMIC_CACHES: dict[str, type[DynamicCache]] = {"growing": DynamicCache, "offloaded": OffloadedCache, "quantized": QuantizedCache}
@@ -86,7 +86,7 @@ def make_caches(kind: str, masks: tuple[Mask, ...], *, batch: int, device: torch
     if kind not in CACHE_KINDS:
         raise ValueError(f"no cache is called {kind!r}: there are {', '.join(CACHE_KINDS)}")
     if capacity is not None:
-        sense.check_int("capacity", capacity)
+        checks.check_int("capacity", capacity)
     elif kind == "static":
         raise ValueError("a static cache needs a capacity: the most tokens, prompt included, that it will hold")
 

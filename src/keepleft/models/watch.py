@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight, Watcher
-from keepleft.attention.backends.watching import attention_maps
+from keepleft.attention.attention_maps import attention_maps
 from keepleft.nn.attention import Attention
 
 

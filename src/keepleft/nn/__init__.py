@@ -1,1 +1,1 @@
-"""The parts that models are built of."""
+"""The layers that models are built of, and their configs."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from keepleft.attention.attend import Sight
-from keepleft.nn.attention import CrossAttention, AttentionConfig, KVWrite, SelfAttention
-from keepleft.nn.feedforward import FeedForwardLayer, FeedForward
+from keepleft.nn.attention import AttentionConfig, CrossAttention, KVWrite, SelfAttention
+from keepleft.nn.feedforward import FeedForward, FeedForwardLayer
 from keepleft.nn.norm import Norm, make_norm
 
 

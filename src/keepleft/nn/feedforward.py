@@ -10,7 +10,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.nn import sense
+from keepleft import checks
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -26,9 +26,9 @@ class FeedForward:
     gated: bool = False
 
     def __post_init__(self) -> None:
-        sense.check_int("width", self.width)
-        sense.check_choice("activation", self.activation, ACTIVATIONS)
-        sense.check_bool("gated", self.gated)
+        checks.check_int("width", self.width)
+        checks.check_choice("activation", self.activation, ACTIVATIONS)
+        checks.check_bool("gated", self.gated)
 
 
 class FeedForwardLayer(nn.Module):

@@ -149,9 +149,9 @@ def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _dispatch_chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
     """(3,) loss, plain and right of (n, V) scores, which are used up, and their gradient where one is wanted."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
-        from keepleft.nn import kernel
+        from keepleft.kernels.cross_entropy import cross_entropy_chunk
 
-        return kernel.cross_entropy_chunk(logits, targets, label_smoothing, needs_grad), logits
+        return cross_entropy_chunk(logits, targets, label_smoothing, needs_grad), logits
     return chunk_loss(logits, targets, label_smoothing, needs_grad)
 
 

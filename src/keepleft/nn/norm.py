@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from keepleft.nn import sense
+from keepleft import checks
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class LayerNorm:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        sense.check_number("eps", self.eps)
+        checks.check_number("eps", self.eps)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RMSNorm:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        sense.check_number("eps", self.eps)
+        checks.check_number("eps", self.eps)
 
 
 Norm = LayerNorm | RMSNorm

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from keepleft.nn import sense
+from keepleft import checks
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sinusoidal:
     length: int = 1024  # how far other programs should prepare; the waves go on for ever
 
     def __post_init__(self) -> None:
-        sense.check_int("length", self.length)
+        checks.check_int("length", self.length)
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class LearnedPositions:
     first: int = 0      # BART counts from 2
 
     def __post_init__(self) -> None:
-        sense.check_int("length", self.length)
-        sense.check_int("first", self.first, minimum=0)
+        checks.check_int("length", self.length)
+        checks.check_int("first", self.first, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LinearRopeScaling:
     factor: float
 
     def __post_init__(self) -> None:
-        sense.check_number("factor", self.factor, above=0)
+        checks.check_number("factor", self.factor, above=0)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Llama3RopeScaling:
     original: int = 8192
 
     def __post_init__(self) -> None:
-        sense.check_number("factor", self.factor, above=0)
-        sense.check_number("low", self.low, above=0)
-        sense.check_number("high", self.high, above=0)
-        sense.check_int("original", self.original)
+        checks.check_number("factor", self.factor, above=0)
+        checks.check_number("low", self.low, above=0)
+        checks.check_number("high", self.high, above=0)
+        checks.check_int("original", self.original)
         if self.low >= self.high:
             raise ValueError(f"low is {self.low} and high is {self.high}: the ramp must go up")
 
@@ -69,8 +69,8 @@ class Rotary:
     scaling: LinearRopeScaling | Llama3RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        sense.check_number("base", self.base, above=0)
-        sense.check_int("length", self.length)
+        checks.check_number("base", self.base, above=0)
+        checks.check_int("length", self.length)
         if not isinstance(self.scaling, LinearRopeScaling | Llama3RopeScaling | None):
             raise ValueError(f"scaling is {self.scaling!r}: it must be a Stretched, a Llama3 or None")
 
@@ -81,8 +81,8 @@ class RelativeBias:
     farthest: int = 128
 
     def __post_init__(self) -> None:
-        sense.check_int("buckets", self.buckets, minimum=4)  # two for each way to look
-        sense.check_int("farthest", self.farthest, minimum=self.buckets // 2 + 1)  # beyond those counted one by one
+        checks.check_int("buckets", self.buckets, minimum=4)  # two for each way to look
+        checks.check_int("farthest", self.farthest, minimum=self.buckets // 2 + 1)  # beyond those counted one by one
 
 
 Position = Sinusoidal | LearnedPositions | Rotary | RelativeBias

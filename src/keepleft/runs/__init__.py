@@ -1,1 +1,1 @@
-"""One job, from plain files to a model directory."""
+"""One training job, from plain files to a model directory."""

@@ -22,7 +22,7 @@ EXPORT_MARKERS = ("config.json", "model.bin")  # what a folder holds that an exp
 def export(model_path: str, to: ExportFormat, out: Path, *, quantization: Quantization | None = None, dtype: GGUFDtype | None = None,
            text: str | None = None, force: bool = False, check: bool = True) -> Iterator[Check]:
     """Write the model at `place` to `out`, then yield what was compared. What was written stays, whatever is found."""
-    from keepleft.weights.files import load
+    from keepleft.weights.model_directory import load
 
     check_options(to, quantization, dtype)
     check_output(out, to, model_path, force=force)
@@ -40,7 +40,7 @@ def write(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantizati
           dtype: str | None = None) -> None:
     """The one file or folder of that format."""
     if to == "hf":
-        from keepleft.weights.files import save
+        from keepleft.weights.model_directory import save
 
         with atomic.atomic_folder(out) as partial_folder:
             save(model, tokenizer, partial_folder)

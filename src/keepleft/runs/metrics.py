@@ -61,7 +61,7 @@ def tensorboard_writer_class() -> Any:
 
 def plot_loss(out: Path) -> None:
     """The loss curve as a picture beside the numbers."""
-    from keepleft.runs.chart import line_chart
+    from keepleft.plots.charts import line_chart
 
     records = [json.loads(line) for line in (out / METRICS_FILE).read_text("utf-8").splitlines()]
     series = {"training": [(r["step"], r["plain"]) for r in records if "plain" in r],

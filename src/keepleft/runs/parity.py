@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.attention.picture import faults
-from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead, LMHead
-from keepleft.models.wholes import EncoderDecoder
+from keepleft.attention.mask_plot import faults
+from keepleft.models.design import ClassificationHead, LMHead, MaskedLMHead, PoolingHead
+from keepleft.models.transformer import EncoderDecoder
 
 # the largest difference that rounding explains, as a share of the largest score
 TOLERANCE = {"float32": 1e-4, "f32": 0.0, "float16": 1e-2, "f16": 1e-2, "int16": 1e-2, "bf16": 5e-2,
@@ -135,10 +135,10 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
 
 def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[int] | None, text: str | None) -> Iterator[Check]:
     """By our own reader; and the tokenizer as llama.cpp has it, from merges and the name of a split."""
-    from keepleft.weights.files import load
     from keepleft.weights.gguf import GGUFFile
     from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY
     from keepleft.weights.gguf_tokenizer import read_tokenizer as rebuilt
+    from keepleft.weights.model_directory import load
 
     reloaded, _ = load(path)
     unsaved_fields = {name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")}

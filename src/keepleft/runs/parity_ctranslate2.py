@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.generate import generate_batch
-from keepleft.decoding.options import GenerationConfig
-from keepleft.models.wholes import EncoderDecoder
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.models.transformer import EncoderDecoder
 from keepleft.runs.parity import TOLERANCE, Check, compare_outputs, max_length, sample_sequences
-from keepleft.weights.to_ctranslate2 import special_tokens, decoder_start_token, vocabulary
+from keepleft.weights.to_ctranslate2 import decoder_start_token, special_tokens, vocabulary
 
 TokenSequences = list[list[int]]
 

@@ -7,9 +7,9 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keepleft.runs.finish import MODEL_FOLDER
-from keepleft.runs.job import TrainJob, DataConfig
-from keepleft.runs.settle import RESOLVED_FILE, ResolvedJob
+from keepleft.runs.job import DataConfig, TrainJob
+from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob
+from keepleft.runs.save_model import MODEL_FOLDER
 from keepleft.training.recipe import CHANGEABLE
 
 CHANGEABLE_OPTIONS = ("parallel", "device", "board", "last", *(f"recipe.{name}" for name in CHANGEABLE))

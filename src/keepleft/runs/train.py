@@ -19,23 +19,23 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from keepleft.data.ahead import PrefetchedBatches
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
-from keepleft.data.store import TokenStore
+from keepleft.data.prefetch import PrefetchedBatches
+from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
 from keepleft.disk import atomic
-from keepleft.evaluate.likelihood import likelihood
-from keepleft.runs import finish, start
-from keepleft.runs.audited import audit_before_training
-from keepleft.runs.check import validate_job
+from keepleft.evaluation.likelihood import likelihood
+from keepleft.runs import initial_model, save_model
+from keepleft.runs.audit_before_training import audit_before_training
+from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import MetricsLog, plot_loss
-from keepleft.runs.settle import RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
-from keepleft.runs.sources import Tokenizers, ProgressCallback, no_progress
+from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob, apply_changeable, prepare_run
 from keepleft.runs.tasks import objective
+from keepleft.runs.validate import validate_job
 from keepleft.training import checkpoint
+from keepleft.training.distributed import DistributedContext, init_distributed
 from keepleft.training.loop import TrainReport, train
-from keepleft.training.parallel import DistributedContext, init_distributed
 
 CHECKPOINTS_FOLDER = "checkpoints"
 # without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
@@ -110,7 +110,7 @@ def _set_up_training(job: TrainJob, distributed: DistributedContext, resume: boo
         resolved_job = apply_changeable(resolved_job, job)
     tokenizers = _load_tokenizers(out)
     batches, valid = _make_batches(job, resolved_job, tokenizers, out, distributed)
-    model = start.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed).to(distributed.device)
+    model = initial_model.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed).to(distributed.device)
     if distributed.rank == 0:
         yield from _describe_validation(job, batches, valid)
         num_parameters, steps = sum(p.numel() for p in model.parameters()), resolved_job.recipe.steps
@@ -202,19 +202,19 @@ def _train(job: TrainJob, setup: _TrainingSetup, out: Path, distributed: Distrib
 def _save_result(job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, *, already_finished: bool) -> str:
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
-    model = start.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
-    description = finish.select_weights(model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last)
+    model = initial_model.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
+    description = save_model.select_weights(model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last)
     if job.lora:
         from keepleft.training.lora import merge
         merge(model)
-    finish.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, out / finish.MODEL_FOLDER)
-    return f"{'this run was finished already: ' if already_finished else ''}{out / finish.MODEL_FOLDER} holds {description}"
+    save_model.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, out / save_model.MODEL_FOLDER)
+    return f"{'this run was finished already: ' if already_finished else ''}{out / save_model.MODEL_FOLDER} holds {description}"
 
 
 def translation_metrics(model: nn.Module, tokenizers: Tokenizers, valid: Batches | None, max_texts: int) -> dict[str, float]:
     """BLEU and its like on the first texts of a validation store, written greedily."""
-    from keepleft.evaluate.translation import translation
-    from keepleft.runs.writing import generate_from_ids
+    from keepleft.evaluation.translation import translation
+    from keepleft.pipelines.generate_targets import generate_from_ids
 
     assert valid is not None
     rows = np.arange(min(max_texts, len(valid.store)))

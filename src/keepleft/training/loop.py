@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from keepleft.training import checkpoint, meter
-from keepleft.training.average import EMA
+from keepleft.training import checkpoint, mfu
+from keepleft.training.distributed import DistributedContext
+from keepleft.training.ema import EMA
+from keepleft.training.lr_schedule import learning_rate
 from keepleft.training.optimizer import named_state
-from keepleft.training.parallel import DistributedContext
 from keepleft.training.recipe import Recipe, higher_is_better
 from keepleft.training.recipe import from_dict as read_recipe
-from keepleft.training.schedule import learning_rate
 from keepleft.training.step import make_step
 
 CursorTuple = tuple[int, int]  # epoch, and steps of it that are done
@@ -103,7 +103,7 @@ def train(model: nn.Module, batches: BatchOrder | Iterable[Any], recipe: Recipe,
     """
     distributed = distributed or DistributedContext(device=next(model.parameters()).device)
     batch_order = batches if hasattr(batches, "steps") else RepeatedBatches(list(batches))  # type: ignore[arg-type]
-    flop_counter = meter.FlopCounter(model)
+    flop_counter = mfu.FlopCounter(model)
     train_step = make_step(model, recipe, distributed, tokens_per_step=int(getattr(batches, "tokens", 0)), row_length=getattr(batches, "fixed", None))
     train_state = _TrainState(model, train_step.optimizers, train_step.ema)
     folder, stored_metadata = None if folder is None else Path(folder), json.loads(json.dumps(dict(metadata or {})))  # as it is kept
@@ -137,7 +137,7 @@ def train(model: nn.Module, batches: BatchOrder | Iterable[Any], recipe: Recipe,
         loss, cross_entropy, accuracy, _ = means.mean(0).tolist()
         grad_norm = float(means[-1, 3])
         seconds = max(1e-9, time.perf_counter() - start_time)
-        peak_flops = meter.peak_matmul_flops(distributed.device, torch.bfloat16 if train_step.mixed_precision else torch.float32) if flops else None
+        peak_flops = mfu.peak_matmul_flops(distributed.device, torch.bfloat16 if train_step.mixed_precision else torch.float32) if flops else None
         report = TrainReport(train_state.step, last_report_step, train_state.cursor[0], loss, cross_entropy, accuracy, lr, grad_norm, num_targets, num_targets / seconds,
                         flops / seconds / peak_flops if peak_flops else None, notes=notes)
         notes = []

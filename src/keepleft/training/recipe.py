@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from keepleft.nn import sense
+from keepleft import checks
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
@@ -70,17 +70,17 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))  # YAML has lists only
         for name in ("steps", "report", "keep"):
-            sense.check_int(name, getattr(self, name))
+            checks.check_int(name, getattr(self, name))
         for name in ("warmup", "seed"):
-            sense.check_int(name, getattr(self, name), minimum=0)
+            checks.check_int(name, getattr(self, name), minimum=0)
         for name in ("evaluate", "save", "patience"):
             if getattr(self, name) is not None:
-                sense.check_int(name, getattr(self, name))
-        sense.check_number("peak", self.lr, above=0)
+                checks.check_int(name, getattr(self, name))
+        checks.check_number("peak", self.lr, above=0)
         for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
-            sense.check_choice(name, getattr(self, name), allowed)
+            checks.check_choice(name, getattr(self, name), allowed)
         for name in ("floor", "decay", "smoothing", "average", "weight_decay", "clip"):
-            sense.check_number(name, getattr(self, name))
+            checks.check_number(name, getattr(self, name))
         for name in ("floor", "decay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import MIN_QUERIES_WITHOUT_TABLE
-from keepleft.training.average import EMA
-from keepleft.training.optimizer import make_optimizers, init_state
-from keepleft.training.parallel import DistributedContext
+from keepleft.training.distributed import DistributedContext
+from keepleft.training.ema import EMA
+from keepleft.training.loss_module import LossModule, checkpoint_activations
+from keepleft.training.optimizer import init_state, make_optimizers
 from keepleft.training.precision import MixedPrecision
-from keepleft.training.pupil import LossModule, checkpoint_activations
 from keepleft.training.recipe import Recipe
 
 EAGER_STEPS = 3            # steps before the kernels of one are recorded

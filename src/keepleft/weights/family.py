@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepleft.models.design import ClassificationHead, Design, MaskedLMHead, NormalInit, PoolingHead, LMHead
+from keepleft.models.design import ClassificationHead, Design, LMHead, MaskedLMHead, NormalInit, PoolingHead
 from keepleft.weights import fields
 from keepleft.weights.fields import Field
 from keepleft.weights.rules import Rule

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from keepleft import checks
 from keepleft.models.design import Design
-from keepleft.nn import sense
 
 _REQUIRED = object()
 
@@ -94,11 +94,11 @@ def _check_value(config_key: str, value: Any, template: Design, path: str) -> No
     if value is None and annotation.endswith("None"):
         return
     if annotation.startswith("int"):
-        sense.check_int(repr(config_key), value, minimum=0 if path == "kinds" else 1)
+        checks.check_int(repr(config_key), value, minimum=0 if path == "kinds" else 1)
     elif annotation.startswith("float"):
-        sense.check_number(repr(config_key), value)
+        checks.check_number(repr(config_key), value)
     elif annotation.startswith("bool"):
-        sense.check_bool(repr(config_key), value)
+        checks.check_bool(repr(config_key), value)
 
 
 def _design_paths(row: Field) -> tuple[str, ...]:

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keepleft import checks
 from keepleft.attention.masks import causal
 from keepleft.models import presets
-from keepleft.models.design import Design, StackDesign, LMHead
-from keepleft.nn import sense
+from keepleft.models.design import Design, LMHead, StackDesign
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
-from keepleft.nn.position import Llama3RopeScaling, Rotary, LinearRopeScaling, rope_frequencies
-from keepleft.weights import gguf_file
+from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling, Rotary, rope_frequencies
+from keepleft.weights import gguf_reader
 from keepleft.weights.rules import Rule, drop, interleave, linear
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from keepleft.models.wholes import Decoder
+    from keepleft.models.transformer import Decoder
 
 ROPE_FREQS_TENSOR = "rope_freqs.weight"
 
@@ -41,7 +41,7 @@ class GGUFFile:
 
         self.dequantize, self.quant_sizes = gguf.dequantize, gguf.GGML_QUANT_SIZES
         try:
-            self.metadata, self.tensors = gguf_file.read(path)
+            self.metadata, self.tensors = gguf_reader.read(path)
         except (ValueError, KeyError, OSError, MemoryError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a whole GGUF file ({error}): copy or download it again") from error
         if (architecture := self.metadata.get("general.architecture")) != "llama":
@@ -54,11 +54,11 @@ class GGUFFile:
         return value
 
     def get_int(self, name: str, default: int | None = None) -> int:
-        sense.check_int(f"'llama.{name}'", value := self.get_metadata(name, default))
+        checks.check_int(f"'llama.{name}'", value := self.get_metadata(name, default))
         return value
 
     def get_float(self, name: str, default: float | None = None) -> float:
-        sense.check_number(f"'llama.{name}'", value := self.get_metadata(name, default), above=0)
+        checks.check_number(f"'llama.{name}'", value := self.get_metadata(name, default), above=0)
         return float(value)
 
     def names(self) -> list[str]:
@@ -83,8 +83,8 @@ class GGUFFile:
 
 def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decoder, Tokenizer | None]:
     """The model, its weights turned into floats, and the tokenizer inside the file."""
-    from keepleft.weights.files import load_weights
     from keepleft.weights.gguf_tokenizer import read_tokenizer
+    from keepleft.weights.model_directory import load_weights
 
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")

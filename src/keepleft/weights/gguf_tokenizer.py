@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.disk.tokenizer import parse_tokenizer
+from keepleft.disk.tokenizer_json import parse_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

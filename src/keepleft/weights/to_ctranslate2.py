@@ -12,10 +12,18 @@ from torch import Tensor, nn
 
 from keepleft.attention.masks import causal, full
 from keepleft.disk import atomic
-from keepleft.models.design import Design, StackDesign, LMHead
-from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
+from keepleft.models.design import Design, LMHead, StackDesign
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.nn.norm import RMSNorm
-from keepleft.nn.position import LearnedPositions, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal, LinearRopeScaling, sinusoidal_encoding
+from keepleft.nn.position import (
+    LearnedPositions,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+    sinusoidal_encoding,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

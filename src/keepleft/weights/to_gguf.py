@@ -11,13 +11,13 @@ from torch import Tensor
 from keepleft.attention.masks import causal
 from keepleft.disk import atomic
 from keepleft.models import presets
-from keepleft.models.design import Design, NormalInit, StackDesign, LMHead
-from keepleft.models.wholes import Decoder
+from keepleft.models.design import Design, LMHead, NormalInit, StackDesign
+from keepleft.models.transformer import Decoder
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
-from keepleft.nn.position import Llama3RopeScaling, Rotary, LinearRopeScaling, rope_frequencies
+from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling, Rotary, rope_frequencies
 from keepleft.weights.gguf import ROPE_FREQS_TENSOR, rules
-from keepleft.weights.gguf_words import tokenizer_metadata
+from keepleft.weights.gguf_tokenizer_writer import tokenizer_metadata
 from keepleft.weights.rules import export_tensors
 
 if TYPE_CHECKING:

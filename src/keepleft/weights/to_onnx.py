@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.disk import atomic
-from keepleft.models.wholes import Decoder, Encoder, EncoderDecoder
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 OPSET = 17

@@ -35,7 +35,7 @@ def get_backend(name: str) -> Backend:
     elif name == "varlen":
         from keepleft.attention.backends import varlen as backend  # type: ignore[no-redef]
     elif name == "traced":
-        from keepleft.attention.backends import traced as backend  # type: ignore[no-redef]
+        from keepleft.attention.backends import export as backend  # type: ignore[no-redef]
     else:
         raise ValueError(f"no attention backend is called {name!r}: there are {', '.join(BACKEND_NAMES)}")
     return backend

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
-from keepleft.attention.runs import segment_spans
+from keepleft.attention.segment_spans import segment_spans
 
 
 class FlexMask(NamedTuple):

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window_size
-from keepleft.attention.runs import is_relative, split_rows
+from keepleft.attention.segment_spans import is_relative, split_rows
 
 # With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678),
 # and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where others take 8

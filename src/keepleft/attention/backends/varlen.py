@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Full, Mask, is_causal_window, window_size
-from keepleft.attention.runs import segment_spans
+from keepleft.attention.segment_spans import segment_spans
 
 
 class VarlenMask(NamedTuple):

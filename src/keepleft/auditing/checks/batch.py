@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from keepleft.auditing.checks.agreement import CallPair, agree, remaining_paths
 from keepleft.auditing.checks.padding import neighbours
-from keepleft.auditing.checks.pairs import CallPair, agree, remaining_paths
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.session import AuditSession
 
 LARGE_BATCH_SIZE = 8  # rows, so that groups of two and of four are more than one
 

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.auditing import place, rounding, sentences
+from keepleft.auditing import localize, rounding
+from keepleft.auditing.cache_adapters import CacheStepper, find_stepper
+from keepleft.auditing.checks import remedies
+from keepleft.auditing.checks.findings import locate, make_probe
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
-from keepleft.auditing.checks.told import make_probe, locate
-from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
-from keepleft.auditing.stepping import CacheStepper, find_stepper
-from keepleft.auditing.subject import Inputs, CallError
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.session import AuditSession
 
 
 def cache(session: AuditSession, paths: Sequence[CodePath], prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
@@ -137,11 +138,11 @@ class CacheTrial:
         relative = float(change[row, n]) / scale
         session.add_finding(Finding("cache", reader, start, relative, path_label, location.module,
                             f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
-                            f"{sentences.format_size(relative)}, through {location.module or session.adapter.name}; "
-                            f"{sentences.remedy('cache', location.module_kind)}.", "comparison", line, self.reproducer(inputs, chunk_sizes, reader)))
+                            f"{remedies.format_size(relative)}, through {location.module or session.adapter.name}; "
+                            f"{remedies.remedy('cache', location.module_kind)}.", "comparison", line, self.reproducer(inputs, chunk_sizes, reader)))
         return False
 
-    def locate_difference(self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int) -> tuple[place.Location, str]:
+    def locate_difference(self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int) -> tuple[localize.Location, str]:
         """One pass against the last piece alone."""
         adapter, last_size = self.session.adapter, chunk_sizes[-1]
         last_start = sum(chunk_sizes) - last_size
@@ -155,7 +156,7 @@ class CacheTrial:
         def run_last_chunk(state: Any) -> Any:
             return self.stepper.step(inputs, last_start, last_size, state, self.cache_kind, self.path)
 
-        chunk_probe = place.Probe(run_last_chunk, inputs.tokens.shape[0], last_size, row, reader - last_start, adapter.parameter_dims, replay_prefix)
+        chunk_probe = localize.Probe(run_last_chunk, inputs.tokens.shape[0], last_size, row, reader - last_start, adapter.parameter_dims, replay_prefix)
         return locate(self.session, make_probe(self.session, self.path, inputs, row, reader), chunk_probe,
                      rounding.tolerance(self.session, self.path))
 
@@ -201,7 +202,7 @@ class CacheTrial:
         if relative <= rounding.tolerance(self.session, self.path):
             return True
         self.session.add_finding(Finding("cache", reader, None, relative, path_label, "", f"after {fault}: the next step differs "
-                                 f"{sentences.format_size(relative)}; {advice}.", "comparison"), operation.partition(" ")[0])
+                                 f"{remedies.format_size(relative)}; {advice}.", "comparison"), operation.partition(" ")[0])
         return False
 
     def reproducer(self, inputs: Inputs, chunk_sizes: list[int], reader: int) -> str:

@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import outputs, rounding
-from keepleft.auditing.checks import told
-from keepleft.auditing.checks.cuts import Perturbation, perturb, sampled_perturbations, single_source_perturbations, perturbations
+from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.gradients import gradients
-from keepleft.auditing.checks.lengthened import length_probe
-from keepleft.auditing.checks.strained import poison_probe, magnitude_probe
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.checks.length import length_probe
+from keepleft.auditing.checks.perturbations import (
+    Perturbation,
+    perturb,
+    perturbations,
+    sampled_perturbations,
+    single_source_perturbations,
+)
+from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.session import AuditSession
 
 MAX_BATCH_ROWS = 16            # so many changes are tried at once
 MAX_BATCH_TOKENS = 4096        # in at most so many tokens
@@ -96,7 +102,7 @@ def _check_path(session: AuditSession, path: CodePath, length: int, batch: int, 
         out = adapter.run(base, path)
         scale = rounding.scale(out)
         if out.isnan().any() and path.dtype is None and not path.autocast:
-            told.add_nan_finding(session, path, base, out, ON_PLAIN_INPUTS)
+            findings.add_nan_finding(session, path, base, out, ON_PLAIN_INPUTS)
         for n in range(0, len(candidates), batch):
             if session.out_of_time and n:
                 session.skip(label, "the time was up in the middle of it")
@@ -124,7 +130,7 @@ def confirm(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs
     relative = float(change[reader]) / scale
     if relative == float("inf"):  # it breaks: that is a matter of its own
         if path.dtype is None and not path.autocast:
-            told.add_nan_finding(session, path, changed, adapter.run(changed, path), ON_PLAIN_INPUTS)
+            findings.add_nan_finding(session, path, changed, adapter.run(changed, path), ON_PLAIN_INPUTS)
         return False
     row_changed = base.but(tokens=base.tokens.clone())
     row_changed.tokens[row] = changed.tokens[row]
@@ -137,7 +143,7 @@ def confirm(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs
     if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, _jittered_pairs(session, base, row_changed, reader, perturbation)):
         return False
     source, source_changed, largest = _strongest_source(session, path, base, row_changed, row, reader, perturbation)
-    told.add_future_finding(session, path, base, source_changed, row, reader, source, max(relative, largest / scale), "substitution")
+    findings.add_future_finding(session, path, base, source_changed, row, reader, source, max(relative, largest / scale), "substitution")
     return True
 
 

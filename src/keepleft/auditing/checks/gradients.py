@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from keepleft.auditing import rounding, strain
-from keepleft.auditing.checks import told
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs, CallError
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing import interventions, rounding
+from keepleft.auditing.checks import findings
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.session import AuditSession
 
 
 def gradients(session: AuditSession, path: CodePath, length: int) -> None:
@@ -25,8 +25,8 @@ def gradients(session: AuditSession, path: CodePath, length: int) -> None:
     base = adapter.make_inputs(1, length, seed=length + 1)
     with session.skip_on_error(f"future by gradients, {path.label(1, length)}"), adapter.on_path(path):
         try:
-            out, leaf = strain.run_with_grad(adapter, base, path)
-        except strain.UntracedError as error:
+            out, leaf = interventions.run_with_grad(adapter, base, path)
+        except interventions.UntracedError as error:
             session.skip("future by gradients", error)
             return
         session.record_path(path, 1, length)
@@ -44,7 +44,7 @@ def gradients(session: AuditSession, path: CodePath, length: int) -> None:
             change = rounding.change_on_path(session, path, base, changed, 0, reader)
             finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)  # too small for its own precision
             with adapter.on_path(finding_path):
-                told.add_future_finding(session, finding_path, base, changed, 0, reader, source, change or relative, "gradient")
+                findings.add_future_finding(session, finding_path, base, changed, 0, reader, source, change or relative, "gradient")
             return
 
 
@@ -72,9 +72,9 @@ def _persists_in_float64(session: AuditSession, path: CodePath, base: Inputs, re
     float64_path = path.but(dtype=torch.float64)
     try:
         with session.adapter.on_path(float64_path):
-            out, leaf = strain.run_with_grad(session.adapter, base, float64_path)
+            out, leaf = interventions.run_with_grad(session.adapter, base, float64_path)
             (_, gradient), = _position_gradients(out, leaf, range(reader, reader + 1))
-    except (CallError, strain.UntracedError, ValueError):
+    except (CallError, interventions.UntracedError, ValueError):
         return relative > 1e-6
     relative_float64 = float(gradient[source]) / max(float(gradient.max()), 1e-300)
     return relative_float64 > relative / 100 and (session.is_pure_float64(float64_path) or relative_float64 > 1e-6 or relative_float64 < 1e-9)

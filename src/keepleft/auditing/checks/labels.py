@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keepleft.auditing import outputs, rounding, sentences
-from keepleft.auditing.checks.pairs import CallPair, agree
-from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing import outputs, rounding
+from keepleft.auditing.checks import remedies
+from keepleft.auditing.checks.agreement import CallPair, agree
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Inputs, CallError, ModelAdapter
-from keepleft.auditing.ways import CodePath
-from keepleft.auditing.words import TokenSampler
+from keepleft.auditing.session import AuditSession
 
 IGNORE_INDEX = -100
 MAX_LENGTH = 300                   # no longer text is tried
@@ -128,7 +129,7 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
             reader = int(change.argmax())
             session.add_finding(Finding("labels", reader, position, float(change.max()), f"{path_label}, {label_argument.name} without {adapter.main_argument}", "",
                                 f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
-                                f"{sentences.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
+                                f"{remedies.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
                                 "to the right, behind a start token, before they become the decoder's input.", "labels"), "fed")
             return False
     return True
@@ -177,7 +178,7 @@ class LabelLossProbe:
             if losses.isfinite().all() and _is_constant(losses):
                 self.record_comparison()
                 session.add_finding(Finding("labels", None, position, 1.0, self.path_label, "", f"the label at position {position} is judged by nothing: "
-                                    f"the loss is the same whatever it is; {sentences.remedy('labels', '')}.", "labels"),
+                                    f"the loss is the same whatever it is; {remedies.remedy('labels', '')}.", "labels"),
                             "unjudged")
                 return None
             if not losses.isfinite().all():
@@ -187,7 +188,7 @@ class LabelLossProbe:
         judged_row, judged_position, weight = match
         if judged_row != row or judged_position != position - shift:
             session.add_finding(Finding("labels", judged_position, position, 1.0, self.path_label, "", _misalignment_message(row, position, judged_row, judged_position, shift)
-                                + f"; {sentences.remedy('labels', '')}.", "labels"))
+                                + f"; {remedies.remedy('labels', '')}.", "labels"))
             return None
         return weight
 

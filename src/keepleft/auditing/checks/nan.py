@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from keepleft.auditing import place, sentences
+from keepleft.auditing import localize
+from keepleft.auditing.checks import remedies
+from keepleft.auditing.checks.findings import add_nan_finding
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
-from keepleft.auditing.checks.told import add_nan_finding
-from keepleft.auditing.inquiry import AuditSession
+from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
+from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
-from keepleft.auditing.subject import Inputs, CallError
-from keepleft.auditing.ways import HALF_DTYPES, CodePath
+from keepleft.auditing.session import AuditSession
 
 LONG_LENGTH = 192  # tokens: half of something, so often, is nothing in single precision
 
@@ -130,12 +131,12 @@ def _check_backward(session: AuditSession, path: CodePath, case: str, inputs: In
             return
         for p in parameters:
             p.grad = None
-        name = place.first_nan_backward(adapter.module, loss)
+        name = localize.first_nan_backward(adapter.module, loss)
     finally:
         for p, grad in zip(parameters, saved_grads, strict=True):
             p.grad = grad
     path_label = session.record_path(path, *inputs.tokens.shape[:2]) + f", {case}"
     session.add_finding(Finding("nan", None, None, float("inf"), path_label, name,
                         f"what comes out are numbers, but gradients are NaN or infinite with {case}, through "
-                        f"{name or adapter.name}; {sentences.remedy('nan', '')}, and choose between values before they are "
+                        f"{name or adapter.name}; {remedies.remedy('nan', '')}, and choose between values before they are "
                         "computed, not after.", "gradient"), "backward")

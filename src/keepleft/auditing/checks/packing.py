@@ -9,11 +9,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from keepleft.auditing.checks.pairs import CallPair, agree
-from keepleft.auditing.checks.told import add_nan_finding
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs, ModelAdapter
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.checks.agreement import CallPair, agree
+from keepleft.auditing.checks.findings import add_nan_finding
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import Inputs, ModelAdapter
+from keepleft.auditing.session import AuditSession
 
 CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")  # where each text ends, counted through the row
 MAX_SEQLEN_ARGUMENTS = ("max_seqlen", "max_seq_len_in_batch")

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from keepleft.auditing.checks.pairs import CallPair, agree, remaining_paths
-from keepleft.auditing.inquiry import AuditSession
-from keepleft.auditing.subject import Inputs, PaddingArgument, ModelAdapter
-from keepleft.auditing.ways import CodePath
+from keepleft.auditing.checks.agreement import CallPair, agree, remaining_paths
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.model_adapter import Inputs, ModelAdapter, PaddingArgument
+from keepleft.auditing.session import AuditSession
 
 PADDING_AMOUNTS = (3, -2, 1, 6)  # of padding; -2: all but two positions
 

@@ -32,7 +32,7 @@ def audit_class(name: str, budget: str) -> ZooRow:
     import torch
 
     from keepleft.auditing.audit import audit
-    from keepleft.auditing.zoo.tiny import UnbuildableError, tiny_model
+    from keepleft.auditing.zoo.tiny_models import UnbuildableError, tiny_model
 
     started = time.monotonic()
     torch.set_num_threads(1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.runs.alignment import alignment_weights
+from keepleft.plots.cross_attention import alignment_weights
 from keepleft.serving.explorer import wire
-from keepleft.serving.explorer.given import Params
+from keepleft.serving.explorer.params import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.serving.explorer import maps
-from keepleft.serving.explorer import summary as summaries
-from keepleft.serving.explorer.given import Params
-from keepleft.serving.explorer.kept import claimed_mask
+from keepleft.serving.explorer import attention_tiles
+from keepleft.serving.explorer import head_stats as summaries
+from keepleft.serving.explorer.attention_store import claimed_mask
+from keepleft.serving.explorer.params import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
@@ -52,15 +52,15 @@ def _truncate(tokens: list[int], max_tokens: int, side: str, notes: list[str]) -
 
 
 def overview(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return maps.overview(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.overview(explorer.text_cache[params.text("key")], params)
 
 
 def tile(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return maps.tile(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.tile(explorer.text_cache[params.text("key")], params)
 
 
 def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return maps.token_row(explorer.text_cache[params.text("key")], params)
+    return attention_tiles.token_row(explorer.text_cache[params.text("key")], params)
 
 
 def summary(explorer: Explorer, params: Params) -> dict[str, Any]:

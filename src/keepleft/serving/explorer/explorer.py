@@ -15,26 +15,26 @@ import torch
 
 from keepleft.auditing.report import json_safe
 from keepleft.models.design import LMHead
-from keepleft.models.twin import share_weights
-from keepleft.runs.using import TextGenerator
+from keepleft.models.share_weights import share_weights
+from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer import (
-    about,
     alignment,
     attention,
-    beams,
-    following,
-    leaks,
+    audit,
+    beam_tree,
+    continue_text,
     masks,
-    spelling,
-    training,
+    model_info,
+    next_token,
+    run_log,
+    token_texts,
     unmasked,
-    writing,
 )
-from keepleft.serving.explorer.given import MAX_TOKENS, Params, shorten, suggestion
-from keepleft.serving.explorer.leaks import BackgroundAudit
-from keepleft.serving.explorer.reading import TextCache
-from keepleft.serving.explorer.training import RunFolder
-from keepleft.serving.explorer.words import DisplayTokenizer
+from keepleft.serving.explorer.audit import BackgroundAudit
+from keepleft.serving.explorer.params import MAX_TOKENS, Params, shorten, suggestion
+from keepleft.serving.explorer.run_log import RunFolder
+from keepleft.serving.explorer.text_cache import TextCache
+from keepleft.serving.explorer.tokens import DisplayTokenizer
 
 Answer = dict[str, Any]
 
@@ -61,7 +61,7 @@ class Explorer:
         # Whoever serves the model may be using it at this moment: what is watched or changed here is a twin
         self.generator = TextGenerator(share_weights(model).eval(), tokenizer, source_tokenizer)
         self.display_tokenizer, self.text_cache, self.audit, self.run_folder = DisplayTokenizer(self.generator), TextCache(self.generator.model), BackgroundAudit(model), RunFolder(runs)
-        self.example = about.example(self) if example is None else dict(example)
+        self.example = model_info.example(self) if example is None else dict(example)
 
     def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
         """The answer as plain data; a ValueError says what is wrong with the question, and what would be right."""
@@ -110,15 +110,15 @@ class Explorer:
         target: list[int] = []
         max_tokens = min(limit, self.text_cache.max_tokens - len(start_tokens))
         while len(target) < max_tokens and not (target and target[-1] in self.display_tokenizer.options.eos_ids):
-            chunk, _ = writing.continue_tokens(self.display_tokenizer, source_tokens, target, {"do_sample": False}, min(writing.MAX_NEW_TOKENS, max_tokens - len(target)))
+            chunk, _ = continue_text.continue_tokens(self.display_tokenizer, source_tokens, target, {"do_sample": False}, min(continue_text.MAX_NEW_TOKENS, max_tokens - len(target)))
             if not chunk:
                 break
             target += chunk
         return [*start_tokens, *(target[:-1] if target and target[-1] in self.display_tokenizer.options.eos_ids else target)]
 
     @cached_property
-    def scorer(self) -> following.IncrementalScorer:
-        return following.IncrementalScorer(self.generator.model)
+    def scorer(self) -> next_token.IncrementalScorer:
+        return next_token.IncrementalScorer(self.generator.model)
 
     @cached_property
     def unmasked_model(self) -> Any:
@@ -126,27 +126,27 @@ class Explorer:
         return unmasked.without_causal_mask(self.generator.model)
 
     @cached_property
-    def unmasked_scorer(self) -> following.IncrementalScorer:
-        return following.IncrementalScorer(self.unmasked_model)
+    def unmasked_scorer(self) -> next_token.IncrementalScorer:
+        return next_token.IncrementalScorer(self.unmasked_model)
 
 
 QUESTIONS: dict[str, Question] = {
-    "about": Question(about.model_info),
+    "about": Question(model_info.model_info),
     "attention": Question(attention.attention, "text source"),
     "overview": Question(attention.overview, "key name layer head size"),
     "tile": Question(attention.tile, "key name layer head row column size"),
     "reads": Question(attention.token_attention, "key name layer head token by"),
     "summary": Question(attention.summary, "key name layer"),
-    "next": Question(following.next_token, "text source tokens unmasked"),
-    "spell": Question(spelling.describe_tokens, "ids before"),
-    "vocabulary": Question(spelling.vocabulary),
-    "write": Question(writing.continue_text, "text source tokens options limit"),
-    "beam": Question(beams.beam_tree, "text source width limit length_penalty early_stopping"),
+    "next": Question(next_token.next_token, "text source tokens unmasked"),
+    "spell": Question(token_texts.describe_tokens, "ids before"),
+    "vocabulary": Question(token_texts.vocabulary),
+    "write": Question(continue_text.continue_text, "text source tokens options limit"),
+    "beam": Question(beam_tree.beam_tree, "text source width limit length_penalty early_stopping"),
     "alignment": Question(alignment.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
-    "leaks": Question(leaks.audit_status, "wait"),
+    "leaks": Question(audit.audit_status, "wait"),
     "unmasked": Question(unmasked.compare_unmasked, "text source"),
-    "runs": Question(training.list_runs),
-    "run": Question(training.run_metrics, "name after"),
-    "compare": Question(training.compare),
+    "runs": Question(run_log.list_runs),
+    "run": Question(run_log.run_metrics, "name after"),
+    "compare": Question(run_log.compare),
 }

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from keepleft.attention.backends.sdpa import BuiltinMask, builtin_mask
 from keepleft.attention.grid import Grid
+from keepleft.attention.mask_parser import MAX_CHARACTERS
+from keepleft.attention.mask_parser import parse_mask as read
+from keepleft.attention.mask_plot import faults
 from keepleft.attention.masks import Mask, window_size
-from keepleft.attention.picture import faults
-from keepleft.attention.reading import MAX_CHARACTERS
-from keepleft.attention.reading import parse_mask as read
 from keepleft.models.stack import positions_from_segments
 from keepleft.serving.explorer import wire
-from keepleft.serving.explorer.given import Params
+from keepleft.serving.explorer.params import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.masks import causal, full
-from keepleft.serving.explorer.kept import STRIP_HEIGHT, StoredAttention, visible_columns
+from keepleft.serving.explorer.attention_store import STRIP_HEIGHT, StoredAttention, visible_columns
 
 
 class Rollout(NamedTuple):

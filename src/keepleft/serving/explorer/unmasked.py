@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.masks import And, Mask, causal, full
-from keepleft.models.twin import share_weights
+from keepleft.models.share_weights import share_weights
 from keepleft.serving.explorer import wire
-from keepleft.serving.explorer.given import Params
-from keepleft.serving.explorer.kept import store_attentions
+from keepleft.serving.explorer.attention_store import store_attentions
+from keepleft.serving.explorer.params import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer

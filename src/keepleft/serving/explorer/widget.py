@@ -7,9 +7,9 @@ from typing import Any
 import anywidget  # type: ignore[import-not-found, import-untyped]
 import traitlets  # type: ignore[import-not-found, import-untyped]
 
-from keepleft.serving.explorer.bundle import page_file
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.given import error_payload
+from keepleft.serving.explorer.page_files import page_file
+from keepleft.serving.explorer.params import error_payload
 
 
 class Explore(anywidget.AnyWidget):  # type: ignore[misc]

@@ -9,24 +9,24 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from keepleft import __version__
-from keepleft.serving.http import (
+from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
+from keepleft.serving.http.metrics import Metrics
+from keepleft.serving.http.middleware.allowed_hosts import AllowedHostsMiddleware
+from keepleft.serving.http.middleware.auth import APIKeys, AuthMiddleware
+from keepleft.serving.http.middleware.body_limit import BodyLimitMiddleware
+from keepleft.serving.http.middleware.draining import DrainingMiddleware
+from keepleft.serving.http.middleware.request_log import Log, RequestLogMiddleware
+from keepleft.serving.http.routes import (
     attention,
     chat,
     classify,
     completions,
     embeddings,
-    explore,
-    models,
+    explorer,
     score,
+    status,
     translate,
 )
-from keepleft.serving.http.bodies import BodyLimitMiddleware
-from keepleft.serving.http.errors import HANDLED_EXCEPTIONS, exception_handler
-from keepleft.serving.http.hosts import AllowedHostsMiddleware
-from keepleft.serving.http.keys import APIKeys, AuthMiddleware
-from keepleft.serving.http.metrics import Metrics
-from keepleft.serving.http.open import DrainingMiddleware
-from keepleft.serving.http.recorded import Log, RequestLogMiddleware
 from keepleft.serving.http.service import Service
 
 
@@ -36,9 +36,9 @@ def make_app(service: Service, *, keys: APIKeys | None = None, allowed_hosts: fr
     keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
     app = FastAPI(title="keepleft", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
                   exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler))
-    for router in (models.routes(service, metrics), completions.routes(service, log), chat.routes(service, log),
+    for router in (status.routes(service, metrics), completions.routes(service, log), chat.routes(service, log),
                    embeddings.routes(service), translate.routes(service), classify.routes(service), score.routes(service),
-                   attention.routes(service), explore.routes(service)):
+                   attention.routes(service), explorer.routes(service)):
         app.include_router(router)
     app.add_middleware(BodyLimitMiddleware, limits=service.limits)  # the last added is the first that a request meets
     app.add_middleware(DrainingMiddleware, service=service)

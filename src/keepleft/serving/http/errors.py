@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from keepleft.serving.asks import ShuttingDownError, OverloadedError
-from keepleft.serving.http.asked import all_field_names
+from keepleft.serving.engine.request import OverloadedError, ShuttingDownError
+from keepleft.serving.http.schemas.requests import all_field_names
 
 RETRY_AFTER_SECONDS = 5.0  # seconds after which another server, or this one again, may be asked
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

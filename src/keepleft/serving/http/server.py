@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
-from keepleft.serving.http.patience import protocol_with_timeouts
 from keepleft.serving.http.service import Service
+from keepleft.serving.http.timeouts import protocol_with_timeouts
 
 GRACEFUL_SHUTDOWN_SECONDS = 5.0  # seconds for answers to be taken after the engine is done
 

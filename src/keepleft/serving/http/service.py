@@ -13,16 +13,16 @@ from typing import Any, Protocol, TypeVar
 from keepleft import __version__
 from keepleft.models.design import ClassificationHead
 from keepleft.nn.position import LearnedPositions, Rotary
-from keepleft.runs.judging import Predictor
-from keepleft.runs.opened import LoadedModel
-from keepleft.runs.using import TextGenerator
-from keepleft.serving.asks import Engine, Events, RequestHandle
-from keepleft.serving.explorer.bundle import PAGE_FOLDER
-from keepleft.serving.http.aside import Sandbox
+from keepleft.pipelines.loading import LoadedModel
+from keepleft.pipelines.predictor import Predictor
+from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.serving.engine.request import Engine, Events, RequestHandle
+from keepleft.serving.engine.thread import EngineThread
+from keepleft.serving.explorer.page_files import PAGE_FOLDER
+from keepleft.serving.http.dynamic_batcher import DynamicBatcher
 from keepleft.serving.http.errors import APIError
-from keepleft.serving.http.gathering import DynamicBatcher
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.running import EngineThread
+from keepleft.serving.http.sandbox.client import Sandbox
 
 Result = TypeVar("Result")
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft import checks
 from keepleft.models import presets
 from keepleft.models.design import Design, LMHead
-from keepleft.nn import sense
 from keepleft.nn.position import Sinusoidal, sinusoidal_encoding
 from keepleft.weights.families.gpt2 import output_rule
 from keepleft.weights.family import ACTIVATIONS, Family
-from keepleft.weights.fields import Field, fixed_field, choice_field, same_field
+from keepleft.weights.fields import Field, choice_field, fixed_field, same_field
 from keepleft.weights.rules import Rule, concat_rules, linear, unsqueeze
 
 QKV_NAMES, KV_NAMES = ("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")
@@ -83,11 +83,11 @@ def shared_fields(template: Design) -> list[Field]:
 def read_vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Two vocabularies where encoder and decoder do not share theirs."""
     shared = config.pop("share_encoder_decoder_embeddings", True)
-    sense.check_bool("'share_encoder_decoder_embeddings'", shared)
+    checks.check_bool("'share_encoder_decoder_embeddings'", shared)
     source_vocab = config.get("vocab_size", presets.marian.vocab)
     target_vocab = config.pop("decoder_vocab_size", None) or source_vocab
-    sense.check_int("'vocab_size'", source_vocab)
-    sense.check_int("'decoder_vocab_size'", target_vocab)
+    checks.check_int("'vocab_size'", source_vocab)
+    checks.check_int("'decoder_vocab_size'", target_vocab)
     if shared and target_vocab != source_vocab:
         raise ValueError(f"'vocab_size' is {source_vocab!r} and 'decoder_vocab_size' {target_vocab!r}: a shared vocabulary has one size")
     return config | {"vocab_size": target_vocab, "source_vocab": None if shared else source_vocab}

@@ -7,8 +7,8 @@ from typing import Any
 from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, MaskedLMHead, PoolingHead
 from keepleft.weights.family import ACTIVATIONS, Family
-from keepleft.weights.fields import fixed_field, choice_field, same_field
-from keepleft.weights.rules import Rule, drop, concat_rules, linear
+from keepleft.weights.fields import choice_field, fixed_field, same_field
+from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
 
 def rules(design: Design) -> list[Rule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, LMHead
 from keepleft.weights.family import ACTIVATIONS, Family
-from keepleft.weights.fields import Field, fixed_field, choice_field, same_field
+from keepleft.weights.fields import Field, choice_field, fixed_field, same_field
 from keepleft.weights.rules import Rule, drop, linear, transpose
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from keepleft import checks
 from keepleft.attention.masks import Mask, causal, is_causal_window, window, window_size
 from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, LMHead
-from keepleft.nn import sense
 from keepleft.weights.families.gpt2 import ffn_width, output_rule
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, choice_field, same_field
-from keepleft.weights.rules import Rule, drop, concat_rules, linear
+from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
 
 def rules(design: Design) -> list[Rule]:
@@ -45,7 +45,7 @@ def read_layer_masks(config: dict[str, Any], names: frozenset[str]) -> dict[str,
         raise ValueError(f"'attention_types' speaks of {count} layers and 'num_layers' of {layers!r}")
     layer_types = [layer_type for group, repeats in attention_types for _ in range(repeats) for layer_type in group]
     size = config.pop("window_size", 256)
-    sense.check_int("'window_size'", size)
+    checks.check_int("'window_size'", size)
     local = causal & window(size)
     masks: list[Mask] = []
     for layer_type in layer_types:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from keepleft import checks
 from keepleft.attention.masks import Mask, causal, is_causal_window, window, window_size
 from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, LMHead
-from keepleft.nn import sense
-from keepleft.nn.position import Llama3RopeScaling, LinearRopeScaling
+from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling
 from keepleft.weights.families.gpt2 import output_rule
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, choice_field, same_field
-from keepleft.weights.rules import Rule, drop, concat_rules, linear
+from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
 
 def rules(design: Design) -> list[Rule]:
@@ -55,9 +55,9 @@ def layer_masks(config: dict[str, Any]) -> tuple[Mask, ...]:
     """The masks that the layers take in turn."""
     size, enabled = config.pop("sliding_window", None), config.pop("use_sliding_window", True)
     layer_types, _ = config.pop("layer_types", None), config.pop("max_window_layers", None)
-    sense.check_bool("'use_sliding_window'", enabled)
+    checks.check_bool("'use_sliding_window'", enabled)
     if size is not None and enabled:
-        sense.check_int("'sliding_window'", size)
+        checks.check_int("'sliding_window'", size)
     size = size if enabled else None
     if layer_types is None:
         layer_types = ["full_attention" if size is None else "sliding_attention"]
@@ -65,7 +65,7 @@ def layer_masks(config: dict[str, Any]) -> tuple[Mask, ...]:
         raise ValueError(f"'layer_types' speaks of {len(layer_types)} layers and 'num_hidden_layers' of {layers!r}"
                          if isinstance(layer_types, list) else f"'layer_types' is {layer_types!r}: it must be a list")
     for layer_type in layer_types:
-        sense.check_choice("attention in 'layer_types'", layer_type, ("full_attention", "sliding_attention"))
+        checks.check_choice("attention in 'layer_types'", layer_type, ("full_attention", "sliding_attention"))
     if size is None and "sliding_attention" in layer_types:
         raise ValueError("'layer_types' has 'sliding_attention', but there is no 'sliding_window'")
     local = causal if size is None else causal & window(size)
@@ -75,7 +75,7 @@ def layer_masks(config: dict[str, Any]) -> tuple[Mask, ...]:
 
 def positive_number(settings: dict[str, Any], name: str) -> float:
     """One of the rotary settings: a number above 0."""
-    sense.check_number(repr(name), settings.get(name), above=0)
+    checks.check_number(repr(name), settings.get(name), above=0)
     return float(settings[name])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keepleft import checks
 from keepleft.models import presets
 from keepleft.models.design import Design, LMHead
-from keepleft.nn import sense
 from keepleft.weights.families.gpt2 import output_rule
 from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, fixed_field, same_field
@@ -62,7 +62,7 @@ def resolve_tied_output(config: dict[str, Any], names: frozenset[str]) -> dict[s
     """Some programs write that the output is tied when it is not: the file decides. v1.0 alone scales its output."""
     for name in ("scale_decoder_outputs", "tie_word_embeddings"):
         if config.get(name) is not None:
-            sense.check_bool(repr(name), config[name])
+            checks.check_bool(repr(name), config[name])
     scale_outputs = config.pop("scale_decoder_outputs", None)
     tied = config.pop("tie_word_embeddings", None) is not False
     config.pop("is_gated_act", None), config.pop("dense_act_fn", None)

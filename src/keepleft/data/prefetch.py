@@ -1,0 +1,73 @@
+"""Work in the background: the next few items of an iterator are made while this one is used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from queue import Empty, Full, Queue
+from typing import TypeVar
+
+from keepleft.data.batch import Batch
+from keepleft.data.batches import BatchCursor, Batches
+
+T = TypeVar("T")
+
+
+def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
+    """The same items, made by a thread up to `depth` ahead. What goes wrong there is raised here; closing ends the thread."""
+    queue: Queue[tuple[bool, T | BaseException | None]] = Queue(depth)
+    stop = threading.Event()
+
+    def put(is_item: bool, item: T | BaseException | None) -> None:
+        while not stop.is_set():
+            try:
+                queue.put((is_item, item), timeout=0.1)
+            except Full:
+                continue
+            return
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put(True, item)
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            put(False, error)
+        else:
+            put(False, None)
+
+    thread = threading.Thread(target=produce, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            try:
+                is_item, item = queue.get(timeout=1.0)
+            except Empty:
+                if thread.is_alive():
+                    continue
+                raise RuntimeError("the thread that makes batches is gone") from None
+            if is_item:
+                yield item  # type: ignore[misc]
+            elif item is None:
+                return
+            else:
+                assert isinstance(item, BaseException)
+                raise item
+    finally:
+        stop.set()
+        thread.join(timeout=5.0)
+
+
+class PrefetchedBatches:
+    """Batches made in the background, and pinned where a GPU will fetch them."""
+
+    def __init__(self, batches: Batches, depth: int = 4, *, pin: bool = False) -> None:
+        self.batches, self.depth, self.pin = batches, depth, pin
+        self.fixed_width, self.tokens = batches.fixed_width, batches.tokens
+
+    def steps(self, cursor: tuple[int, int] = (0, 0)) -> Iterator[tuple[BatchCursor, list[Batch]]]:
+        steps = self.batches.steps(cursor)
+        if self.pin:
+            steps = ((next_cursor, [batch.pin_memory() for batch in step]) for next_cursor, step in steps)
+        return prefetch(steps, self.depth)

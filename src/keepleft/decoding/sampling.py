@@ -1,0 +1,88 @@
+"""One text for each prompt: always the likeliest token, or one drawn by its probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor, apply_processors, isin
+from keepleft.decoding.rng import derive_seeds as seeds_of
+from keepleft.decoding.rng import uniform
+from keepleft.kernels.topk import topk_logsumexp
+
+StoppingCriterion = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
+
+
+@dataclass(frozen=True)
+class SamplingStrategy:
+    """Greedy where `seeds` is None; otherwise each row is drawn with its own seed."""
+
+    processors: Sequence[LogitsProcessor] = ()
+    eos_ids: tuple[int, ...] = ()
+    stop: StoppingCriterion | None = None
+    seeds: Tensor | None = None  # (N,), or those of one prompt for all
+    num_sequences: int = 1              # texts from each prompt
+
+    def begin(self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor) -> tuple[Hypotheses, Tensor | None]:
+        n, device = len(prompt), prompt.device
+        hypotheses = Hypotheses(prompt, torch.zeros(n, device=device), torch.zeros(n, dtype=torch.bool, device=device),
+                           torch.zeros(n, dtype=torch.long, device=device), max_new_tokens, prompt.shape[1], prompt_mask)
+        if self.num_sequences == 1:
+            return hypotheses, None
+        rows = torch.arange(n, device=device).repeat_interleave(self.num_sequences)
+        return hypotheses.select_rows(rows), rows
+
+    def choose(self, logits: Tensor, hypotheses: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
+        if self.processors or self.seeds is not None:
+            logits = apply_processors(logits.float() if logits.dtype != torch.float64 else logits, hypotheses, self.processors)
+        if self.seeds is None:
+            top = topk_logsumexp(logits, 1)
+            tokens, logprobs = top.tokens[:, 0], top.values[:, 0] - top.logsumexp
+        else:
+            seeds = self.seeds.to(logits.device).repeat(len(logits) // len(self.seeds))  # one seed may serve all prompts
+            tokens = sample_tokens(logits, uniform(seeds, hypotheses.num_new))
+            logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+        tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], tokens)
+        return append_tokens(hypotheses, tokens, hypotheses.score + logprobs.masked_fill(hypotheses.done, 0.0), self.eos_ids, self.stop), None
+
+    def results(self, hypotheses: Hypotheses) -> list[list[FinishedSequence]]:
+        hypotheses = hypotheses.unpad()
+        sequences = [FinishedSequence(tokens[:length], score) for tokens, length, score in
+                zip(hypotheses.tokens[:, hypotheses.prompt_width:].tolist(), hypotheses.lengths.tolist(), hypotheses.score.tolist(), strict=True)]
+        return [sequences[n:n + self.num_sequences] for n in range(0, len(sequences), self.num_sequences)]
+
+
+def greedy(*, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcessor] = ()) -> SamplingStrategy:
+    """Always the likeliest token."""
+    return SamplingStrategy(tuple(processors), tuple(eos_ids))
+
+
+def sample(seed: int | Sequence[int], *, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcessor] = (),
+           num_sequences: int = 1) -> SamplingStrategy:
+    """Tokens drawn by their probability, `copies` texts from each prompt. One seed for all prompts, or one for each."""
+    prompt_seeds = [seed] if isinstance(seed, int) else list(seed)
+    row_seeds = torch.cat([seeds_of(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds])
+    return SamplingStrategy(tuple(processors), tuple(eos_ids), None, row_seeds, num_sequences)
+
+
+def sample_tokens(logits: Tensor, random_values: Tensor) -> Tensor:
+    """(N, V) scores and (N,) numbers in [0, 1) → (N,) tokens: where the running sum of probabilities passes the number."""
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    total = cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, (random_values[:, None].to(cumulative) * total).contiguous(), right=True)
+    return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))[:, 0]  # the last that can be drawn, should rounding pass it
+
+
+def append_tokens(hypotheses: Hypotheses, tokens: Tensor, score: Tensor, eos_ids: tuple[int, ...], stop: StoppingCriterion | None) -> Hypotheses:
+    """One token longer."""
+    extended = hypotheses.append_column(hypotheses.tokens, tokens[:, None])
+    lengths = hypotheses.lengths + ~hypotheses.done
+    done = hypotheses.done | (lengths >= hypotheses.max_new_tokens)
+    if eos_ids:
+        done = done | isin(tokens, eos_ids)
+    if stop is not None:
+        done = done | stop(extended, hypotheses.prompt_width)
+    return replace(hypotheses, tokens=extended, score=score, done=done, lengths=lengths, **hypotheses.mask_updates())

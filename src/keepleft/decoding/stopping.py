@@ -1,0 +1,54 @@
+"""When a text ends besides by its end token: at a string, wherever tokens begin and end, or when time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepleft.decoding.generation_config import GenerationConfig
+from keepleft.decoding.sampling import StoppingCriterion
+
+
+def stop_strings(tokenizer: Any, strings: Sequence[str]) -> StoppingCriterion:
+    """A text ends with the token that completes one of these."""
+    if not strings or not all(strings):
+        raise ValueError(f"stop_strings is {list(strings)!r}: give at least one, and none that is empty")
+
+    def stop(sequences: Tensor, prompt_width: int) -> Tensor:
+        tails = sequences[:, max(prompt_width, sequences.shape[1] - max_stop_tokens(strings)):].tolist()
+        return torch.tensor(hits_stop_string(tokenizer, strings, tails), device=sequences.device)
+    return stop
+
+
+def max_stop_tokens(strings: Sequence[str]) -> int:
+    """Tokens that may hold one of these: each has at least a byte."""
+    return max(len(string.encode()) for string in strings) + 4
+
+
+def hits_stop_string(tokenizer: Any, strings: Sequence[str], sequences: Sequence[list[int]]) -> list[bool]:
+    """In which texts has one of these strings just come?"""
+    max_tokens = max_stop_tokens(strings)
+    tails = tokenizer.decode_batch([sequence[-max_tokens:] for sequence in sequences], skip_special_tokens=True)
+    return [any(string in tail for string in strings) for tail in tails]
+
+
+def ended_by_itself(tokenizer: Any, options: GenerationConfig, tokens: list[int]) -> bool:
+    """Did a text end by itself, and not because it was long enough?"""
+    if not tokens:
+        return False
+    return tokens[-1] in options.eos_ids or (bool(options.stop_list) and hits_stop_string(tokenizer, options.stop_list, [tokens])[0])
+
+
+def max_time(deadline: float) -> StoppingCriterion:
+    """All texts end with the first token after a moment of the monotonic clock."""
+    return lambda sequences, prompt_width: torch.full((len(sequences),), time.monotonic() >= deadline, device=sequences.device)
+
+
+def any_of(criteria: Sequence[StoppingCriterion]) -> StoppingCriterion | None:
+    if len(criteria) < 2:
+        return criteria[0] if criteria else None
+    return lambda sequences, prompt_width: torch.stack([criterion(sequences, prompt_width) for criterion in criteria]).any(0)

@@ -1,0 +1,1 @@
+"""keepleft demo and keepleft compare: the toy corpus, its translator and the masking experiment."""

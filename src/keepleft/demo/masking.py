@@ -1,0 +1,310 @@
+"""What the mask is for, as an experiment.
+
+The first part compares gradients: of one pass over a whole target, and of loops that write it token by token. The second trains
+one model twice, with the mask and without it, and lets both translate sentences that they have not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keepleft import checks
+from keepleft.attention.cross_memory import Memory
+from keepleft.attention.mask_plot import faults
+from keepleft.attention.masks import Mask, causal, full
+from keepleft.data.batches import Batches, BucketedLayout
+from keepleft.data.fast_encode import encoder
+from keepleft.data.objectives import Translation
+from keepleft.data.ragged import Ragged
+from keepleft.data.teacher_forcing import shift_right
+from keepleft.data.token_store import TokenStore
+from keepleft.data.tokenizer import special_tokens, train_tokenizer
+from keepleft.demo.phrases import corpus
+from keepleft.disk import atomic
+from keepleft.models import presets
+from keepleft.models.build import build
+from keepleft.models.design import Design, StackDesign
+from keepleft.models.transformer import EncoderDecoder
+from keepleft.nn.loss import classification_loss
+from keepleft.pipelines.generate_targets import generate_targets
+from keepleft.plots.charts import bar_chart, line_chart
+from keepleft.training.loop import TrainReport, train
+from keepleft.training.recipe import Recipe
+
+DEFAULT_LENGTHS = (16, 64, 128, 300)
+DEFAULT_STEPS = 400
+MAX_GRADIENT_DIFFERENCE = 1e-12    # the largest relative difference of float64 gradients that counts as none
+CONTROL_LENGTH = 16     # the length at which the comparison is shown to fail without the mask
+VOCAB_SIZE = 512      # of the first part
+SOURCE_LENGTH = 16      # tokens in its source
+BATCH_TOKENS = 1024    # in a batch of the second part
+NUM_SAMPLES = 4        # sentences that are printed
+EMPTY_OUTPUT = "(nothing: it ends at once)"
+
+
+def design(mask: Mask, vocab: int) -> Design:
+    """A small encoder-decoder without dropout; its decoder has this mask."""
+    return presets.small(presets.vaswani).but(vocab=vocab, norm_first=True, dropout=0.0, encoder=StackDesign(2, (full,)),
+                                              decoder=StackDesign(2, (mask,)))
+
+
+# 1. One pass and the loop: the same gradients -------------------------------------------------
+
+
+def parallel_pass(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    """One pass: every place of the target asks for its next token at the same time."""
+    _loss(model(source, inputs).transpose(1, 2), targets).backward()
+
+
+def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    """The loop as generation does it: one token at a time, keys and values of earlier ones are kept, and so is their graph."""
+    logits, state = model.start(inputs[:, :1], memory=model.encode_memory(source))
+    loss = _loss(logits, targets[:, 0])
+    for t in range(1, inputs.shape[1]):
+        loss = loss + _loss(model.step(inputs[:, t:t + 1], state), targets[:, t])
+    loss.backward()
+
+
+def naive_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
+    """The plain loop: for every token the whole beginning is read again, and only its last place is asked.
+
+    The source is read once, as in the other ways; what it is blamed for is gathered over the loop and sent back at the end.
+    """
+    memory = model.encode_memory(source)
+    detached_memory = Memory([(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in memory.layers])
+    for t in range(inputs.shape[1]):
+        x = model.decoder_hidden_states(inputs[:, :t + 1], memory=detached_memory)[:, -1]
+        _loss(model.head(x, model.token), targets[:, t]).backward()
+    memory_tensors, detached_tensors = ([tensor for kv in kv_memory.layers for tensor in kv] for kv_memory in (memory, detached_memory))
+    torch.autograd.backward(memory_tensors, [tensor.grad for tensor in detached_tensors])
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+TrainingPass = Callable[[EncoderDecoder, Tensor, Tensor, Tensor], None]
+LOOPS: dict[str, TrainingPass] = {"loop with cache": cached_loop, "loop from scratch": naive_loop}
+
+
+@dataclass(frozen=True)
+class GradientMatch:
+    """One target length."""
+
+    length: int
+    difference: dict[str, float]  # of the gradients of each loop from those of one pass: the largest of all, relative
+    seconds: dict[str, float]     # of one pass and of each loop, forward and backward
+
+    @property
+    def ratio(self) -> dict[str, float]:
+        """How many times as long as one pass each loop takes."""
+        return {name: self.seconds[name] / self.seconds["one pass"] for name in self.difference}
+
+
+def match_gradients(lengths: Sequence[int] = DEFAULT_LENGTHS, *, mask: Mask = causal, measure_time: bool = True) -> Iterator[GradientMatch]:
+    """Gradients in float64 and times in float32, at each target length."""
+    for length in lengths:
+        checks.check_int("a length", length)
+    for length in lengths:
+        tensors = example(length)
+        float64_model, float32_model = (build(design(mask, VOCAB_SIZE), generator=torch.Generator().manual_seed(0)).to(dtype)
+                        for dtype in (torch.float64, torch.float32))
+        parallel_gradients = gradients(float64_model, parallel_pass, tensors)
+        difference = {name: max_difference(parallel_gradients, gradients(float64_model, training_pass, tensors)) for name, training_pass in LOOPS.items()}
+        passes = {"one pass": parallel_pass, **LOOPS} if measure_time else {}
+        yield GradientMatch(length, difference, {name: _time_pass(float32_model, training_pass, tensors) for name, training_pass in passes.items()})
+
+
+def example(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A source and a target of tokens at random, as (1, T) tensors: source, what is shown, what is asked."""
+    rng = np.random.default_rng(length)
+    inputs, targets = shift_right(1, Ragged.from_lists([rng.integers(2, VOCAB_SIZE, length).tolist()]))
+    source, *target = (torch.from_numpy(part)[None] for part in (rng.integers(2, VOCAB_SIZE, SOURCE_LENGTH), inputs.flat, targets.flat))
+    return source, target[0], target[1]
+
+
+def gradients(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    training_pass(model, *tensors)
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def max_difference(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
+    """The largest difference of two sets of gradients, each tensor measured by its own largest number."""
+    return max(float((expected[name] - actual[name]).abs().max() / expected[name].abs().max()) for name in expected)
+
+
+def _time_pass(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
+    """The quickest of five runs, or of those that fit into a second."""
+    times: list[float] = []
+    while not times or (len(times) < 5 and sum(times) < 1):
+        start_time = time.perf_counter()
+        gradients(model, training_pass, tensors)
+        times.append(time.perf_counter() - start_time)
+    return min(times)
+
+
+# 2. With the mask and without it --------------------------------------------------------------
+
+
+class PhraseData:
+    """English and French to learn from, and sentences held out; each word is a token."""
+
+    def __init__(self) -> None:
+        self.train_pairs, self.heldout_pairs = corpus.split("fr")
+        self.tokenizer = train_tokenizer("word", [text for pair in self.train_pairs for text in pair], 1 << 14, min_frequency=1)
+
+    @cached_property
+    def train_batches(self) -> Batches:
+        return self._batches(self.train_pairs)
+
+    @cached_property
+    def heldout_batches(self) -> Batches:
+        return self._batches(self.heldout_pairs)
+
+    def _batches(self, pairs: list[corpus.SentencePair]) -> Batches:
+        dtype = np.dtype(np.int64)
+        start, end = special_tokens(self.tokenizer).require("start", "end")
+        encode = encoder(self.tokenizer, dtype, suffix=[end])
+        sides = ([np.frombuffer(row, dtype).tolist() for row in encode(side)] for side in zip(*pairs, strict=True))
+        return Batches(TokenStore.from_lists(src=next(sides), tgt=next(sides)), Translation(start), BucketedLayout(), BATCH_TOKENS)  # type: ignore[arg-type]
+
+
+@dataclass
+class TrainedSide:
+    """One of the two models: how it learned, and what it can do."""
+
+    mask: str
+    faults: list[str]                                               # of its mask, over four positions
+    curve: list[tuple[int, float]] = field(default_factory=list)    # step, training loss
+    loss: float = 0.0              # on held-out sentences, in one pass as in training: what a validation loss says
+    accuracy: float = 0.0          # and the share of tokens that are right
+    honest: float = 0.0            # the same share when nothing is there after the place that is asked
+    exact: float = 0.0             # the share of held-out sentences that it writes word for word, from the start token alone
+    words: float = 0.0             # the share of their words that it writes in the right place
+    samples: list[dict[str, str]] = field(default_factory=list)  # english, french, written
+    seen: str = ""                 # what this shows, in a sentence
+
+
+class MaskTrial:
+    """One model, to be trained and examined."""
+
+    def __init__(self, mask: Mask, phrases: PhraseData, steps: int) -> None:
+        checks.check_int("steps", steps)
+        self.phrases, self.steps, self.log_every = phrases, steps, max(1, steps // 40)
+        self.num_reports = -(-steps // self.log_every)
+        self.model = build(design(mask, phrases.tokenizer.get_vocab_size()), generator=torch.Generator().manual_seed(0))
+        self.side = TrainedSide(str(mask), faults(mask, 4))
+
+    def train(self) -> Iterator[TrainReport]:
+        """All chance is seeded: two trials differ in their mask alone."""
+        recipe = Recipe(steps=self.steps, lr=4e-3, warmup=self.steps // 10, log_every=self.log_every)
+        for report in train(self.model, self.phrases.train_batches, recipe):
+            self.side.curve.append((report.step, report.cross_entropy))
+            yield report
+
+    @torch.no_grad()
+    def examine(self) -> TrainedSide:
+        """Held-out sentences: in one pass as in training, then with the future cut off, then written from the start token."""
+        side, heldout_pairs = self.side, self.phrases.heldout_pairs
+        self.model.eval()
+        batches = list(self.phrases.heldout_batches.one_epoch())
+        sums = [classification_loss(self.model(**batch.inputs).flatten(0, 1), batch.targets.flatten()) for batch in batches]
+        num_targets = sum(batch.tokens for batch in batches)
+        side.loss, side.accuracy = sum(float(s.cross_entropy) for s in sums) / num_targets, sum(int(s.correct) for s in sums) / num_targets
+        side.honest = sum(_predict_without_future(self.model, **batch.inputs).eq(batch.targets).sum().item() for batch in batches) / num_targets
+        translations = generate_targets(self.model, self.phrases.tokenizer, [english for english, _ in heldout_pairs], max_new_tokens=2 * corpus.MAX_SENTENCE_WORDS)
+        references = [french for _, french in heldout_pairs]
+        side.exact = sum(a == b for a, b in zip(translations, references, strict=True)) / len(heldout_pairs)
+        hits = [[a == b for a, b in zip_longest(x.split(), y.split())] for x, y in zip(translations, references, strict=True)]
+        side.words = sum(map(sum, hits)) / sum(map(len, hits))
+        side.samples = [{"english": heldout_pairs[n][0], "french": heldout_pairs[n][1], "written": translations[n]}
+                        for n in range(0, len(heldout_pairs), -(-len(heldout_pairs) // NUM_SAMPLES))]
+        side.seen = _describe_side(side)
+        return side
+
+
+def _predict_without_future(model: Any, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor) -> Tensor:
+    """The likeliest token after each beginning, (B, T), where there is nothing but that beginning."""
+    memory = model.read(source, segments=source_segments)
+    last_states = [model.hidden(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1] for t in range(1, tokens.shape[1] + 1)]
+    return model.head(torch.stack(last_states, 1), model.token).argmax(-1)
+
+
+def _describe_side(side: TrainedSide) -> str:
+    if side.faults:
+        return (f"Without the mask {side.faults[0]}, where its answer stands: {side.accuracy:.1%} of the tokens of new "
+                f"sentences are right as long as it can peek, {side.honest:.1%} when the future is cut off, and "
+                f"{side.exact:.1%} of the sentences that it writes alone.")
+    return (f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of the tokens of "
+            f"new sentences are right, {side.honest:.1%} when the future is cut off, and {side.exact:.1%} of the sentences "
+            "that it writes alone.")
+
+
+# What was found -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    matches: list[GradientMatch]
+    control: GradientMatch        # the same without the mask: here the gradients must differ
+    masked: TrainedSide
+    unmasked: TrainedSide
+    threads: int = field(default_factory=torch.get_num_threads)
+
+    @property
+    def gradients_equal(self) -> bool:
+        """The gradients agree where the mask is, and the measure notices where it is not."""
+        return (max(max(row.difference.values()) for row in self.matches) <= MAX_GRADIENT_DIFFERENCE < min(self.control.difference.values()))
+
+    @property
+    def mask_needed(self) -> bool:
+        """The model with the mask writes better than the one without."""
+        return self.masked.exact > self.unmasked.exact
+
+    @property
+    def too_few_steps(self) -> bool:
+        """Were there fewer steps than it takes to learn to write?"""
+        return bool(self.masked.curve) and self.masked.curve[-1][0] < DEFAULT_STEPS
+
+    @property
+    def ok(self) -> bool:
+        return self.gradients_equal and (self.mask_needed or self.too_few_steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, as plain data."""
+        return {"ok": self.ok, "equal": self.gradients_equal, "needed": self.mask_needed, "early": self.too_few_steps,
+                "threads": self.threads, "torch": str(torch.__version__),
+                "same": [{**asdict(row), "ratio": row.ratio} for row in self.matches],
+                "control": {"length": self.control.length, "difference": self.control.difference},
+                "masked": asdict(self.masked), "unmasked": asdict(self.unmasked)}
+
+
+def save(result: ExperimentResult, folder: Path) -> list[Path]:
+    """compare.json with every number, and two pictures, into a folder that is there."""
+    atomic.write_text(folder / "compare.json", json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    worst = max(max(row.difference.values()) for row in result.matches)
+    speed_chart = bar_chart(folder / "speed.svg", {name: [row.ratio[name] for row in result.matches] for name in LOOPS},
+                 [str(row.length) for row in result.matches], log_y=True,
+                 title=f"The loop against one masked pass: gradients differ by {worst:.0e}",
+                 x_label="target length in tokens", y_label="times the time of one pass")
+    captions = [line for masked, unmasked in zip(result.masked.samples, result.unmasked.samples, strict=True) for line in (
+        ("", ""), ("English", masked["english"]), ("French", masked["french"]), ("with the mask", masked["written"] or EMPTY_OUTPUT),
+        ("without it", unmasked["written"] or EMPTY_OUTPUT))]
+    curves = {f"with the mask: writes {result.masked.exact:.0%} of new sentences right": result.masked.curve,
+              f"without it: {result.unmasked.exact:.0%}": result.unmasked.curve}
+    leak_chart = line_chart(folder / "leak.svg", curves, log_y=True, captions=captions, x_label="step", y_label="training loss per token",
+                 title="The same model, data and seed, with the mask and without it")
+    return [folder / "compare.json", speed_chart, leak_chart]

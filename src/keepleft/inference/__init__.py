@@ -1,0 +1,1 @@
+"""The fast decode step: one token per row over static or paged KV buffers."""

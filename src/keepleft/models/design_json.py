@@ -1,0 +1,61 @@
+"""A design as JSON and back: each choice under its name, each mask as it prints."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from keepleft.attention.mask_parser import parse_mask as read_mask
+from keepleft.attention.masks import Mask
+from keepleft.models import design
+from keepleft.models.design import Design
+from keepleft.nn import feedforward, norm, position
+
+_CLASSES = {cls.__name__: cls for module in (design, feedforward, norm, position) for cls in vars(module).values()
+          if isinstance(cls, type) and is_dataclass(cls)}
+
+
+def to_json(model_design: Design) -> dict[str, Any]:
+    """The design as plain dictionaries, lists, strings and numbers."""
+    out = _to_json(model_design)
+    if from_json(out) != model_design:  # a mask of one's own prints a name that means nothing elsewhere
+        raise ValueError(f"the design {model_design} does not survive being written down")
+    return out
+
+
+def from_json(data: dict[str, Any]) -> Design:
+    """The way back; an unknown or missing field is an error that names it."""
+    out = _from_json(data, "design")
+    if not isinstance(out, Design):
+        raise ValueError(f"the design is a {type(out).__name__}, not a Design")
+    return out
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mask):
+        return {"mask": repr(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    return value
+
+
+def _from_json(value: Any, path: str) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_json(item, path) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"mask"}:
+        return read_mask(value["mask"])
+    cls = _CLASSES.get(value.get("kind", ""))
+    if cls is None:
+        raise ValueError(f"{path} has the kind {value.get('kind')!r}: there are {', '.join(sorted(_CLASSES))}")
+    known = {f.name for f in fields(cls)}
+    unknown = sorted(value.keys() - known - {"kind"})
+    if unknown:
+        raise ValueError(f"{path} has unknown fields {', '.join(unknown)}: a {cls.__name__} has {', '.join(sorted(known))}")
+    try:
+        return cls(**{name: _from_json(item, f"{path}.{name}") for name, item in value.items() if name != "kind"})
+    except TypeError as error:
+        raise ValueError(f"{path} is no complete {cls.__name__}: {error}") from error

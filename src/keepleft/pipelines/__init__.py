@@ -1,0 +1,1 @@
+"""A model directory in use: generate, classify, score, evaluate."""

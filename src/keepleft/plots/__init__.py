@@ -1,0 +1,1 @@
+"""Pictures as SVG: attention, next-token distributions, beam trees, curves."""

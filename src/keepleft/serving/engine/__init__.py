@@ -1,0 +1,1 @@
+"""The continuous-batching engine: scheduler, prefix cache, sampler. No HTTP here."""

@@ -1,0 +1,109 @@
+"""Texts into tokens and tokens into something to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from keepleft.data.token_text import token_pieces, token_texts
+from keepleft.decoding.generate import encode_prompts, resolve_options
+from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
+from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.serving.explorer.params import MAX_TOKENS
+
+TokenInfo = dict[str, Any]  # id, text, special
+LANGUAGE_TAG = re.compile(r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL)  # before a source: which language to write
+MAX_VOCABULARY = 300_000  # words of a vocabulary
+
+
+class DisplayTokenizer:
+    """The tokens of one model."""
+
+    def __init__(self, generator: TextGenerator) -> None:
+        self.generator = generator
+        self._cached_token_texts = lru_cache(maxsize=16)(self._token_texts)  # who goes on token by token asks for the same prompt each time
+
+    @property
+    def options(self) -> GenerationConfig:
+        """What the model directory says of writing."""
+        return resolve_options(self.generator.model, None, {})
+
+    @property
+    def start_tokens(self) -> list[int]:
+        """What a text of an encoder-decoder begins with; nothing for others."""
+        return [decoder_start_token(self.options)] if self.generator.is_encoder_decoder else []
+
+    # texts to tokens
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The text that a model goes on with, or the source that it writes from; one that is too long is refused."""
+        tokens, = encode_prompts(self.generator.model, self.generator.input_tokenizer, [self._encode_language_tag(text)], self.options)
+        if len(tokens) > MAX_TOKENS:
+            raise ValueError(f"the text has {len(tokens):,} tokens: give at most {MAX_TOKENS:,}")
+        return tokens
+
+    def encode_text(self, text: str) -> list[int]:
+        """A text to look at, whole: what a decoder was given, or what an encoder-decoder has written."""
+        if self.generator.is_encoder_decoder:
+            return [*self.start_tokens, *self.generator.tokenizer.encode(text, add_special_tokens=False).ids]
+        first_token = None if self.generator.model.design.decoder is None else self.options.bos_or_eos
+        tokens = list(self.generator.tokenizer.encode(text).ids) or ([] if first_token is None else [first_token])
+        if not tokens:
+            raise ValueError("the text is empty: give some text to read")
+        return tokens
+
+    def encode_source(self, text: str) -> list[int]:
+        """A source to look at, whole."""
+        prompt = self._encode_language_tag(text)
+        tokens = list(self.generator.input_tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
+        if not tokens:
+            raise ValueError("the source is empty: give some text to read")
+        return tokens
+
+    def _encode_language_tag(self, text: str) -> str | list[int]:
+        """A source may begin with the tag that names a language, such as <2fr>, where the tokenizer knows it."""
+        if self.generator.is_encoder_decoder and (match := LANGUAGE_TAG.fullmatch(text)) and self.generator.input_tokenizer.token_to_id(match[1]) is not None:
+            return self.generator.prompt(match[2], match[1])
+        return text
+
+    # tokens to words
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return _special_ids(self.generator.tokenizer)
+
+    @cached_property
+    def source_special_ids(self) -> frozenset[int]:
+        return _special_ids(self.generator.input_tokenizer)
+
+    def describe(self, tokens: Sequence[int], context: Sequence[int] = ()) -> list[TokenInfo]:
+        """Tokens of a text, as they read one after the other."""
+        texts = self._cached_token_texts(False, (*context, *tokens), len(context))
+        return [self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)]
+
+    def describe_source(self, tokens: Sequence[int]) -> list[TokenInfo]:
+        texts = self._cached_token_texts(True, tuple(tokens), 0)
+        return [self._token_info(token, text, self.source_special_ids) for token, text in zip(tokens, texts, strict=True)]
+
+    def describe_candidates(self, context: Sequence[int], tokens: Sequence[int]) -> list[TokenInfo]:
+        """Tokens as each would read after the same text."""
+        texts = token_texts(self.generator.tokenizer, context, tokens)
+        return [self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)]
+
+    def vocabulary(self) -> list[str]:
+        """The word of each token, as it would read in the middle of a text: with the space before it."""
+        size = min(self.generator.model.design.vocab, MAX_VOCABULARY)
+        context = self.generator.tokenizer.encode("a", add_special_tokens=False).ids
+        return token_texts(self.generator.tokenizer, context, range(size))
+
+    def _token_texts(self, is_source: bool, tokens: tuple[int, ...], begin: int) -> list[str]:
+        return token_pieces(self.generator.input_tokenizer if is_source else self.generator.tokenizer, tokens, begin)
+
+    def _token_info(self, token: int, text: str, special_ids: frozenset[int]) -> TokenInfo:
+        return {"id": int(token), "text": text, "special": token in special_ids}
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    return frozenset(n for n, token in tokenizer.get_added_tokens_decoder().items() if token.special)

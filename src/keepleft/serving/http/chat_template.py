@@ -1,0 +1,74 @@
+"""Chats as tokens: by the model's own template, with the users' words kept from being taken for its special tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from secrets import choice
+
+from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.schemas.requests import Message
+from keepleft.serving.http.service import Service
+
+PRIVATE_USE_CHARACTERS = range(0xE000, 0xF8FF)  # characters that stand for nothing
+
+
+def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
+    """The tokens of a chat, up to where the model is to answer."""
+    assert service.chat_template is not None
+    plain_messages = [_plain_message(message) for message in messages]
+    special_tokens = {token.content: token_id for token_id, token in service.tokenizer.get_added_tokens_decoder().items() if token.special}
+    conflicting = [special for special in special_tokens if any(special in message["content"] for message in plain_messages)]
+    separator = _unused_separator(plain_messages) if conflicting else ""
+    for message in plain_messages if conflicting else []:
+        for special in conflicting:  # so that what a user wrote is not what the template writes
+            message["content"] = message["content"].replace(special, f"{special[0]}{separator}{special[1:]}")
+    text = _render(service, plain_messages)
+    if not conflicting:
+        return list(service.special_tokenizer.encode(text, add_special_tokens=False).ids)
+    return _encode_with_special(service, text, special_tokens, separator)
+
+
+def _render(service: Service, messages: list[dict[str, str]]) -> str:
+    metadata, id_to_token, limits = service.model.notes, service.tokenizer.id_to_token, service.limits
+    eos_token_ids = metadata.get("eos_token_id")
+    eos_token_id = eos_token_ids[0] if isinstance(eos_token_ids, list) else eos_token_ids
+    token_text = lambda token_id: "" if token_id is None else id_to_token(token_id) or ""
+    variables = {"messages": messages, "add_generation_prompt": True, "bos_token": token_text(metadata.get("bos_token_id")),
+             "eos_token": token_text(eos_token_id), "pad_token": token_text(metadata.get("pad_token_id"))}
+    return service.template_sandbox.render(str(service.chat_template), variables, 2 * limits.characters, limits.template_seconds)
+
+
+def _encode_with_special(service: Service, text: str, special_tokens: dict[str, int], separator: str) -> list[int]:
+    """The template's marks by their numbers, everything else as plain text."""
+    out: list[int] = []
+    for part in re.split("(" + "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True)) + ")", text):
+        if part in special_tokens:
+            out.append(special_tokens[part])
+        elif part:
+            out.extend(service.plain_tokenizer.encode(part.replace(separator, ""), add_special_tokens=False).ids)
+    return out
+
+
+def _plain_message(message: Message) -> dict[str, str]:
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content or [])
+    return {"role": message.role, "content": text, **({"name": message.name} if message.name else {})}
+
+
+def _unused_separator(messages: list[dict[str, str]]) -> str:
+    """A run of characters that no message holds."""
+    while True:
+        separator = "".join(chr(choice(PRIVATE_USE_CHARACTERS)) for _ in range(8))
+        if not any(separator in message["content"] for message in messages):
+            return separator
+
+
+def check(messages: Sequence[Message], limits: Limits) -> None:
+    if len(messages) > limits.messages:
+        raise APIError(400, f"there are {len(messages)} messages: at most {limits.messages} are read", param="messages")
+    size = sum(len(message["content"]) for message in map(_plain_message, messages))
+    if size > limits.characters:
+        raise APIError(400, f"the messages have {size:,} characters together: at most {limits.characters:,} are read",
+                           param="messages", code="context_length_exceeded")

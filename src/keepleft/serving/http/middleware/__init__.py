@@ -1,0 +1,1 @@
+"""One file per middleware, outermost first in app.py."""

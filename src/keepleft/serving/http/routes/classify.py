@@ -1,0 +1,38 @@
+"""POST /v1/classify"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from keepleft.serving.http.inputs import token_rows
+from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.schemas.requests import ClassifyRequest
+from keepleft.serving.http.schemas.responses import ClassificationResponse, response_docs
+from keepleft.serving.http.service import Service
+from keepleft.serving.http.sse import until_disconnect
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/classify", tags=["keepleft"], summary="The label of each text", **response_docs(ClassificationResponse))
+    async def classify(request: Request, body: ClassifyRequest) -> Response:
+        service.check_model(body.model)
+        service.require_task("classify")
+        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+
+    return router
+
+
+async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord) -> Response:
+    rows = await service.in_thread(partial(token_rows, service, body.input))
+    record.prompt_tokens += sum(map(len, rows))
+    labels, data = service.predictor.labels, []
+    for n, probabilities in enumerate(await service.classification_batcher.submit(rows)):
+        values = [round(value, 6) for value in probabilities.tolist()]
+        data.append({"index": n, "label": labels[int(probabilities.argmax())], "probabilities": dict(zip(labels, values, strict=True))})
+    return JSONResponse({"object": "list", "model": service.name, "data": data,
+                         "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})

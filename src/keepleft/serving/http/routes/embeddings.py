@@ -1,0 +1,51 @@
+"""POST /v1/embeddings"""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.inputs import token_rows
+from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.schemas.requests import EmbeddingRequest
+from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
+from keepleft.serving.http.service import Service
+from keepleft.serving.http.sse import until_disconnect
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/embeddings", tags=["OpenAI"], summary="One vector for each text", **response_docs(EmbeddingResponse))
+    async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+        service.check_model(body.model)
+        if body.dimensions is not None:
+            raise APIError(400, f"the vectors of this model have {service.model.design.dim} numbers, no more and no fewer: "
+                                    "leave dimensions out", param="dimensions")
+        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
+
+    return router
+
+
+async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecord) -> Response:
+    rows = await service.in_thread(partial(token_rows, service, body.input))
+    record.prompt_tokens += sum(map(len, rows))
+    vectors = [vector.numpy() for vector in await service.embedding_batcher.submit(rows)]
+    encode = _as_base64 if body.encoding_format == "base64" else _as_floats
+    data = [{"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)]
+    return JSONResponse({"object": "list", "model": service.name, "data": data,
+                         "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})
+
+
+def _as_floats(vector: np.ndarray) -> list[float]:
+    return [float(f"{value:.8g}") for value in vector.tolist()]
+
+
+def _as_base64(vector: np.ndarray) -> str:
+    """float32, little-endian."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

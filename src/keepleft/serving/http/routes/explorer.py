@@ -1,0 +1,58 @@
+"""The page that shows what the model looks at, and the questions that it asks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+
+from keepleft.serving.http.errors import APIError
+from keepleft.serving.http.schemas.responses import ExplorerAnswer, response_docs
+from keepleft.serving.http.service import Service
+from keepleft.serving.http.sse import until_disconnect
+
+MEDIA_TYPES = {"index.html": "text/html", "explorer.js": "text/javascript", "explorer.css": "text/css"}
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                                     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                                     "frame-ancestors 'none'",
+          "cache-control": "no-cache"}
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def home() -> Response:
+        return RedirectResponse("explore/", 307)
+
+    @router.get("/explore/", include_in_schema=False)
+    async def page() -> Response:
+        return _file_response(service.page_folder, "index.html")
+
+    @router.get("/explore/explorer.js", include_in_schema=False)
+    async def script() -> Response:
+        return _file_response(service.page_folder, "explorer.js")
+
+    @router.get("/explore/explorer.css", include_in_schema=False)
+    async def style() -> Response:
+        return _file_response(service.page_folder, "explorer.css")
+
+    @router.post("/explore/{question}", tags=["keepleft"], summary="A question of the page", **response_docs(ExplorerAnswer))
+    async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
+        if service.explorer is None:
+            raise APIError(404, "this server has no explorer: it was started without one", code="no_explorer")
+        work = service.in_engine_thread(partial(service.explorer.ask, question, params))
+        return JSONResponse(await until_disconnect(request, service.limits, work))
+
+    return router
+
+
+def _file_response(folder: Path, name: str) -> Response:
+    """One of three files and no other: no name comes from outside."""
+    if not (folder / name).is_file():
+        return PlainTextResponse("The page has not been built: `make page` builds it. The API is there all the same: "
+                                 "/openapi.json lists it.\n", 404)
+    return FileResponse(folder / name, media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)

@@ -1,0 +1,53 @@
+"""POST /v1/translate"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
+from keepleft.serving.http.inputs import as_texts
+from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.request_builder import RequestPlan, build_requests, check_limit, resolve_options
+from keepleft.serving.http.routes.completions import tenant_of, usage
+from keepleft.serving.http.schemas.requests import TranslateRequest
+from keepleft.serving.http.schemas.responses import TranslationResponse, response_docs
+from keepleft.serving.http.service import Service
+from keepleft.serving.http.sse import until_disconnect
+
+
+def routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/translate", tags=["keepleft"], summary="Write a text for a source", **response_docs(TranslationResponse))
+    async def translate(request: Request, body: TranslateRequest) -> Response:
+        service.check_model(body.model)
+        service.require_task("translate")
+        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record, request.state.tenant))
+
+    return router
+
+
+async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, tenant: str) -> Response:
+    check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
+    plan = await service.in_thread(partial(_build_plan, service, body, tenant))
+    finished = await GenerationStream(service, plan, record, only_at_end=True).choices()
+    data = [{**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]} for n, row in enumerate(finished)]
+    return JSONResponse({"object": "list", "model": service.name, "seed": plan.seed, "data": data, "usage": usage(record)})
+
+
+def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> RequestPlan:
+    texts = as_texts(body.input, service.limits)
+    options = resolve_options(service.model, body, sample_by_default=False)
+    num_choices = body.num_return_sequences or options.num_sequences
+    if num_choices > options.beam_count and not options.do_sample:
+        options = options.but(num_beams=num_choices)  # so many texts are found by as many beams
+    return build_requests(service, body, [service.generator.prompt(text, body.tag) for text in texts], options, max_tokens=body.max_new_tokens,
+                   stop=None, tenant=tenant_of(service, tenant, body.user), num_choices=num_choices)
+
+
+def _hypothesis(choice: FinishedChoice) -> dict[str, Any]:
+    return {"text": choice.text, "score": round(choice.score, 6), "finish_reason": choice.finish_reason}

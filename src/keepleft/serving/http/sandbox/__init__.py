@@ -1,0 +1,1 @@
+"""A second process for grammars and chat templates, with time limits."""

@@ -1,0 +1,87 @@
+"""The process apart: a question a line, an answer a line. `python -m keepleft.serving.http.sandbox.worker`; aside.py talks to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from typing import Any
+
+MAX_MEMORY_BYTES = 4 << 30  # bytes that it may ever have
+
+
+class SandboxWorker:
+    """What is asked of it by name, one method each."""
+
+    def __init__(self) -> None:
+        self.tokenizers: dict[int, Any] = {}
+
+    def do_ping(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def do_tokenizer(self, request: dict[str, Any]) -> dict[str, Any]:
+        from llguidance import LLTokenizer
+
+        eos_token_id = request["end"]
+        if len(self.tokenizers) >= request["most"]:
+            self.tokenizers.pop(next(iter(self.tokenizers)))
+        self.tokenizers[eos_token_id] = LLTokenizer(request["tokenizer"], n_vocab=request["vocab"], eos_token=eos_token_id)
+        return {}
+
+    def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compiled, and taken as far as its first token."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self.tokenizers[request["end"]], request["rule"], log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return {"error": " ".join(matcher.get_error().split())[:500]} if matcher.is_error() else {}
+
+    def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
+        pieces, size, max_characters = [], 0, request["most"]
+        for piece in compile_template(request["template"]).generate(**request["given"]):
+            size += len(piece)
+            if size > max_characters:
+                return {"error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"}
+            pieces.append(piece)
+        return {"text": "".join(pieces)}
+
+
+@cache
+def compile_template(source: str) -> Any:
+    """As transformers sets it up, and closed in: nothing outside the template can be reached, nothing given can be changed."""
+    from datetime import datetime
+
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda time_format: datetime.now().strftime(time_format)}
+    return environment.from_string(source)
+
+
+def main() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    except (ImportError, ValueError, OSError):  # not on every system
+        pass
+    worker = SandboxWorker()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            response = getattr(worker, f"do_{request['do']}")(request)
+        except Exception as error:
+            response = {"error": f"{type(error).__name__}: {error}"[:500]}
+        sys.stdout.write(json.dumps(response) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

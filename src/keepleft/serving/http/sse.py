@@ -1,0 +1,107 @@
+"""Answers while someone waits for them: server-sent events one after the other, or one result at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from keepleft.serving.http.errors import ClientDisconnectedError, internal_error, to_api_error
+from keepleft.serving.http.limits import Limits
+from keepleft.serving.http.middleware.request_log import Log, RequestRecord, log_error
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE_SECONDS = 15.0  # seconds without anything to tell, after which a comment keeps the connection open
+
+
+def sse_data(event: Any) -> bytes:
+    """In ASCII: some clients take characters such as U+2028 for the end of a line."""
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """`events` are told until they end, the caller leaves, or time is up; `close` is called in any case.
+
+    `broken` gives what is still told where something goes wrong on the way, before the error.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Any], limits: Limits, record: RequestRecord, log: Log, *, close: Callable[[], None],
+                 on_error: Callable[[], list[Any]]) -> None:
+        super().__init__(None, 200)
+        del self.headers["content-length"]
+        self.events, self.limits, self.record, self.log, self.close, self.on_error = events, limits, record, log, close, on_error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.last_sent, finished = asyncio.get_running_loop().time(), False
+
+        async def send_body(body: bytes, more_body: bool = True) -> None:
+            self.last_sent = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+        async def keep_alive() -> None:
+            while True:
+                await asyncio.sleep(KEEPALIVE_SECONDS)
+                if asyncio.get_running_loop().time() - self.last_sent >= KEEPALIVE_SECONDS:
+                    await send_body(b": still at it\n\n")
+
+        async def cancel_on_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                continue
+            if not finished:
+                self.record.abort_reason = "left"
+            task_group.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as task_group:
+                task_group.start_soon(cancel_on_disconnect)
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                task_group.start_soon(keep_alive)
+                final_body = await self._send_events(send_body)
+                await send_body(final_body)
+                finished = True
+                await send_body(b"", more_body=False)
+                task_group.cancel_scope.cancel()
+        finally:
+            self.close()
+
+    async def _send_events(self, send_body: Callable[[bytes], Awaitable[None]]) -> bytes:
+        """What is told last."""
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for event in self.events:
+                    await send_body(sse_data(event))
+            return DONE
+        except Exception as error:
+            api_error = to_api_error(error)
+            if api_error is None:
+                log_error(self.log, self.record, error)
+            api_error = api_error or internal_error(self.record.request_id)
+            self.record.abort_reason = api_error.code
+            return b"".join(map(sse_data, [*self.on_error(), api_error.payload]))
+
+
+async def until_disconnect(request: Request, limits: Limits, work: Awaitable[Result]) -> Result:
+    """The result of some work; it is given up when whoever asked leaves, or when time is up."""
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
+    try:
+        async with asyncio.timeout(limits.seconds):
+            await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.wait([task, disconnect])

@@ -1,0 +1,205 @@
+"""Model directories: load() and save()."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from keepleft.disk import safetensors
+from keepleft.disk.tokenizer_json import parse_tokenizer
+from keepleft.models.build import build_empty, materialize
+from keepleft.models.design import ClassificationHead, Design, PoolingHead
+from keepleft.models.design_json import from_json as read_design
+from keepleft.models.design_json import to_json as write_design
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
+from keepleft.weights.families import families
+from keepleft.weights.family import PASSTHROUGH_KEYS, Family
+from keepleft.weights.rules import Rule, TensorSource, export_tensors, load_tensors, match_tensors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+AnyModel = Encoder | Decoder | EncoderDecoder
+NATIVE_MODEL_TYPE = "keepleft"  # the "model_type" of a design that no other program knows
+
+
+def load(name_or_path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", head: Any = ...,
+         ignore: Iterable[str] = ()) -> tuple[AnyModel, Tokenizer | None]:
+    """A model, ready to run, and its tokenizer, if it has one.
+
+    `place` is a model directory (ours or Hugging Face's), a GGUF file, or a name on the Hugging Face hub. Weights are
+    float32 unless `dtype` says otherwise. `head` puts another head without weights of its own on an encoder (None, or
+    Pooled("mean")). `ignore` names fields of the configuration to pass over.
+    """
+    folder = _resolve_path(name_or_path)
+    if folder.suffix == ".gguf" and not folder.is_dir():
+        from keepleft.weights import gguf
+        return gguf.load(folder, dtype=dtype or torch.float32, device=torch.device(device))
+    config = _read_json(folder / "config.json")
+    source = safetensors.ShardedDirectory(folder)
+    design, rules, prefix = _resolve_design(config, source, folder, ignore)
+    if head is not ...:
+        design = design.but(head=head)
+        rules = families()[config["model_type"]].rules(design)
+    model = load_weights(design, rules, source, prefix=prefix, dtype=dtype or torch.float32, device=torch.device(device))
+    model.notes = {name: value for name, value in config.items() if name in PASSTHROUGH_KEYS or name == "model_type"}
+    if (folder / "generation_config.json").exists():
+        model.notes["generation"] = _read_json(folder / "generation_config.json")
+    if (template := _read_chat_template(folder)) is not None:
+        model.notes["chat_template"] = template
+    return model, _read_tokenizer(folder)
+
+
+def load_weights(design: Design, rules: list[Rule], source: TensorSource, *, prefix: str, dtype: torch.dtype,
+         device: torch.device) -> AnyModel:
+    """A model with the weights of a source, in evaluation mode; an error leaves nothing half-loaded behind.
+
+    Names and shapes are looked at before any memory is asked for.
+    """
+    layers, tensors = sum(stack.layers for stack in (design.encoder, design.decoder) if stack), len(source.names())
+    if layers > tensors:
+        raise ValueError(f"the configuration asks for {layers} layers, but the file lacks them: it holds {tensors} tensors")
+    try:
+        model = build_empty(design, dtype=dtype, device="meta")
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ValueError(f"the configuration asks for sizes that no model can have: {error}") from error
+    match_tensors(rules, source, dict(model.state_dict()), prefix=prefix)
+    if device.type != "meta":
+        materialize(model, device)
+        load_tensors(rules, source, dict(model.state_dict()), prefix=prefix)
+    return model.eval()
+
+
+def save(model: AnyModel, tokenizer: Tokenizer | None, folder: str | Path, *, shard: int = safetensors.MAX_SHARD_BYTES) -> None:
+    """Write a directory that load(), and where the design is a known one `transformers`, reads: weights, then config.json."""
+    folder = Path(folder)
+    config, rules, prefix = _export_config(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = next(model.parameters()).dtype
+    text_files: dict[str, str] = {}
+    if tokenizer is not None:
+        text_files["tokenizer.json"] = tokenizer.to_str(pretty=True)
+    notes = dict(model.notes)
+    if (generation := notes.pop("generation", None)) is not None:
+        text_files["generation_config.json"] = json.dumps(generation, indent=2) + "\n"
+    if (template := notes.pop("chat_template", None)) is not None:
+        text_files["chat_template.jinja"] = template
+    config = {**notes, **config, "dtype": str(dtype).removeprefix("torch.")}
+    config.pop("torch_dtype", None)
+    if isinstance(model.design.head, ClassificationHead) and "id2label" in notes:
+        config |= {name: notes[name] for name in ("id2label", "label2id") if name in notes}
+    text_files["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    safetensors.save(export_tensors(rules, model.state_dict(), prefix=prefix), folder, text_files, max_shard_bytes=shard)
+
+
+def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
+    """The configuration under a name that others know, the model's own first; ours where none can say the design."""
+    known_families = families()
+    preferred = known_families.get(str(model.notes.get("model_type")))
+    for family in ([preferred] if preferred else []) + list(known_families.values()):
+        config = family.design_to_config(model.design)
+        if config is not None:
+            return config, family.rules(model.design), _prefix(family, config)
+    names = list(model.state_dict())
+    return {"model_type": NATIVE_MODEL_TYPE, "architectures": [NATIVE_MODEL_TYPE], "design": write_design(model.design)}, [Rule(n, n) for n in names], ""
+
+
+def _resolve_design(config: dict[str, Any], source: TensorSource, folder: Path,
+                ignore: Iterable[str]) -> tuple[Design, list[Rule], str]:
+    model_type = config.get("model_type")
+    try:
+        if model_type == NATIVE_MODEL_TYPE:
+            design = read_design(config.get("design", {}))
+            return design, [Rule(name, name) for name in source.names()], ""
+        if not isinstance(model_type, str) or model_type not in families():
+            raise ValueError(f"'model_type' is {model_type!r}, which is not understood: there are {', '.join(families())}")
+        family = families()[model_type]
+        design = _apply_pooling_config(family.config_to_design(config, source.names(), ignore), folder)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from error
+    return design, family.rules(design), _prefix(family, config)
+
+
+def _prefix(family: Family, config: dict[str, Any]) -> str:
+    """Of the base model's tensors. On reading it is optional: published files come with and without."""
+    return "" if (config.get("architectures") or [""])[0] in family.unprefixed_classes else family.prefix
+
+
+def _apply_pooling_config(design: Design, folder: Path) -> Design:
+    """Sentence encoders say beside the model how a text becomes one vector."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.exists() or design.decoder is not None or not isinstance(design.head, PoolingHead | None):
+        return design
+    config = _read_json(path)
+    modes = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
+    selected = [mode for name, mode in modes.items() if config.get(name)]
+    unsupported = sorted(name for name, on in config.items() if name.startswith("pooling_mode_") and on and name not in modes)
+    if len(selected) != 1 or unsupported:
+        raise ValueError(f"{path} asks for {selected + unsupported}: one of mean, first and last token is understood")
+    modules = _read_json(folder / "modules.json", list) if (folder / "modules.json").exists() else []
+    normalized = any(str(module.get("type", "")).endswith("Normalize") for module in modules)
+    return design.but(head=PoolingHead(selected[0], unit=normalized))  # type: ignore[arg-type]
+
+
+def _resolve_path(name_or_path: str | Path) -> Path:
+    path = Path(name_or_path)
+    if path.is_dir() or path.suffix == ".gguf":
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {path}")
+        return path
+    if path.exists():
+        if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+            raise ValueError(safetensors.pickle_message(path))
+        raise ValueError(f"{path} is a file: name the directory that holds it and its config.json")
+    if str(name_or_path).count("/") != 1 or str(name_or_path).startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no model directory {name_or_path}")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise FileNotFoundError(f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
+                                "pip install 'keepleft[hub]'") from error
+    try:
+        return Path(snapshot_download(str(name_or_path), allow_patterns=["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]))
+    except Exception as error:  # its own, its HTTP client's or the system's
+        raise FileNotFoundError(f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}") from error
+
+
+def _suggest_location(path: Path) -> str:
+    """Where a file that is missing may be: a run keeps its model in a folder of its own."""
+    subfolder = path.parent / "model"
+    return f"did you mean {subfolder}?" if (subfolder / path.name).exists() else f"is {path.parent} a model directory?"
+
+
+def _read_json(path: Path, expected_type: type = dict) -> Any:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} is missing: {_suggest_location(path)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, expected_type):
+        raise ValueError(f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download it again")
+    return data
+
+
+def _read_chat_template(folder: Path) -> str | None:
+    """How a chat becomes one text: in a file of its own, or in the tokenizer's configuration as one template or several."""
+    if (folder / "chat_template.jinja").exists():
+        return (folder / "chat_template.jinja").read_text("utf-8")
+    if not (folder / "tokenizer_config.json").exists():
+        return None
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        templates = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = templates.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
+    if not (folder / "tokenizer.json").exists():
+        return None
+    return parse_tokenizer((folder / "tokenizer.json").read_bytes(), folder / "tokenizer.json")
