@@ -106,8 +106,8 @@ def main() -> None:
     ours, theirs = both()
 
     def mine(source: Tensor, tokens: Tensor, targets: Tensor, source_segments: Tensor, segments: Tensor) -> Tensor:
-        x = ours.states(source, tokens, source_segments=source_segments, segments=segments)
-        return linear_cross_entropy(ours.head.ready(x), *ours.head.matrix(ours.token), targets).loss / (targets != IGNORE_INDEX).sum()
+        x = ours.hidden_states(source, tokens, source_segments=source_segments, segments=segments)
+        return linear_cross_entropy(ours.head.transform(x), *ours.head.output_weight(ours.token), targets).loss / (targets != IGNORE_INDEX).sum()
 
     def other(source: Tensor, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
         return theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=tokens, labels=targets).loss

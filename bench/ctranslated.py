@@ -33,7 +33,7 @@ def write(model: Any, folder: Path) -> Path:
         spec.encoder.embeddings[0].weight = _array(model.token.weight)
     _stack(spec.decoder, model.decoder, model.embed, design)
     spec.decoder.embeddings.weight = _array(model.token.weight)
-    weight, bias = model.head.matrix(model.token)
+    weight, bias = model.head.output_weight(model.token)
     spec.decoder.projection.weight = _array(weight)
     if bias is not None:
         spec.decoder.projection.bias = _array(bias)

@@ -48,8 +48,8 @@ class Lesson(nn.Module):
 
     def forward(self, targets: Tensor, *given: Tensor, **named: Tensor) -> Tensor:
         model: Any = self.model
-        x = model.head.ready(model.states(*given, **named))
-        return linear_cross_entropy(x, *model.head.matrix(model.token), targets).loss
+        x = model.head.transform(model.hidden_states(*given, **named))
+        return linear_cross_entropy(x, *model.head.output_weight(model.token), targets).loss
 
 
 def taught(model: nn.Module, way: str, lr: float = 1e-4) -> tuple[nn.Module, Callable[..., Tensor], torch.optim.Optimizer]:

@@ -77,7 +77,7 @@ def main() -> None:
         source = load_tokenizer(path) if path.exists() else None
         texts, references = (gzip.decompress((given.data / name).read_bytes()).decode().splitlines() for name in given.test)
         for beams in given.beams:
-            found = translation(generate_targets(model, tokenizer, texts, source_tokenizer=source, beams=beams, penalty=given.penalty),
+            found = translation(generate_targets(model, tokenizer, texts, source_tokenizer=source, num_beams=beams, length_penalty=given.penalty),
                                 references, tokenize="none", lowercase=True)
             result[f"beam {beams}"] = {name: round(value, 2) for name, value in found.items()}
     print(json.dumps(result), flush=True)

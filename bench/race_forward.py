@@ -24,7 +24,7 @@ from timing import race
 
 TARGET = 1.0
 SHAPES = ((1, 16), (1, 128), (1, 512), (8, 16), (8, 128))
-STEPS = ((1, 16, "growing"), (1, 256, "growing"), (1, 256, "static"), (8, 256, "growing"), (8, 256, "static"))
+STEPS = ((1, 16, "dynamic"), (1, 256, "dynamic"), (1, 256, "static"), (8, 256, "dynamic"), (8, 256, "static"))
 
 
 def both() -> tuple[Any, Any]:

@@ -70,17 +70,17 @@ class Theirs:
 
     busy = property(lambda self: bool(self.waiting or self.begun))
 
-    def look(self, ask: Any) -> None:
+    def validate(self, request: Any) -> None:
         pass
 
-    def take(self, ticket: Any) -> None:
-        self.waiting.append(ticket)
+    def submit(self, handle: Any) -> None:
+        self.waiting.append(handle)
 
     def clear(self) -> None:
         self.waiting.clear()
 
-    def counts(self) -> dict[str, float]:
-        return {"running": 0, "waiting": len(self.waiting), "read": 0, "written": self.written}
+    def stats(self) -> dict[str, float]:
+        return {"running": 0, "waiting": len(self.waiting), "prompt_tokens": 0, "generation_tokens": self.written}
 
     def step(self) -> Any:
         some = [self.waiting.popleft() for _ in range(min(CLIENTS, len(self.waiting)))]
@@ -96,8 +96,8 @@ class Theirs:
 
     def _asked(self, some: list[Any], **more: Any) -> Any:
         names = ("<s>", "</s>", "<unk>")
-        sources = [[names[n] if n < 3 else str(n) for n in ticket.ask.tokens] for ticket in some]
-        most = max(ticket.ask.options.max_new_tokens for ticket in some)
+        sources = [[names[n] if n < 3 else str(n) for n in ticket.request.tokens] for ticket in some]
+        most = max(ticket.request.options.max_new_tokens for ticket in some)
         return self.translator.translate_batch(sources, beam_size=1, max_batch_size=CLIENTS, max_decoding_length=most,
                                                min_decoding_length=most, end_token=[names[1]], **more)
 
@@ -106,7 +106,7 @@ class Theirs:
         from keepleft.serving.engine.request import FinishEvent
 
         for ticket, one in zip(some, found, strict=True):
-            tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][:ticket.ask.options.max_new_tokens]
+            tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][:ticket.request.options.max_new_tokens]
             self.written += len(tokens)
             yield ((ticket, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)),)
 

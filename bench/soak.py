@@ -97,7 +97,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         made(Path(folder))
         child = subprocess.Popen([sys.executable, "-m", "keepleft", "serve", folder, "--port", "0", "--log-level", "error",
-                                  "--cache-memory", "0.02"], stderr=subprocess.PIPE, text=True)
+                                  "--kv-cache-memory", "0.02"], stderr=subprocess.PIPE, text=True)
         assert child.stderr is not None
         line = child.stderr.readline()
         port = int(line.split("127.0.0.1:")[1].split("/")[0])

@@ -65,7 +65,7 @@ def model(choice: kl.Design, seed: int = 1, dtype: torch.dtype = torch.float64) 
 
 
 def recipe(**changes: Any) -> Recipe:
-    return Recipe(**{"steps": 12, "peak": 1e-2, "warmup": 3, "report": 100, "smoothing": 0.1, **changes})
+    return Recipe(**{"steps": 12, "lr": 1e-2, "warmup": 3, "log_every": 100, "label_smoothing": 0.1, **changes})
 
 
 def state(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -148,7 +148,7 @@ def shared(rank: int, world: int, jobs: list[dict[str, Any]]) -> None:
             add_lora(pupil, 2, seed=rank)
         said: dict[str, Any] = {"notes": [], "steps": []}
         try:
-            for report in train(pupil, batches(choice, rank=rank, world=world), recipe(**job["recipe"]), folder=job["folder"],
+            for report in train(pupil, batches(choice, rank=rank, world_size=world), recipe(**job["recipe"]), folder=job["folder"],
                                 distributed=team(job["way"], rank, world), measure=partial(likelihood, rank),
                                 stop=partial(_stopping, pupil, rank, job, count(1))):
                 said["notes"] += report.notes

@@ -69,7 +69,8 @@ class Closed:
             raise ImportError(name + " is closed")
 sys.meta_path.insert(0, Closed())
 import keepleft
-for room in ("attention", "nn", "models", "weights", "data", "training", "decoding", "evaluate", "disk"):
+for room in ("attention", "nn", "kernels", "models", "inference", "weights", "data", "demo.phrases", "training", "decoding", "evaluation",
+             "disk"):
     package = importlib.import_module("keepleft." + room)
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)

@@ -28,14 +28,14 @@ def test_what_only_looks_like_it_gets_a_table():
         made = form(causal, grid)
         assert isinstance(made, DenseMask)
         assert made.attn_mask.sum() == seen
-    assert form(causal & window(3), kl.Grid(7, 7)).seen.sum() == 18
-    assert form(causal & window(3), kl.Grid(1, 7, start=6)).seen.tolist() == [[[[False] * 4 + [True] * 3]]]
-    assert form(causal | prefix(2), kl.Grid(7, 7)).seen.sum() == 29
+    assert form(causal & window(3), kl.Grid(7, 7)).attn_mask.sum() == 18
+    assert form(causal & window(3), kl.Grid(1, 7, start=6)).attn_mask.tolist() == [[[[False] * 4 + [True] * 3]]]
+    assert form(causal | prefix(2), kl.Grid(7, 7)).attn_mask.sum() == 29
 
 
 def test_a_table_of_padded_keys_is_not_spelt_out_for_every_query():
     words = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-    table = form(full, kl.Grid(1000, 9, k_seg=words), batch=2).seen
+    table = form(full, kl.Grid(1000, 9, k_seg=words), batch=2).attn_mask
     assert table.shape == (2, 1, 1000, 9)
     assert table.untyped_storage().nbytes() < 1000
 

@@ -325,7 +325,7 @@ def test_what_could_not_be_compared_does_not_count(monkeypatch):
     def fails(*_):
         raise CallError("they cannot be compared")
 
-    monkeypatch.setattr("keepleft.auditing.checks.cache._shaped", fails)
+    monkeypatch.setattr("keepleft.auditing.checks.cache._align_shape", fails)
     report = audited(Gru())
     assert "cache" not in report.checked
 

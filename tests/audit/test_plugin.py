@@ -22,7 +22,7 @@ from torch import nn
 
 import keepleft as kl
 from keepleft.auditing import audit as room
-from keepleft.auditing.report import Report
+from keepleft.auditing.report import AuditReport
 
 
 class Mean(nn.Module):
@@ -42,7 +42,7 @@ def asked(monkeypatch):
 
     def look(target, example=None, **options):
         calls.append((example, options))
-        return Report("stand-in", "causal", "quick", checked=("future",))
+        return AuditReport("stand-in", "causal", "quick", checked=("future",))
 
     monkeypatch.setattr(room, "audit", look)
     return calls

@@ -150,7 +150,7 @@ def test_alternatives_are_only_what_may_come(decoder, capsys):
 def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
     for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
         path = tmp_path / f"{n}.svg"
-        code, _, told = run(capsys, command, model, "the sea <&", "--picture", str(path), "--num-beams", beams,
+        code, _, told = run(capsys, command, model, "the sea <&", "--plot", str(path), "--num-beams", beams,
                             "--max-new-tokens", "5")
         assert (code, str(path) in told) == (0, True)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -160,7 +160,7 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
 def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
     for command, model in (("generate", decoder), ("translate", pair)):
         path = tmp_path / f"{command}.svg"
-        code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--picture", str(path), "--json",
+        code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--plot", str(path), "--json",
                            "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", LETTERS)
         found = json.loads(out)
         shown = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")]
@@ -239,17 +239,17 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
     assert (code, found["count"]) == (0, 10)
     assert {"bleu", "chrf", "ter", "exact"} <= found["measures"].keys()
     (tmp_path / "other.txt").write_text("calm\nsails on\n" * 5)
-    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--against",
-                       str(tmp_path / "other.txt"), "--least", "99")
+    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--baseline",
+                       str(tmp_path / "other.txt"), "--fail-under", "99")
     assert code == 1
     assert "other.txt" in out
-    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--dtype", "int8", "--against",
+    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--dtype", "int8", "--baseline",
                        str(tmp_path / "other.txt"))
     assert code == 0
     assert "float32" in out
     assert "other.txt" in out
     (tmp_path / "c.tsv").write_text("text\tlabel\nthe sea\tsad\ncalm\tglad\n")
-    code, out, _ = run(capsys, "eval", classifier, str(tmp_path / "c.tsv"), "--against", classifier)
+    code, out, _ = run(capsys, "eval", classifier, str(tmp_path / "c.tsv"), "--baseline", classifier)
     assert code == 0
     assert "macro_f1" in out
     (tmp_path / "text.txt").write_text("the sea is calm, and the ship sails on\n" * 4)
@@ -278,8 +278,8 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decod
     assert code == 0, told
     assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
     drawn = []
-    monkeypatch.setattr("keepleft.pipelines.text_generation.Voice.picture", lambda self, path, text, options, tag: drawn.append(text) or path)
-    run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--picture",
+    monkeypatch.setattr("keepleft.pipelines.text_generation.TextGenerator.plot", lambda self, path, text, options, tag: drawn.append(text) or path)
+    run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--plot",
         str(tmp_path / "p.svg"))
     assert drawn == ["first"]
 

@@ -18,7 +18,7 @@ from keepleft.cli import main
     (["train", "--task"], "--task stands alone: it needs one value"),
     (["train", "--size", "huge"], "--size is 'huge': there are tiny, small, base"),
     (["train", "--recipe.steps", "many"], "--recipe.steps is 'many': it must be a whole number"),
-    (["train", "--words.joint", "perhaps"], "--words.joint is 'perhaps': it must be true or false"),
+    (["train", "--tokenizer.joint", "perhaps"], "--tokenizer.joint is 'perhaps': it must be true or false"),
     (["train", "--design", "big"], "--design is 'big': it must be names with values"),
     (["train", "--recipe", "4"], "--recipe is '4': it takes a YAML file"),
     (["compare", "--lengths", "x"], "--lengths is 'x': it must be a whole number"),

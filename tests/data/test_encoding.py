@@ -107,7 +107,7 @@ def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
         assert tokens.tolist() == [n for word in words for n in (len(word), sum(map(ord, word)) % 1000)]
         assert set(counts.tolist()) == {2}
     assert len(asked) == len(set(words))
-    monkeypatch.setattr("keepleft.data.piece_table.KNOWN", 10)
+    monkeypatch.setattr("keepleft.data.piece_table.MAX_CACHED_PIECES", 10)
     tokens, _ = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
     assert len(tokens) == 60_000
     assert len(asked) == 2 * len(set(words))

@@ -44,7 +44,7 @@ def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer
     for long in ("cut", "break", "flow"):
         column = EncodedField("text", encoder(tokenizer, TYPE), 4, one, two, long)
         found[long], _ = prepare([(records, [column])], tmp_path / long, vocab=300)
-    rows = {long: [[n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).texts()]
+    rows = {long: [[n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).to_lists()]
             for long, store in found.items()}
     assert rows["cut"] == [[1, 9, 9, 2], [1, 9, 9, 2]]
     assert rows["break"] == [[1, 9, 9, 2], [1, 9, 9, 2], [1, 9, 2], [1, 9, 9, 2]]

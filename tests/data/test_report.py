@@ -31,7 +31,7 @@ class Given(RecordSource):
     def __iter__(self):
         return iter(self.records)
 
-    def where(self, n):
+    def location(self, n):
         return f"record {n}"
 
 
@@ -69,7 +69,7 @@ def test_scripts_are_called_by_their_names():
 
 
 def test_scripts_of_much_text_are_estimated_fairly(monkeypatch):
-    monkeypatch.setattr(module, "CLOSELY", 1000)
+    monkeypatch.setattr(module, "EXACT_SCRIPT_CHARACTERS", 1000)
     report = profile(Given([("sea",) if n % 4 else ("море",) for n in range(16_001)], ("text",)))
     assert report.sampled
     assert "from one record in 16" in "\n".join(report.lines())
@@ -78,7 +78,7 @@ def test_scripts_of_much_text_are_estimated_fairly(monkeypatch):
 
 
 def test_repeats_are_counted_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(module, "HASHED", 50)
+    monkeypatch.setattr(module, "MAX_HASHED_RECORDS", 50)
     report = profile(Given([("same",)] * 1000, ("text",)))
     assert report.compared < report.count == 1000
     assert report.duplicates == report.compared - 1

@@ -13,8 +13,8 @@ from decoding.models import END, START, decoder, pair
 def by_hand(model, prompt: list[int], alpha: float, k: int, limit: int, source=None) -> list[int]:
     """The definition: every candidate is read in a full pass of its own."""
     text = list(prompt)
-    given = {} if source is None else {"memory": model.read(source)}
-    hidden = lambda tokens: model.hidden(torch.tensor([tokens]), **given)[0]
+    given = {} if source is None else {"memory": model.encode_memory(source)}
+    hidden = lambda tokens: model.decoder_hidden_states(torch.tensor([tokens]), **given)[0]
     for _ in range(limit):
         chances = model.head(hidden(text)[-1], model.token).softmax(-1)
         values = {}

@@ -27,7 +27,7 @@ def built(name: str, spread: float):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
-    monkeypatch.setattr(decode_attention, "SPLIT", split)
+    monkeypatch.setattr(decode_attention, "TOKENS_PER_SPLIT", split)
     model = built(name, 0.1)
     draw = lambda *shape: torch.randint(3, 53, shape, device="cuda")
     segments = torch.ones(rows, 5, dtype=torch.long, device="cuda")

@@ -52,7 +52,7 @@ def test_in_a_batch_of_sixty_four():
     chance = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 9, (64,), generator=chance).tolist()
     given = [torch.randint(3, 11, (size,), generator=chance).tolist() for size in sizes]
-    assert tokens(model, given, at_once=64) == [text for prompt in given for text in tokens(model, [prompt])]
+    assert tokens(model, given, batch_size=64) == [text for prompt in given for text in tokens(model, [prompt])]
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -97,12 +97,12 @@ def test_a_cache_of_8_bits_is_close_and_small():
         for n in range(10):
             full, some = model.step(text[:, n:n + 1], state), model.step(text[:, n:n + 1], small)
     assert (some - full).abs().max() < 0.02 * full.abs().max()
-    assert {t.dtype for pair_ in small.caches[0].pairs.values() for t in pair_} == {torch.int8}
+    assert {t.dtype for pair_ in small.caches[0].layers.values() for t in pair_} == {torch.int8}
 
 
 def test_what_is_dropped_was_never_there():
     model, text = decoder(2), torch.tensor([[3, 4, 5, 6]])
-    for cache in ("growing", "static", "quantized", "offloaded"):
+    for cache in ("dynamic", "static", "quantized", "offloaded"):
         with torch.no_grad():
             _, state = model.start(text, cache=cache, **({"capacity": 9} if cache == "static" else {}))
             want = model.step(torch.tensor([[7]]), state)

@@ -122,6 +122,6 @@ def test_each_filter_leaves_what_transformers_leaves(name, value, least):
               "eta_cutoff": peer.EtaLogitsWarper, "top_h": peer.TopHLogitsWarper, "temperature": peer.TemperatureLogitsWarper}
     mine = {"typical_p": filters.typical_p, "epsilon_cutoff": filters.epsilon_cutoff, "eta_cutoff": filters.eta_cutoff}
     make = mine.get(name) or getattr(filters, name)
-    some = {} if name in ("top_h", "temperature") else {"least": least}
+    some = {} if name in ("top_h", "temperature") else {"min_tokens_to_keep": least}
     told = {} if not some else {"min_tokens_to_keep": least}
     assert torch.equal(make(value, **some)(scores, None), theirs[name](value, **told)(None, scores))

@@ -27,7 +27,7 @@ def test_the_text_is_the_one_written_alone(said, prompt, kind, both, seed):
     make = pair if both else decoder
     model = make(seed)
     plain = kl.completions(model, None, [prompt], max_new_tokens=14, **said)
-    ahead = {"prompt_lookup_num_tokens": 4} if kind == "lookup" else {"draft": model if kind == "itself" else make(seed + 9)}
+    ahead = {"prompt_lookup_num_tokens": 4} if kind == "lookup" else {"draft_model": model if kind == "itself" else make(seed + 9)}
     assert kl.completions(model, None, [prompt], max_new_tokens=14, **ahead, **said)[0][0].tokens == plain[0][0].tokens
 
 
@@ -37,7 +37,7 @@ def test_the_distribution_is_the_models_own():
     count = lambda seeds, **ahead: torch.bincount(torch.tensor([
         kl.completions(model, None, [[3, 4]], do_sample=True, max_new_tokens=3, seed=seed, **ahead)[0][0].tokens[-1]
         for seed in seeds]), minlength=11)
-    table = torch.stack([count(range(200), draft=draft), count(range(1000, 1200))])
+    table = torch.stack([count(range(200), draft_model=draft), count(range(1000, 1200))])
     assert chi2_contingency(table[:, table.sum(0) > 0].numpy()).pvalue > 1e-3
 
 
@@ -57,7 +57,7 @@ def test_good_guesses_save_passes():
     strategy = SamplingStrategy()
     *_, plain = kl.decode(decoder(0), torch.tensor([[3, 4]]), kl.greedy(), max_new_tokens=20)
     known = plain.tokens[0, 2:].tolist()
-    guess = lambda texts, most: known[texts.written:texts.written + min(4, most)]
+    guess = lambda texts, most: known[texts.new_width:texts.new_width + min(4, most)]
     texts = list(speculative_decode(model, torch.tensor([[3, 4]]), strategy, guess, max_new_tokens=20))
     assert texts[-1].tokens[0, 2:].tolist() == known
     assert passes <= alone / 4

@@ -211,7 +211,7 @@ def test_contradictions_are_told_and_not_written_through():
     with pytest.raises(ValueError, match="2 seeds were given for 1 prompts"):
         wish(do_sample=True, seed=[1, 2])
     with pytest.raises(ValueError, match="the draft knows"):
-        wish(draft=pair(0))
+        wish(draft_model=pair(0))
     with pytest.raises(ValueError, match="num_return_sequences is 4"):
         wish(do_sample=True, num_beams=2, num_return_sequences=4)
     with pytest.raises(ValueError, match="a static cache for 1,000,000,000,001 tokens is too large"):

@@ -24,7 +24,7 @@ def test_every_number_is_scikit_learns(pairs):
     assert found.macro_f1 == pytest.approx(theirs.f1_score(true, said, average="macro", zero_division=0))
     each = theirs.precision_recall_fscore_support(true, said, labels=names, zero_division=0)
     for one, precision, recall, f1, count in zip(found.per_label.values(), *each, strict=True):
-        assert (one.precision, one.recall, one.f1, one.count) == pytest.approx((precision, recall, f1, count))
+        assert (one.precision, one.recall, one.f1, one.support) == pytest.approx((precision, recall, f1, count))
     if len(names) > 1:  # scikit-learn warns of a single one
         assert np.array_equal(found.confusion, theirs.confusion_matrix(true, said, labels=names))
 

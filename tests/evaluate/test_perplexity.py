@@ -110,7 +110,7 @@ def test_scores_worked_out_some_at_a_time_are_the_same(ours_and_theirs, monkeypa
     ours, _ = ours_and_theirs
     text = torch.randint(peers.V, (50,)).tolist()
     whole = token_nll(ours, text, window=20)
-    monkeypatch.setattr(foreseeing, "ROWS", 3 * peers.V)
+    monkeypatch.setattr(foreseeing, "MAX_LOGITS", 3 * peers.V)
     torch.testing.assert_close(token_nll(ours, text, window=20), whole)
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.models.state import CACHE_KINDS as ALL
+from keepleft.models.state import CACHE_KINDS
 from strategies import designs, made, padding, segments, tokens
 
 T = 17
-KINDS = [kind for kind in ALL if kind != "quantized"]
+KINDS = [kind for kind in CACHE_KINDS if kind != "quantized"]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
     steps = [scores] + [go_on(model, texts[:, a:b], state) for a, b in pairwise(chunks[1:])]
     for row in range(3):
         real = texts[row, :prompt][seg[row] != 0][None]
-        alone = {"memory": model.read(tokens(3, 7)[row:row + 1])} if more else {}
+        alone = {"memory": model.encode_memory(tokens(3, 7)[row:row + 1])} if more else {}
         score, own = model.start(real, cache=kind, capacity=T, **alone)
         same(steps[0][row], score[0])
         for step, (a, b) in zip(steps[1:], pairwise(chunks[1:]), strict=True):
@@ -94,7 +94,7 @@ def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
     begin = lambda: model.start(texts[:, :4], segments=seg, cache=kind, capacity=T, **given_to(model, 3))[1]
     state, other = begin(), begin()
     pick = torch.tensor(rows)
-    state.keep(pick)
+    state.reorder(pick)
     for begin, end in ((4, 7), (7, 8)):
         want = go_on(model, texts[:, begin:end], other)
         same(go_on(model, texts[pick, begin:end], state), want[pick])
@@ -112,16 +112,16 @@ def test_a_static_cache_of_fixed_shapes_equals_one_pass(design, chunks, padded):
     addresses = [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
     for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
-    state.keep(torch.tensor([1, 0]))
+    state.reorder(torch.tensor([1, 0]))
     assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
 
 
-@given(designs("decoder"), cuts(), st.sampled_from(["growing", "static"]), st.data())
+@given(designs("decoder"), cuts(), st.sampled_from(["dynamic", "static"]), st.data())
 @settings(max_examples=60)
 def test_packed_rows_in_chunks_equal_one_pass(design, chunks, kind, data):
     model, texts = made(design), tokens(2, T)
     seg = data.draw(segments(2, T))
-    want = model.hidden(texts, segments=seg)
+    want = model.hidden_states(texts, segments=seg)
     state = model.start(texts[:, :chunks[1]], segments=seg[:, :chunks[1]], cache=kind, capacity=T)[1]
     for begin, end in pairwise(chunks[1:]):
         got = model.extend(texts[:, begin:end], state, segments=seg[:, begin:end])
@@ -137,7 +137,7 @@ def test_a_ring_keeps_no_more_than_its_window():
     for n in range(40, 97):
         scores = model.step(texts[:, n:n + 1], state)
     same(scores, model(texts)[:, -1])
-    assert all(k.shape[2] <= 5 + 1 for k, _ in state.caches[0].pairs.values())
+    assert all(k.shape[2] <= 5 + 1 for k, _ in state.caches[0].layers.values())
 
 
 def test_a_cross_attention_memory_is_computed_once():
@@ -146,7 +146,7 @@ def test_a_cross_attention_memory_is_computed_once():
     model, calls = made(design), []
     for layer in model.decoder.layers:
         layer.cross.kv.register_forward_hook(lambda *_: calls.append(1))
-    _, state = model.start(tokens(2, 3), memory=model.read(tokens(2, 7)))
+    _, state = model.start(tokens(2, 3), memory=model.encode_memory(tokens(2, 7)))
     for n in range(4):
         model.step(tokens(2, 1) + n, state)
     assert len(calls) == 2  # once for each layer

@@ -80,7 +80,7 @@ def test_a_tensor_too_many_too_few_or_twice_is_an_error_that_names_it(name):
         fill({**theirs, some: theirs[some][:-1]})
     first = next(rule for rule in rules if rule.param_name and not rule.tied)
     with pytest.raises(ValueError, match="set twice"):
-        fill({**theirs, "again": theirs[some]}, [*rules, replace(first, theirs="again")])
+        fill({**theirs, "again": theirs[some]}, [*rules, replace(first, checkpoint_name="again")])
     with pytest.raises(ValueError, match="no rule"):
         dict(export_tensors(rules[1:], model.state_dict()))
 

@@ -20,7 +20,7 @@ from keepleft.training.loop import train
 from keepleft.training.lora import add_lora
 
 pytestmark = pytest.mark.slow
-ON = {"average": 0.9, "save": 4, "evaluate": 6}
+ON = {"ema_decay": 0.9, "save_every": 4, "eval_every": 6}
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +67,9 @@ def no_pickles(folder: Path) -> None:
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_two_processes_are_one(way, tmp_path):
-    others = [{"kind": "decoder", "lora": True}, {"recipe": {**ON, "recompute": True}}]
+    others = [{"kind": "decoder", "lora": True}, {"recipe": {**ON, "activation_checkpointing": True}}]
     others += [{"recipe": {**ON, "optimizer": "muon"}}] if way == "ddp" else []
-    full = {"folder": str(tmp_path / "full"), "recipe": {"save": 2, "steps": 6}}
+    full = {"folder": str(tmp_path / "full"), "recipe": {"save_every": 2, "steps": 6}}
     jobs = [
         {"folder": str(tmp_path / "run"), "recipe": ON},
         *({"recipe": ON, **other} for other in others),
@@ -104,7 +104,7 @@ def test_two_processes_are_one(way, tmp_path):
         assert ("File too large" in error) == (way == "fsdp" or rank == 0)
     assert ended(well)[1]["notes"] == ["going on from step-00000002"]
     assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["step-00000002", "step-00000004", "step-00000006"]
-    alike(ended(well)[0], alone(None, average=0.0, save=2, evaluate=None, steps=6)[0])
+    alike(ended(well)[0], alone(None, ema_decay=0.0, save_every=2, eval_every=None, steps=6)[0])
 
 
 def test_a_run_goes_on_with_any_number_of_processes_in_any_way(tmp_path):
@@ -141,7 +141,7 @@ def test_shards_are_taken_up_by_one_process_and_damage_is_named(tmp_path):
     shard.unlink()
     with pytest.raises(ValueError, match=f"step-00000006 is damaged: {shard.name} is missing"):
         checkpoint.read_state(folder / "step-00000006")
-    weights, last = alone(folder, report=1, until=8)
+    weights, last = alone(folder, log_every=1, until=8)
     assert last.step == 12
     alike(weights, alone(None)[0])
 

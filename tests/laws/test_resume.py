@@ -33,7 +33,7 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_pat
                                                                         accumulate, shape, dtype):
     design = lessons.design(kind)
     order = lessons.batches(design, shape, accumulate=accumulate)
-    recipe = lessons.recipe(optimizer=optimizer, average=average, report=3)
+    recipe = lessons.recipe(optimizer=optimizer, ema_decay=average, log_every=3)
     whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
     run = lambda folder, stop: list(train(lessons.model(design, dtype=dtype), order, recipe, folder=folder, stop=stop))
     unbroken = run(whole, lambda: False)
@@ -48,13 +48,13 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_pat
     kinds = {"weights", "step", "exp_avg", "exp_avg_sq"} | ({"average"} if average else set())
     assert {name.split("/")[0] for name in ends[0]} == kinds | ({"momentum"} if optimizer == "muon" else set())
     assert checkpoint.read_state(whole / "step-00000012")["place"] == checkpoint.read_state(broken / "step-00000012")["place"]
-    assert unbroken[-1].grad_norm == reports[-1].norm
+    assert unbroken[-1].grad_norm == reports[-1].grad_norm
     assert sum(report.tokens for report in unbroken) == sum(report.tokens for report in reports)
 
 
 def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(tmp_path):
     """SIGKILL, twenty times, while it learns and while it saves; with everything on that must be remembered."""
-    recipe = lessons.recipe(steps=50, save=2, optimizer="muon", average=0.9, keep=2)
+    recipe = lessons.recipe(steps=50, save_every=2, optimizer="muon", ema_decay=0.9, keep_checkpoints=2)
     lessons.run(tmp_path / "whole", recipe=recipe)
     expected = lessons.state(tmp_path / "whole", 50)
     chance, kills, during, runs = random.Random(5), 0, 0, 0
@@ -83,15 +83,15 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
-    recipe = lessons.recipe(steps=8, save=2, keep=1, average=0.9)
+    recipe = lessons.recipe(steps=8, save_every=2, keep_checkpoints=1, ema_decay=0.9)
     lessons.run(tmp_path / "whole", recipe=recipe)
     folder = tmp_path / "broken"
     asked = iter(range(1, 9))
-    lessons.run(folder, recipe=lessons.recipe(steps=8, save=2, keep=9, average=0.9), stop=lambda: next(asked) == 6)
+    lessons.run(folder, recipe=lessons.recipe(steps=8, save_every=2, keep_checkpoints=9, ema_decay=0.9), stop=lambda: next(asked) == 6)
     tensors = folder / "step-00000006" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     asked = iter(range(5, 9))
-    often = lessons.recipe(steps=8, save=1, keep=1, average=0.9, report=1)
+    often = lessons.recipe(steps=8, save_every=1, keep_checkpoints=1, ema_decay=0.9, log_every=1)
     reports = lessons.run(folder, recipe=often, stop=lambda: next(asked) == 5)
     assert "step-00000006 is damaged: tensors.safetensors has" in reports[0].notes[0]
     assert "going on from step-00000004" in reports[0].notes[0]
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
 
 def test_a_full_disk_names_the_checkpoint_leaves_the_one_before_and_the_run_can_go_on(tmp_path):
     resource = pytest.importorskip("resource")
-    recipe = lessons.recipe(steps=8, save=4)
+    recipe = lessons.recipe(steps=8, save_every=4)
     lessons.run(tmp_path / "whole", recipe=recipe)
     folder, (soft, hard) = tmp_path / "broken", resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -122,18 +122,18 @@ def test_a_full_disk_names_the_checkpoint_leaves_the_one_before_and_the_run_can_
 
 
 def test_what_changed_is_named_and_what_is_free_may_change(tmp_path):
-    recipe = lessons.recipe(steps=6, save=3)
-    lessons.run(tmp_path / "whole", recipe=recipe, about={"data": "a", "sizes": (1, 2)})
+    recipe = lessons.recipe(steps=6, save_every=3)
+    lessons.run(tmp_path / "whole", recipe=recipe, metadata={"data": "a", "sizes": (1, 2)})
     folder = tmp_path / "broken"
     asked = iter([False, False, True])
-    lessons.run(folder, recipe=recipe, about={"data": "a", "sizes": (1, 2)}, stop=lambda: next(asked))
+    lessons.run(folder, recipe=recipe, metadata={"data": "a", "sizes": (1, 2)}, stop=lambda: next(asked))
     shutil.copytree(folder, tmp_path / "before")
-    with pytest.raises(ValueError, match=r"cannot go on, because it has changed: peak was 0.01 and is 0.02; data was 'a' and "
+    with pytest.raises(ValueError, match=r"cannot go on, because it has changed: lr was 0.01 and is 0.02; data was 'a' and "
                                          r"is 'b'; more was None and is 1; sizes was \[1, 2\] and is None"):
-        lessons.run(folder, recipe=lessons.recipe(steps=6, peak=0.02), about={"data": "b", "more": 1})
+        lessons.run(folder, recipe=lessons.recipe(steps=6, lr=0.02), metadata={"data": "b", "more": 1})
     assert lessons.same(lessons.state(folder, 3), lessons.state(tmp_path / "before", 3))
-    free = lessons.recipe(steps=6, save=1, report=2, keep=9, evaluate=2, patience=5, metric="bleu", recompute=True)
-    lessons.run(folder, recipe=free, about={"data": "a", "sizes": [1, 2]}, measure=lambda model: {"bleu": 0.0})
+    free = lessons.recipe(steps=6, save_every=1, log_every=2, keep_checkpoints=9, eval_every=2, patience=5, metric="bleu", activation_checkpointing=True)
+    lessons.run(folder, recipe=free, metadata={"data": "a", "sizes": [1, 2]}, measure=lambda model: {"bleu": 0.0})
     assert lessons.same(lessons.state(folder, 6), lessons.state(tmp_path / "whole", 6))
 
 

@@ -46,7 +46,7 @@ def batches(texts: list[list[int]], design: kl.Design, shape: BucketedLayout | P
     """Each text, or for models with a source each text backwards after the text itself."""
     store = TokenStore.from_lists(text=texts, src=texts, tgt=[[*text[-2:0:-1], 2] for text in texts])
     return Batches(store, NextToken(1) if design.encoder is None else Translation(1), shape,
-                   **{"budget": 10_000, "shuffled": False, **choices})
+                   **{"budget": 10_000, "shuffle": False, **choices})
 
 
 def taught(model: torch.nn.Module, some: list, smoothing: float = 0.0) -> tuple[dict[str, torch.Tensor], list[float]]:
@@ -79,7 +79,7 @@ def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, t
         asked = batch.targets[row][batch.targets[row] != -100]
         memory = None
         if "source" in batch.inputs:
-            memory = model.read(batch.inputs["source"][row][batch.inputs["source_segments"][row] != 0][None])
+            memory = model.encode_memory(batch.inputs["source"][row][batch.inputs["source_segments"][row] != 0][None])
         scores, state = model.start(shown[None, :1], memory=memory)
         losses = [F.cross_entropy(scores, asked[:1], label_smoothing=smoothing)]
         for t in range(1, len(shown)):
@@ -122,9 +122,9 @@ def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts,
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, shape, monkeypatch):
     """Through the loop itself, with plain descent in place of AdamW, so that the weights show the gradients."""
-    monkeypatch.setattr(step, "optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)])
+    monkeypatch.setattr(step, "make_optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)])
     design = lessons.design(kind, dropout=0.0)
-    recipe = lessons.recipe(steps=2, peak=0.3, warmup=0, schedule="constant", clip=0.0)
+    recipe = lessons.recipe(steps=2, lr=0.3, warmup=0, schedule="constant", max_grad_norm=0.0)
     ends, reports = [], []
     for order in (lessons.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
                   lessons.batches(design, shape, budget=48, accumulate=1000)):
@@ -135,7 +135,7 @@ def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, 
     assert len(counts) > 4
     assert len(set(counts)) > 1
     alike(*ends)
-    for name in ("loss", "plain", "accuracy", "norm", "tokens"):
+    for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "tokens"):
         assert getattr(reports[0], name) == pytest.approx(getattr(reports[1], name), abs=1e-12, rel=1e-12)
 
 
@@ -145,7 +145,7 @@ def test_recomputing_activations_changes_nothing(precision):
     ends = []
     for again in (False, True):
         model = lessons.model(design)
-        list(train(model, lessons.batches(design), lessons.recipe(steps=3, recompute=again, precision=precision)))
+        list(train(model, lessons.batches(design), lessons.recipe(steps=3, activation_checkpointing=again, precision=precision)))
         ends.append(model.state_dict())
     assert lessons.same(*ends)
 
@@ -165,7 +165,7 @@ def test_chance_is_another_one_in_every_micro_batch_of_every_step(monkeypatch):
 
 def test_reports_add_up():
     design = lessons.design(dropout=0.0)
-    run = lambda every: list(train(lessons.model(design), lessons.batches(design), lessons.recipe(report=every)))
+    run = lambda every: list(train(lessons.model(design), lessons.batches(design), lessons.recipe(log_every=every)))
     fine, coarse = run(1), run(4)
     assert [report.step for report in fine] == list(range(1, 13))
     assert [report.step for report in coarse] == [4, 8, 12]
@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
     order = lessons.batches(design)
     names = [step[0].identity for _, (_, step) in zip(range(8), order.steps(), strict=False)]
     with pytest.raises(FloatingPointError, match=f"the {what} of step 7 is") as caught:
-        list(train(model, order, lessons.recipe(report=4, save=2, clip=clip), folder=tmp_path, stop=spoil))
+        list(train(model, order, lessons.recipe(log_every=4, save_every=2, max_grad_norm=clip), folder=tmp_path, stop=spoil))
     assert names[7] in str(caught.value)
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -220,7 +220,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
     design = lessons.design()
     values = [3.0, math.nan, 2.0, 2.5, 2.0, 2.1, 1.0, *[1.0] * 4]
     measured = iter(values)
-    recipe = lessons.recipe(steps=50, evaluate=2, save=1, keep=2, patience=3)
+    recipe = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=2, patience=3)
     run = lambda more: list(train(lessons.model(design), lessons.batches(design), more, folder=tmp_path,
                                   measure=lambda model: {"loss": next(measured)}))
     reports = run(recipe)
@@ -230,14 +230,14 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
     assert "no better loss in 3 evaluations" in reports[-1].notes[0]
     assert [place.name for place in checkpoint.list_checkpoints(tmp_path)] == ["step-00000012", "step-00000011", "step-00000006"]
     assert run(recipe) == []  # it has ended
-    patient = lessons.recipe(steps=50, evaluate=2, save=1, keep=1, patience=4)
+    patient = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=1, patience=4)
     assert [report.step for report in run(patient) if report.best] == [14]
 
 
 def test_a_metric_may_be_better_when_higher_and_must_be_measured():
     design = lessons.design()
     values = iter([0.1, 0.3, 0.2])
-    reports = train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=6, evaluate=2, metric="bleu"),
+    reports = train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=6, eval_every=2, metric="bleu"),
                     measure=lambda model: {"bleu": next(values)})
     assert [report.best for report in reports] == [True, True, False]
     with pytest.raises(ValueError, match="'bleu' is not measured: there are chrf"):
@@ -258,7 +258,7 @@ def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
     ends = []
     for chosen in (measure, None):
         model = lessons.model(design)
-        list(train(model, lessons.batches(design), lessons.recipe(steps=4, average=0.5, evaluate=2), measure=chosen))
+        list(train(model, lessons.batches(design), lessons.recipe(steps=4, ema_decay=0.5, eval_every=2), measure=chosen))
         ends.append(model.state_dict())
     assert lessons.same(*ends)
     assert lessons.same(seen, ends[0])  # at the end the average stays in the model
@@ -268,7 +268,7 @@ def test_a_list_of_batches_is_an_order_too_and_an_empty_one_is_refused():
     design = lessons.design(dropout=0.0)
     order = lessons.batches(design, accumulate=1)
     some = [step[0] for _, (_, step) in zip(range(3), order.steps(), strict=False)]
-    reports = list(train(lessons.model(design), some, lessons.recipe(steps=7, report=1)))
+    reports = list(train(lessons.model(design), some, lessons.recipe(steps=7, log_every=1)))
     assert [report.epoch for report in reports] == [0, 0, 0, 1, 1, 1, 2]
     with pytest.raises(ValueError, match="the list of batches is empty"):
         list(train(lessons.model(design), [], lessons.recipe()))

@@ -71,18 +71,18 @@ def refused(*words: str, kind: type[Exception] = ValueError):
 def ways(model, tokens: torch.Tensor, **how):
     """Every door that takes tokens, each as a function to call."""
     if isinstance(model, kl.Encoder):
-        return [lambda: model(tokens, **how), lambda: model.encoder_hidden_states(tokens, **how)]
+        return [lambda: model(tokens, **how), lambda: model.hidden_states(tokens, **how)]
     if isinstance(model, kl.Decoder):
         return [lambda: model(tokens, **how), lambda: model.decoder_hidden_states(tokens, **how), lambda: model.start(tokens, **how)]
     source = texts(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
-    memory = model.read(source)
-    return [lambda: model(source, tokens, **how), lambda: model.hidden(tokens, memory=memory, **how),
+    memory = model.encode_memory(source)
+    return [lambda: model(source, tokens, **how), lambda: model.decoder_hidden_states(tokens, memory=memory, **how),
             lambda: model.start(tokens, memory=memory, **how)]
 
 
 every = pytest.mark.parametrize("design", [DECODER, ROTARY, ENCODER, PAIR], ids=["learned", "rotary", "encoder", "pair"])
 writers = pytest.mark.parametrize("design", [DECODER, ROTARY, PAIR], ids=["learned", "rotary", "pair"])
-kinds = pytest.mark.parametrize("kind", ["growing", "static", "ring"])
+kinds = pytest.mark.parametrize("kind", ["dynamic", "static", "ring"])
 
 
 # tokens ---------------------------------------------------------------------------------------
@@ -235,20 +235,20 @@ def test_a_source_beyond_the_learned_positions_is_named():
 
 @pytest.mark.parametrize("given", [[[0, 2]], [[-1, 0]]])
 def test_a_kind_that_there_is_not_is_named(given):
-    with refused("kind", str(next(n for n in given[0] if n))):
-        made(ENCODER)(texts(1, 2), kinds=torch.tensor(given))
+    with refused("token_types", str(next(n for n in given[0] if n))):
+        made(ENCODER)(texts(1, 2), token_types=torch.tensor(given))
 
 
 @pytest.mark.parametrize("given", [torch.zeros(B, T + 1, dtype=torch.long), torch.zeros(T, dtype=torch.long),
                                    torch.zeros(B, T)], ids=["longer", "flat", "float"])
 def test_kinds_must_be_like_the_tokens(given):
-    with refused("kinds", str(given.dtype) if given.shape == (B, T) else str(tuple(given.shape))):
-        made(ENCODER)(texts(), kinds=given)
+    with refused("token_types", str(given.dtype) if given.shape == (B, T) else str(tuple(given.shape))):
+        made(ENCODER)(texts(), token_types=given)
 
 
 def test_kinds_are_refused_by_a_model_that_has_none():
-    with refused("kinds"):
-        made(ENCODER.but(kinds=0))(texts(), kinds=torch.zeros(B, T, dtype=torch.long))
+    with refused("token_types"):
+        made(ENCODER.but(token_types=0))(texts(), token_types=torch.zeros(B, T, dtype=torch.long))
 
 
 # source and target ----------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_kinds_are_refused_by_a_model_that_has_none():
 def test_a_writer_with_a_source_does_not_write_without_one():
     model = made(PAIR)
     for way in (lambda: model.decoder_hidden_states(texts()), lambda: model.start(texts())):
-        with refused("memory", "read(source)"):
+        with refused("memory", "encode_memory(source)"):
             way()
 
 
@@ -355,7 +355,7 @@ def test_a_model_goes_on_with_a_fresh_state_after_any_refusal(design):
 
 @writers
 def test_an_unknown_cache_is_named_beside_those_that_there_are(design):
-    with refused("'shelf'", "growing, static, ring"):
+    with refused("'shelf'", "dynamic, static, ring"):
         begun(made(design), texts(), cache="shelf")
 
 
@@ -420,7 +420,7 @@ def test_a_choice_that_a_design_does_not_have_is_named_beside_those_it_has(field
     ({"heads": 0}, ["heads", "0"]), ({"kv_heads": 2}, ["3 heads", "2 key heads"]), ({"kv_heads": 0}, ["kv_heads", "0"]),
     ({"head_dim": 0}, ["head_dim", "0"]), ({"head_dim": 2.5}, ["head_dim", "2.5"]),
     ({"source_vocab": 29}, ["source_vocab", "29", "encoder"]), ({"source_vocab": 0}, ["source_vocab", "0"]),
-    ({"kinds": -1}, ["kinds", "-1"]), ({"kinds": 2.5}, ["kinds", "2.5"]),
+    ({"token_types": -1}, ["token_types", "-1"]), ({"token_types": 2.5}, ["token_types", "2.5"]),
     ({"dropout": 1.0}, ["dropout", "1.0"]), ({"dropout": -0.1}, ["dropout", "-0.1"]),
     ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
     ({"dropout": float("nan")}, ["dropout", "nan"]), ({"attention_dropout": 2}, ["attention_dropout", "2"]),

@@ -33,8 +33,8 @@ def made(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch):
     """Tiny layers would stay plain in float32, and no tiny vocabulary is wide: let all kinds of layer take part."""
-    monkeypatch.setattr(layers, "LARGE", 64 * 100)
-    monkeypatch.setattr(layers, "WIDE", 500)
+    monkeypatch.setattr(layers, "MIN_PREPACKED_WEIGHTS", 64 * 100)
+    monkeypatch.setattr(layers, "MIN_ONEDNN_OUTPUTS", 500)
 
 
 def texts(rows: int, length: int = T) -> torch.Tensor:
@@ -57,11 +57,11 @@ def walked(model, cache: str, *, beams: bool = False) -> torch.Tensor:
     scores, state = model.start(prompt, segments=segments, cache=cache, capacity=16, **given(model, rows))
     out = [scores]
     if beams:
-        state.keep(torch.arange(rows).repeat_interleave(2))
+        state.reorder(torch.arange(rows).repeat_interleave(2))
         more = more.repeat_interleave(2, 0) + torch.arange(6)[:, None]
     for n in range(4, 9):
         if beams:
-            state.keep(torch.tensor([1, 0, 2, 2, 5, 4]) if n != 7 else torch.tensor([3, 3, 4, 5, 0, 1]))
+            state.reorder(torch.tensor([1, 0, 2, 2, 5, 4]) if n != 7 else torch.tensor([3, 3, 4, 5, 0, 1]))
         out.append(model.step(more[:, n:n + 1].clamp(max=511), state))
     return torch.cat(out)
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_packed_is_refused_in_words():
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_without_the_kernels_the_layers_stay_plain_and_it_says_so(dtype, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    monkeypatch.setattr(layers, "ENGINES", frozenset())
+    monkeypatch.setattr(layers, "QUANTIZED_ENGINES", frozenset())
     model = made("gpt2")
     with pytest.warns(UserWarning, match=f"has no .* to pack {dtype} with: the layers stay as they are"):
         packed = kl.prepack(model, dtype)

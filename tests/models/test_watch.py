@@ -95,7 +95,7 @@ def test_steps_from_a_cache_can_be_watched_too():
     texts = tokens(2, 9)
     with kl.watch(model) as want:
         model(texts)
-    for kind in ("growing", "static"):
+    for kind in ("dynamic", "static"):
         _, state = model.start(texts[:, :8], cache=kind, capacity=12)
         with kl.watch(model) as maps:
             model.step(texts[:, 8:], state)

@@ -120,7 +120,7 @@ class Sizes(TorchDispatchMode):
         self.largest, self.products = 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.keepleft.vocabulary_loss.default:
+        if func is torch.ops.keepleft.linear_cross_entropy.default:
             with self:
                 return loss_and_grads(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
@@ -170,13 +170,13 @@ def test_to_a_compiler_it_is_one_graph():
     torch.testing.assert_close(compiled, plain.loss)
     torch.testing.assert_close(list(torch.autograd.grad(compiled, (x, weight, bias))),
                                list(torch.autograd.grad(plain.loss, (x, weight, bias))))
-    torch.library.opcheck(torch.ops.keepleft.vocabulary_loss.default,
+    torch.library.opcheck(torch.ops.keepleft.linear_cross_entropy.default,
                           (x.detach().flatten(0, 1).requires_grad_(), weight, bias, targets.flatten(), 0.1, 4, torch.float64,
                            [True, True, True]))
 
 
 @pytest.mark.parametrize(("wrong", "word"), [
-    (dict(targets=torch.zeros(3, 5, dtype=torch.long)), "targets"), (dict(smoothing=1.0), "smoothing"),
+    (dict(targets=torch.zeros(3, 5, dtype=torch.long)), "targets"), (dict(label_smoothing=1.0), "smoothing"),
     (dict(chunk=0), "chunk")])
 def test_what_makes_no_sense_is_refused(wrong, word):
     x, weight, bias, targets = given()
@@ -201,11 +201,11 @@ def test_a_model_and_its_loss_in_pieces_are_the_model_and_its_loss(name):
     texts = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 2, 2, 2, 2, 2]])
     states = model.hidden_states(*texts, segments=segments)
-    weight, bias = model.head.matrix(model.token)
-    torch.testing.assert_close(F.linear(model.head.ready(states), weight, bias), model(*texts, segments=segments))
+    weight, bias = model.head.output_weight(model.token)
+    torch.testing.assert_close(F.linear(model.head.transform(states), weight, bias), model(*texts, segments=segments))
     targets = torch.where(segments == 0, IGNORE_INDEX, tokens)
     whole = F.cross_entropy(model(*texts, segments=segments).flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(linear_cross_entropy(model.head.ready(states), weight, bias, targets).loss, whole)
+    torch.testing.assert_close(linear_cross_entropy(model.head.transform(states), weight, bias, targets).loss, whole)
 
 
 def test_half_precision_leaves_the_weights_as_they_are():

@@ -38,7 +38,7 @@ def test_an_audit_that_finds_something_stops_the_run_and_names_it(corpus, capsys
         model.decoder.masks = (kl.full,)
         return model
 
-    monkeypatch.setattr("keepleft.runs.initial_model.model", blind)
+    monkeypatch.setattr("keepleft.runs.initial_model.initial_model", blind)
     assert trained(corpus) == 2
     told = capsys.readouterr().err
     assert "decoder.layers.0.self" in told

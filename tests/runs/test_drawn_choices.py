@@ -114,7 +114,7 @@ def test_what_cannot_be_watched_is_refused_by_name():
     model, tokenizer = lesson()
     with pytest.raises(ValueError, match="begin is 0"):
         step_distributions(model, tokenizer, [3, 4], 0)
-    with pytest.raises(ValueError, match="few is 0"):
+    with pytest.raises(ValueError, match="top_k is 0"):
         step_distributions(model, tokenizer, [3, 4], 1, top_k=0)
     with pytest.raises(ValueError, match="leave it out"):
         step_distributions(model, tokenizer, [3, 4], 1, source=[3])

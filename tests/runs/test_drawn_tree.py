@@ -32,14 +32,14 @@ class Recorded:
 
 
 def searched(limit=7, **choices):
-    strategy = Recorded(Beam(**{"width": 4, "end": (8,), "keep": choices.get("width", 4), **choices}))
+    strategy = Recorded(Beam(**{"width": 4, "eos_ids": (8,), "num_sequences": choices.get("width", 4), **choices}))
     return list(kl.decode(MODEL, PROMPT, strategy, max_new_tokens=limit, segments=SEGMENTS)), strategy
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("choices", [{}, {"width": 1}, {"width": 6, "early": True}, {"width": 6, "groups": 3, "apart": 0.4},
-                                     {"width": 5, "early": "never", "penalty": 0.3, "end": (8, 9, 10, 11)},
-                                     {"seeds": torch.tensor([3, 4])}, {"end": ()}, {"width": 13, "limit": 2}])
+@pytest.mark.parametrize("choices", [{}, {"width": 1}, {"width": 6, "early_stopping": True}, {"width": 6, "groups": 3, "diversity_penalty": 0.4},
+                                     {"width": 5, "early_stopping": "never", "length_penalty": 0.3, "eos_ids": (8, 9, 10, 11)},
+                                     {"seeds": torch.tensor([3, 4])}, {"eos_ids": ()}, {"width": 13, "limit": 2}])
 def test_parents_are_those_of_the_search(choices, row):
     steps, strategy = searched(**choices)
     width, groups = strategy.strategy.width, strategy.strategy.groups
@@ -68,14 +68,14 @@ def test_parents_are_those_of_the_search(choices, row):
 
 
 def test_a_search_that_goes_on_has_a_best_text_too():
-    steps, _ = searched(end=())
+    steps, _ = searched(eos_ids=())
     found = beam_nodes(steps[:3])
     assert not any(node.finished for node in found)
     assert [node.tokens for node in found if node.best][-1] == tuple(steps[2].tokens[steps[2].score[:4].argmax(), 3:].tolist())
 
 
 def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
-    steps, _ = searched(width=5, early="never")
+    steps, _ = searched(width=5, early_stopping="never")
     found = beam_nodes(steps)
     root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8"))
     assert len(root.findall(f"{SVG}rect")) == 1 + len(found) + sum(node.finished for node in found)
@@ -94,7 +94,7 @@ def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
 
 
 def test_lines_do_not_cross(tmp_path):
-    steps, _ = searched(width=6, end=(8, 9), early="never")
+    steps, _ = searched(width=6, eos_ids=(8, 9), early_stopping="never")
     root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8"))
     columns = {}
     for line in root.findall(f"{SVG}path"):
@@ -107,7 +107,7 @@ def test_lines_do_not_cross(tmp_path):
 
 
 def test_a_large_tree_stays_small_and_says_what_is_missing(tmp_path):
-    steps, _ = searched(width=12, end=(), limit=40)
+    steps, _ = searched(width=12, eos_ids=(), limit=40)
     found = beam_nodes(steps)
     root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", max_columns=9, max_rows=5).read_text("utf-8"))
     words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]

@@ -49,13 +49,13 @@ def halted(stopped, place) -> Path:
 
 @pytest.mark.parametrize(("wrong", "said"), [
     (["--recipe.steps", "0"], "recipe: steps is 0"),
-    (["--like", "gpt5"], "did you mean gpt"),
-    (["--start", "nowhere"], "nowhere"),
+    (["--preset", "gpt5"], "did you mean gpt"),
+    (["--init-from", "nowhere"], "nowhere"),
     (["--design.dims", "3"], "a design has no dims"),
     (["--batch.tokens", "-4"], "batch.tokens is -4"),
-    (["--words.path", "nowhere"], "there is no tokenizer nowhere"),
+    (["--tokenizer.path", "nowhere"], "there is no tokenizer nowhere"),
     (["--recipe.metric", "bleu"], "the metric 'bleu' is not measured"),
-    (["--board"], "pip install 'keepleft[board]'"),
+    (["--tensorboard"], "pip install 'keepleft[board]'"),
     (["--device", "toaster"], "the device 'toaster' was asked for"),
     pytest.param(["--device", "cuda"], "the device 'cuda' was asked for",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_before_a_text_is_read(wrong, said, place, monkeyp
 
 
 def test_a_start_that_fails_late_leaves_nothing_that_was_not_there(place, capsys):
-    late = ["train", "--task", "lm", "--train", "a.txt", *FEW, "--batch.longest", "100000"]
+    late = ["train", "--task", "lm", "--train", "a.txt", *FEW, "--batch.max_length", "100000"]
     assert main(late) == 2
     assert "fewer than one window" in capsys.readouterr().err
     assert [path.name for path in place.iterdir()] == ["a.txt"]
@@ -82,13 +82,13 @@ def test_a_start_that_fails_late_leaves_nothing_that_was_not_there(place, capsys
 
 @pytest.mark.parametrize(("given", "said"), [
     (["--size", "small"], "size was 'tiny' and is 'small'"),  # what is the default, too, was said
-    (["--words.kind", "char"], "words.kind was 'bpe' and is 'char'"),
-    (["--recipe.peak", "0.01"], "recipe.peak was 0.002 and is 0.01"),
+    (["--tokenizer.kind", "char"], "tokenizer.kind was 'bpe' and is 'char'"),
+    (["--recipe.lr", "0.01"], "recipe.lr was 0.002 and is 0.01"),
     (["--batch.tokens", "77"], "batch.tokens was 2048 and is 77"),
     (["--train", "b.txt"], "train was 'a.txt' and is 'b.txt'"),
     (["--design.layers", "3"], "design.layers was 1 and is 3"),
     (["--design.heads", "3"], "design.heads was 1 and is 3"),
-    (["--like", "llama3"], "like was not given and is 'llama3'"),
+    (["--preset", "llama3"], "preset was not given and is 'llama3'"),
 ])
 def test_a_run_that_has_changed_names_the_one_thing_and_both_values(given, said, halted, capsys):
     capsys.readouterr()
@@ -98,15 +98,15 @@ def test_a_run_that_has_changed_names_the_one_thing_and_both_values(given, said,
 
 
 def test_what_is_said_again_as_it_was_or_may_change_is_taken(halted, capsys):
-    again = ["--task", "lm", "--train", "a.txt", "--size", "tiny", "--design.dim", "32", "--recipe.peak", "0.002",
-             "--batch.tokens", "2048", "--words.kind", "bpe"]
-    assert main(["train", "--resume", *again, "--recipe.report", "1"]) == 0
+    again = ["--task", "lm", "--train", "a.txt", "--size", "tiny", "--design.dim", "32", "--recipe.lr", "0.002",
+             "--batch.tokens", "2048", "--tokenizer.kind", "bpe"]
+    assert main(["train", "--resume", *again, "--recipe.log_every", "1"]) == 0
     assert [json.loads(line)["step"] for line in (halted / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert "finished already" not in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "lm"]) == 0
     assert "this run was finished already" in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "lm", "--size", "base"]) == 2
-    assert "--start runs/lm/model" in capsys.readouterr().err
+    assert "--init-from runs/lm/model" in capsys.readouterr().err
 
 
 def test_a_run_is_found_by_its_folder_or_its_task(halted, capsys):
@@ -126,7 +126,7 @@ def test_a_run_says_what_it_is_measured_on(place):
     assert not any("record" in line for line in said)
     assert (place / "runs" / "1" / "loss.svg").exists()  # a single report is a dot
     (place / "b.txt").write_text("".join(f"{line}\n\n" for line in (place / "a.txt").read_text("utf-8").splitlines()), "utf-8")
-    parts = replace(plain, train="b.txt", out="runs/2", words=jobs.TokenizerConfig(documents=True))
+    parts = replace(plain, train="b.txt", out="runs/2", tokenizer=jobs.TokenizerConfig(documents=True))
     said = [event for event in run_job(parts) if isinstance(event, str)]
     assert any(line.startswith("validation: 6 records held out, 294 are left to learn from; measures") for line in said)
     given = replace(parts, valid="b.txt", out="runs/3")

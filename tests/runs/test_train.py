@@ -23,7 +23,7 @@ from keepleft.disk import atomic
 from keepleft.runs import job as jobs
 from keepleft.runs.train import TrainingFinished, run_job
 
-QUICK = ["--size", "tiny", "--recipe.steps", "4", "--recipe.save", "2", "--recipe.evaluate", "2", "--design.dim", "32",
+QUICK = ["--size", "tiny", "--recipe.steps", "4", "--recipe.save_every", "2", "--recipe.eval_every", "2", "--design.dim", "32",
          "--design.layers", "1", "--device", "cpu", "--batch.tokens", "256"]
 PAIRS = split("fr", test=100)[0][:300]
 
@@ -62,7 +62,7 @@ def test_every_task_ends_in_a_directory_that_transformers_reads(task, name, text
     out = trained(task, texts)
     assert capsys.readouterr().out.strip() == str(out / "model")
     there = {path.name for path in out.iterdir()}
-    assert there >= {"config.yaml", "settled.json", "metrics.jsonl", "checkpoints", "model", "data", "loss.svg"}
+    assert there >= {"config.yaml", "resolved.json", "metrics.jsonl", "checkpoints", "model", "data", "loss.svg"}
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
     assert "loss" in lines[-1]["measures"]
@@ -114,8 +114,8 @@ def test_a_run_is_not_overwritten_and_goes_on_only_as_it_was(texts, capsys):
     again = ["train", "--task", "lm", *given("lm", texts), "--out", str(out), *QUICK]
     assert main(again) == 2
     assert "holds a run already: add --resume" in capsys.readouterr().err
-    assert main([*again, "--resume", "--recipe.peak", "0.5"]) == 2
-    assert "recipe.peak was 0.002 and is 0.5" in capsys.readouterr().err
+    assert main([*again, "--resume", "--recipe.lr", "0.5"]) == 2
+    assert "recipe.lr was 0.002 and is 0.5" in capsys.readouterr().err
     assert main([*again[:4], str(texts / "a.tsv"), *again[5:], "--resume"]) == 2
     assert "train was" in capsys.readouterr().err
     assert main(["train", "--out", str(texts / "nowhere"), "--resume"]) == 2
@@ -144,8 +144,8 @@ def test_a_config_file_says_the_same(texts, capsys):
 def test_fine_tuning_with_low_rank_matrices(texts):
     out = trained("translate", texts)
     first = kl.load(out / "model")[0].state_dict()
-    assert main(["train", "--task", "translate", *given("translate", texts), "--out", str(texts / "tuned"), *QUICK, "--start",
-                 str(out / "model"), "--lora", "2", "--recipe.peak", "0.01"]) == 0
+    assert main(["train", "--task", "translate", *given("translate", texts), "--out", str(texts / "tuned"), *QUICK, "--init-from",
+                 str(out / "model"), "--lora", "2", "--recipe.lr", "0.01"]) == 0
     tuned = kl.load(texts / "tuned" / "model")[0].state_dict()
     assert first.keys() == tuned.keys()
     changed = {name for name in first if not torch.equal(first[name], tuned[name])}
@@ -155,7 +155,7 @@ def test_fine_tuning_with_low_rank_matrices(texts):
 
 def test_a_classifier_is_tuned_with_low_rank_matrices_and_its_head(texts):
     out = trained("classify", texts)
-    assert main(["train", "--task", "classify", *given("classify", texts), "--out", str(texts / "tuned"), *QUICK, "--start",
+    assert main(["train", "--task", "classify", *given("classify", texts), "--out", str(texts / "tuned"), *QUICK, "--init-from",
                  str(out / "model"), "--lora", "2"]) == 0
     first, tuned = (kl.load(folder / "model")[0].state_dict() for folder in (out, texts / "tuned"))
     assert not torch.equal(first["head.out.weight"], tuned["head.out.weight"])
@@ -193,7 +193,7 @@ def test_what_a_failed_run_left_is_not_used_by_the_next(texts):
 
 
 def test_two_vocabularies_tags_and_several_sources(texts):
-    out = trained("translate", texts, "--words.joint", "false", "--words.kind", "word", "--batch.pack", "true")
+    out = trained("translate", texts, "--tokenizer.joint", "false", "--tokenizer.kind", "word", "--batch.pack", "true")
     model, _ = kl.load(out / "model")
     assert model.design.source_vocab is not None
     assert (out / "model" / "source_tokenizer.json").exists()
@@ -213,14 +213,14 @@ def test_two_vocabularies_tags_and_several_sources(texts):
     (["--train.src", "a.en", "--train.tgt", "a.rf"], "a.fr"),
     (["--train", "a.tsv", "--valid", "dev.tsv", "--task", "classify"], "label 'maybe', which was never seen"),
     (["--train.src", "a.en", "--train.tgt", "a.fr", "--design.dims", "3"], "a design has no dims"),
-    (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "marion"], "did you mean marian"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--preset", "marion"], "did you mean marian"),
     (["--task", "lm", "--train", "a.txt.gz", "--design.position", "nowhere"], "position"),
-    (["--task", "lm", "--train", "a.txt.gz", "--start", "missing/dir"], "missing/dir"),
-    (["--task", "lm", "--train", "a.txt.gz", "--like", "t5"], "the task lm needs a model with decoder, and t5 has"),
-    (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "gpt2"], "needs a model with encoder and decoder"),
-    (["--train.src", "a.en", "--train.tgt", "a.fr", "--like", "small"], "no preset is called 'small'"),
+    (["--task", "lm", "--train", "a.txt.gz", "--init-from", "missing/dir"], "missing/dir"),
+    (["--task", "lm", "--train", "a.txt.gz", "--preset", "t5"], "the task lm needs a model with decoder, and t5 has"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--preset", "gpt2"], "needs a model with encoder and decoder"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--preset", "small"], "no preset is called 'small'"),
     (["--task", "lm", "--train", "a.txt.gz", "--recipe.metric", "bleu"], "the metric 'bleu' is not measured for the task lm"),
-    (["--train.src", "a.en", "--train.tgt", "a.fr", "--lora", "4"], "give a model to --start from"),
+    (["--train.src", "a.en", "--train.tgt", "a.fr", "--lora", "4"], "give a model with --init-from"),
 ])
 def test_what_is_wrong_is_named_and_nothing_is_left_half_done(wrong, said, texts, capsys, monkeypatch):
     monkeypatch.chdir(texts)
@@ -237,18 +237,18 @@ def test_what_is_wrong_is_named_and_nothing_is_left_half_done(wrong, said, texts
 
 def test_a_text_longer_than_the_model_is_said(texts, capsys):
     out = trained("lm", texts)
-    assert main(["train", "--task", "lm", *given("lm", texts), "--out", str(texts / "o"), *QUICK, "--start", str(out / "model"),
-                 "--batch.longest", "4096"]) == 2
+    assert main(["train", "--task", "lm", *given("lm", texts), "--out", str(texts / "o"), *QUICK, "--init-from", str(out / "model"),
+                 "--batch.max_length", "4096"]) == 2
     assert "do not fit a model of" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_two_processes_train_what_one_does(way, texts):
-    whole = trained("translate", texts, "--batch.micro", "128")
+    whole = trained("translate", texts, "--batch.micro_tokens", "128")
     out = texts / way
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "keepleft",
-               "train", "--task", "translate", *given("translate", texts), "--out", str(out), *QUICK, "--batch.micro", "128",
+               "train", "--task", "translate", *given("translate", texts), "--out", str(out), *QUICK, "--batch.micro_tokens", "128",
                "--parallel", way]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False,
                          env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -52,13 +52,13 @@ def run(engine: Any, some: list[GenerationRequest], most: int = 100_000) -> list
     """All at once, to the end."""
     told: list[list[Event]] = [[] for _ in some]
     for ask, events in zip(some, told, strict=True):
-        engine.look(ask)
-        engine.take(RequestHandle(ask, events.append))
+        engine.validate(ask)
+        engine.submit(RequestHandle(ask, events.append))
     for _ in range(most):
         if not engine.busy:
             return told
         for ticket, event in engine.step():
-            ticket.hear(event)
+            ticket.on_event(event)
     raise AssertionError(f"not done after {most} steps")
 
 

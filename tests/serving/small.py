@@ -76,8 +76,8 @@ def client(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN,
     """In this process, without a socket."""
     from starlette.testclient import TestClient
 
-    more = {} if page is None else {"page": page}
-    with service(opened, engine, limits, explorer=explorer, reach=reach, **more) as made:
+    more = {} if page is None else {"page_folder": page}
+    with service(opened, engine, limits, explorer=explorer, max_model_len=reach, **more) as made:
         out = TestClient(make_app(made, **given), base_url="http://localhost", raise_server_exceptions=False)
         out.service = made
         yield out

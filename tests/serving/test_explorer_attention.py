@@ -32,8 +32,8 @@ def test_weights_are_those_that_watch_shows(design, data):
     side = given_to(net, length)
     with torch.no_grad():
         with kl.watch(net) as maps:
-            net.states(*side)
-        kept = store_attentions(net, lambda: net.states(*side))
+            net.hidden_states(*side)
+        kept = store_attentions(net, lambda: net.hidden_states(*side))
     assert kept.keys() == maps.keys()
     for name, layer in kept.items():
         whole = maps[name][0]
@@ -53,8 +53,8 @@ def test_weights_are_those_that_watch_shows(design, data):
 def test_any_mask_is_kept_to_even_by_those_who_see_nothing(mask, length):
     net = made(kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(2, (mask,))))
     with torch.no_grad(), kl.watch(net) as maps:
-        net.states(tokens(1, length))
-    kept = store_attentions(net, lambda: net.states(tokens(1, length)))
+        net.hidden_states(tokens(1, length))
+    kept = store_attentions(net, lambda: net.hidden_states(tokens(1, length)))
     for name, layer in kept.items():
         rows = torch.arange(length)
         torch.testing.assert_close(layer.weights(range(6), rows), maps[name][0], atol=1e-12, rtol=1e-9)
@@ -74,8 +74,8 @@ def plain_rollout(maps: list[torch.Tensor]) -> torch.Tensor:
 def test_a_rollout_is_the_plain_product_and_its_claim_is_who_can_be_known_of(masks, length):
     net = made(kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(3, tuple(masks))))
     with torch.no_grad(), kl.watch(net) as maps:
-        net.states(tokens(1, length))
-    layers = list(store_attentions(net, lambda: net.states(tokens(1, length))).values())
+        net.hidden_states(tokens(1, length))
+    layers = list(store_attentions(net, lambda: net.hidden_states(tokens(1, length))).values())
     known, reach = None, torch.eye(length, dtype=torch.bool)
     for n in range(3):
         known = attention_rollout("decoder.self", layers, n, known)
@@ -95,7 +95,7 @@ def test_tiles_and_rows_and_columns_are_parts_of_the_whole(family):
     read = ask(asked, "attention", **texts(family))
     ids = [[token["id"] for token in read["tokens"][side]] for side in ("source", "text") if side in read["tokens"]]
     with torch.no_grad(), kl.watch(asked.model) as maps:
-        asked.model.states(*(torch.tensor([side]) for side in ids))
+        asked.model.hidden_states(*(torch.tensor([side]) for side in ids))
     for one in read["attentions"]:
         side, kind = one["name"].split(".")
         rows, columns = (len(read["tokens"][one[f"{axis}_side"]]) for axis in ("row", "column"))
@@ -198,7 +198,7 @@ def test_a_text_is_read_as_far_as_someone_looks_and_each_layer_is_that_of_a_whol
     side = given_to(net, length)
     with torch.no_grad():
         read = TextCache(net).read(side[-1][0].tolist(), side[0][0].tolist() if len(side) > 1 else [])
-        whole = store_attentions(net, lambda: net.states(*side))
+        whole = store_attentions(net, lambda: net.hidden_states(*side))
         lazy = not isinstance(design.position, kl.RelativeBias)
         for name, layers in read.attentions.items():
             assert not lazy or name.endswith("cross") or not set(layers.names) & set(layers.forward_pass.layers)

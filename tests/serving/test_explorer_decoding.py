@@ -174,7 +174,7 @@ def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
     found = ask(asked, "alignment", source=SOURCE, tokens=tokens, layer=layer, head=head)
     source = words().encode(SOURCE).ids
     with torch.no_grad(), kl.watch(asked.model, "decoder.*.cross") as maps:
-        asked.model.states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
+        asked.model.hidden_states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
     some = torch.stack([map_[0] for name, map_ in maps.items() if layer == "mean" or name == f"decoder.{layer}.cross"])
     want = (some.mean(1) if head == "mean" else some[:, head]).mean(0)
     assert (found["rows"], found["columns"]) == (3, len(source))

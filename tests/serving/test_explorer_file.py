@@ -34,7 +34,7 @@ def built(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "explorer.js").write_text(SCRIPT)
     (folder / "explorer.css").write_text(STYLE)
-    monkeypatch.setattr(page_files, "PAGE", folder)
+    monkeypatch.setattr(page_files, "PAGE_FOLDER", folder)
     real = audit.audit
     monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["batch"], **said))
     return folder

@@ -80,7 +80,7 @@ def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
 
 
 def test_what_cannot_be_copied_is_not_audited(monkeypatch):
-    monkeypatch.setattr(audit, "LARGEST", 1000)
+    monkeypatch.setattr(audit, "MAX_PARAMETERS", 1000)
     asked = explorer("decoder")
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
         ask(asked, "leaks", wait=False)

@@ -95,7 +95,7 @@ def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
 
 
 def test_an_answer_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(run_log, "LINES", 4)
+    monkeypatch.setattr(run_log, "MAX_LINES", 4)
     run_at(folder, "mine", 9)
     asked = explorer("decoder", runs=folder)
     steps, after = [], 0

@@ -66,13 +66,13 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_at_once():
         with wire(port) as made:
             made.sendall(request({**LONG, "stream": True}))
             until(lambda: b"data:" in made.recv(4096))
-            assert service.engine_thread.stats()["open"] == 1
+            assert service.engine_thread.stats()["in_flight"] == 1
             ticket, = service.engine_thread.in_flight
-        until(lambda: service.engine_thread.stats()["open"] == 0)
+        until(lambda: service.engine_thread.stats()["in_flight"] == 0)
         assert ticket.cancelled
         until(lambda: lines)
         assert lines[0]["ended"] == "left"
-        assert lines[0]["written"] < 4000
+        assert lines[0]["completion_tokens"] < 4000
         assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
 
 
@@ -80,16 +80,16 @@ def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
     port, service, _ = slow
     first = socket.create_connection(("127.0.0.1", port), timeout=30)
     first.sendall(request(LONG))
-    until(lambda: service.running.counts()["running"] == 1)
+    until(lambda: service.engine_thread.stats()["running"] == 1)
     others = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(5)]
     for other in others:
         other.sendall(request({**LONG, "stream": False}))
-    until(lambda: service.running.counts()["open"] == 6)
+    until(lambda: service.engine_thread.stats()["in_flight"] == 6)
     for other in others:
         other.close()
-    until(lambda: service.running.counts()["open"] == 1)
+    until(lambda: service.engine_thread.stats()["in_flight"] == 1)
     first.close()
-    until(lambda: service.running.counts()["open"] == 0)
+    until(lambda: service.engine_thread.stats()["in_flight"] == 0)
 
 
 def test_a_client_that_leaves_takes_its_question_along():
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_takes_its_question_along():
             made.sendall(request({"input": "the sea"}, "/v1/embeddings"))
             until(lambda: len(service.embedding_batcher.waiting) == 1)
         until(lambda: not service.embedding_batcher.waiting)
-        until(lambda: service.engine_thread.stats()["errands"] == 0)
+        until(lambda: service.engine_thread.stats()["tasks"] == 0)
         assert done == []
 
 
@@ -193,8 +193,8 @@ def test_one_who_does_not_read_is_let_go():
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         made.connect(("127.0.0.1", port))
         made.sendall(request({**LONG, "stream": True}))
-        until(lambda: service.engine_thread.stats()["open"] == 1)
-        until(lambda: service.engine_thread.stats()["open"] == 0)
+        until(lambda: service.engine_thread.stats()["in_flight"] == 1)
+        until(lambda: service.engine_thread.stats()["in_flight"] == 0)
 
 
 def test_a_crowd_is_told_to_come_again(hasty):
@@ -202,7 +202,7 @@ def test_a_crowd_is_told_to_come_again(hasty):
     crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2)]
     for one in crowd:
         one.sendall(request(LONG))
-    until(lambda: service.running.counts()["open"] == 2)
+    until(lambda: service.engine_thread.stats()["in_flight"] == 2)
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=30)
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "1"
@@ -218,4 +218,4 @@ def test_a_crowd_is_told_to_come_again(hasty):
     assert any(answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer for answer in answers)
     for one in crowd:
         one.close()
-    until(lambda: service.running.counts()["open"] == 0)
+    until(lambda: service.engine_thread.stats()["in_flight"] == 0)

@@ -274,7 +274,7 @@ def test_a_pair_reads_the_prompt_of_a_completion_as_its_source(turn):
 
 
 def test_a_stream_that_has_nothing_to_tell_keeps_the_line_open(monkeypatch):
-    monkeypatch.setattr("keepleft.serving.http.sse.QUIET", 0.005)
+    monkeypatch.setattr("keepleft.serving.http.sse.KEEPALIVE_SECONDS", 0.005)
     with client(decoder(), Slow) as made:
         text = made.post("/v1/completions", json={**SAID, "max_tokens": 5, "stream": True}).text
         assert "\n\n: still at it\n\n" in text

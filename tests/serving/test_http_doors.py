@@ -82,8 +82,8 @@ def test_all_keys_are_compared_whichever_is_right(monkeypatch):
 def test_a_key_is_a_tenant_and_a_user_is_inside_it():
     heard = []
     with client(decoder(), keys=KEYS) as made:
-        submit = made.service.running.submit
-        made.service.running.submit = lambda ask, hear: heard.append(ask.tenant) or submit(ask, hear)
+        submit = made.service.engine_thread.submit
+        made.service.engine_thread.submit = lambda ask, hear: heard.append(ask.tenant) or submit(ask, hear)
         for key, user in (("first", None), ("second", None), ("first", "ann"), ("first", "bob"), ("first", "ann")):
             made.post("/v1/completions", json={**BODY, "user": user}, headers=with_key(f"{key}-key"))
     assert len(set(heard)) == 4
@@ -103,7 +103,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key):
     ("localhost.evil.example:80", False), ("", False),
 ])
 def test_on_loopback_other_names_are_turned_away(host, fine):
-    with client(decoder(), names=allowed_hosts("127.0.0.1")) as made:
+    with client(decoder(), allowed_hosts=allowed_hosts("127.0.0.1")) as made:
         answer = made.get("/v1/models", headers={"host": host})
         assert answer.status_code == (200 if fine else 421)
         assert fine or answer.json()["error"]["code"] == "wrong_host"
@@ -114,7 +114,7 @@ def test_elsewhere_any_name_will_do():
     assert allowed_hosts("0.0.0.0") is None
     assert allowed_hosts("192.168.1.5") is None
     assert allowed_hosts("127.0.0.5") == {"127.0.0.1", "localhost", "::1", "127.0.0.5"}
-    with client(decoder(), names=allowed_hosts("0.0.0.0")) as made:
+    with client(decoder(), allowed_hosts=allowed_hosts("0.0.0.0")) as made:
         assert made.get("/v1/models", headers={"host": "models.example"}).status_code == 200
 
 
@@ -125,7 +125,7 @@ def test_pages_elsewhere_may_not_ask_unless_they_are_named():
     with client(decoder()) as made:
         assert "access-control-allow-origin" not in made.get("/v1/models", headers=from_page).headers
         assert made.options("/v1/completions", headers=ahead).status_code == 405
-    with client(decoder(), keys=KEYS, origins=["https://page.example"]) as made:
+    with client(decoder(), keys=KEYS, allowed_origins=["https://page.example"]) as made:
         answer = made.options("/v1/completions", headers=ahead)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
@@ -208,9 +208,9 @@ def test_a_request_is_a_line_and_says_nothing_of_what_was_said():
     line = lines[0]
     assert line["id"] == answer.headers["x-request-id"]
     assert (line["method"], line["route"], line["status"], line["level"]) == ("POST", "/v1/completions", 200, "info")
-    assert line["read"] == answer.json()["usage"]["prompt_tokens"]
-    assert line["written"] == answer.json()["usage"]["completion_tokens"]
-    assert 0 < line["ms_first"] <= line["ms"]
+    assert line["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"]
+    assert line["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
+    assert 0 < line["ttft_ms"] <= line["ms"]
     assert len(line["tenant"]) == 8
     assert (lines[1]["status"], lines[1]["tenant"], lines[2]["level"]) == (401, None, "debug")
     whole = json.dumps(lines)
@@ -229,9 +229,9 @@ def test_numbers_for_prometheus():
     assert found['keepleft_requests_total{route="/v1/completions",status="200"}'] == "1.0"
     assert found['keepleft_requests_total{route="/v1/completions",status="400"}'] == "1.0"
     assert found['keepleft_requests_total{route="other",status="404"}'] == "1.0"
-    assert float(found["keepleft_tokens_read_total"]) == usage["prompt_tokens"]
-    assert float(found["keepleft_tokens_written_total"]) == usage["completion_tokens"]
-    for name in ("queue_seconds", "first_token_seconds", "token_seconds"):
+    assert float(found["keepleft_prompt_tokens_total"]) == usage["prompt_tokens"]
+    assert float(found["keepleft_generation_tokens_total"]) == usage["completion_tokens"]
+    for name in ("queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"):
         assert found[f"keepleft_{name}_count"] == "1.0", name
-    for name in ("running", "waiting", "open", "errands"):
+    for name in ("running", "waiting", "in_flight", "tasks"):
         assert float(found[f"keepleft_engine_{name}"]) == 0

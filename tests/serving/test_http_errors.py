@@ -132,7 +132,7 @@ def test_a_template_that_never_ends_or_grows_without_end_is_stopped():
 def test_a_rule_that_takes_too_long_is_stopped():
     with client(decoder(), limits=Limits(grammar_seconds=1e-9)) as made:
         rule = "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"
-        refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="rule_too_complex")
+        refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="grammar_too_complex")
 
 
 @pytest.mark.parametrize(("opened", "route", "code"), [
@@ -225,7 +225,7 @@ def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
 def test_our_faults_are_told_by_number_alone(monkeypatch):
     lines = []
     with client(decoder(), log=lambda level, what: lines.append((level, what))) as made:
-        monkeypatch.setattr("keepleft.serving.http.routes.completions.settled", lambda *_, **__: Path("/secret/place").read_text())
+        monkeypatch.setattr("keepleft.serving.http.routes.completions.resolve_options", lambda *_, **__: Path("/secret/place").read_text())
         answer = made.post("/v1/completions", json={"prompt": "a private thing"})
     error = refused(answer, 500, "internal_error")
     assert "secret" not in answer.text
@@ -269,7 +269,7 @@ def test_a_full_engine_says_when_to_come_again(monkeypatch):
         def full(*_):
             raise OverloadedError("no room", retry_after=6.2)
 
-        monkeypatch.setattr("keepleft.serving.engine.thread.Running.errand", full)
+        monkeypatch.setattr("keepleft.serving.engine.thread.EngineThread.run_between_steps", full)
         answer = made.post("/v1/embeddings", json={"input": "a"})
         refused(answer, 429)
         assert answer.headers["retry-after"] == "7"

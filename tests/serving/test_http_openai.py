@@ -33,7 +33,7 @@ def there():
 def test_models(there):
     made, _, service = there
     assert [model.id for model in made.models.list()] == ["tiny"]
-    assert made.models.retrieve("tiny").max_model_len == service.reach
+    assert made.models.retrieve("tiny").max_model_len == service.max_model_len
     with pytest.raises(openai.NotFoundError) as told:
         made.models.retrieve("gpt-4")
     assert told.value.code == "model_not_found"
@@ -104,7 +104,7 @@ def test_many_at_once(there):
     found = asyncio.run(all_of_them())
     want = kl.generate(decoder().model, TOKENS, [f"the sea {n}" for n in range(24)], max_new_tokens=5)
     assert [one.choices[0].text for one in found] == want
-    assert service.running.counts()["open"] == 0
+    assert service.engine_thread.stats()["in_flight"] == 0
 
 
 def test_embeddings():

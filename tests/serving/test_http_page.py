@@ -51,10 +51,11 @@ def test_every_limit_stands_there_with_its_default():
 
 
 def test_every_route_and_metric_stands_there():
+    from keepleft.serving.engine.continuous import ContinuousBatchingEngine
     from keepleft.serving.http.app import make_app
     from serving.small import client
 
-    with client(decoder()) as made:
+    with client(decoder(), ContinuousBatchingEngine) as made:
         document = make_app(made.service).openapi()
         made.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
         names = {name for name in re.findall(r"^# TYPE (keepleft_\w+)", made.get("/metrics").text, re.M)

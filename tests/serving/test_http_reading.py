@@ -48,7 +48,7 @@ def test_embeddings_are_the_models(opened):
 def test_a_pooled_vector_is_the_mean_of_the_states():
     model, tokenizer, _ = encoder()
     with torch.no_grad():
-        want = model.states(torch.tensor([tokenizer.encode("the sea").ids]))[0].mean(0)
+        want = model.hidden_states(torch.tensor([tokenizer.encode("the sea").ids]))[0].mean(0)
     assert alone(encoder(), "the sea") == pytest.approx(want.tolist(), abs=1e-5)
 
 
@@ -100,7 +100,7 @@ def test_texts_of_many_callers_are_read_together():
     rows = [TOKENS.encode(text).ids for text in TEXTS * 5]
 
     async def ask_all(gathered):
-        return await asyncio.gather(*(gathered.ask([row]) for row in rows))
+        return await asyncio.gather(*(gathered.submit([row]) for row in rows))
 
     with service(opened, limits=Limits(batch_tokens=60)) as made:
         held = made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))  # so that all of them wait
@@ -115,8 +115,8 @@ def test_one_who_leaves_takes_nobody_along():
     opened = encoder(kl.PoolingHead("mean"))
 
     async def two(made):
-        made.running.errand(lambda: asyncio.run(asyncio.sleep(0.2)))
-        first, second = asyncio.ensure_future(made.vectors.ask([[5, 6]])), asyncio.ensure_future(made.vectors.ask([[7]]))
+        made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))
+        first, second = asyncio.ensure_future(made.embedding_batcher.submit([[5, 6]])), asyncio.ensure_future(made.embedding_batcher.submit([[7]]))
         await asyncio.sleep(0.05)
         first.cancel()
         return await second

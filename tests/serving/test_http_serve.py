@@ -84,7 +84,7 @@ def begun(address, bodies):
 
 def _waiting(address):
     found = httpx.get(f"{address}/metrics").text
-    return float(re.search(r"^keepleft_engine_open (\S+)$", found, re.M)[1])
+    return float(re.search(r"^keepleft_engine_in_flight (\S+)$", found, re.M)[1])
 
 
 def finished(process, threads):
@@ -95,7 +95,7 @@ def finished(process, threads):
 
 
 def test_under_load_what_was_begun_comes_to_its_end_and_nothing_new_is_taken(place):
-    with served(place, "--drain", "60") as (address, process, lines):
+    with served(place, "--shutdown-timeout", "60") as (address, process, lines):
         heard, threads = begun(address, [{**LONG, "max_tokens": count} for count in (1500, 1200, 1200)])
         process.send_signal(signal.SIGTERM)
         codes = set()
@@ -114,13 +114,13 @@ def test_under_load_what_was_begun_comes_to_its_end_and_nothing_new_is_taken(pla
             assert one[-1] == "[DONE]"
             assert json.loads(one[-2])["choices"][0]["finish_reason"] == "length"
     told = [json.loads(line) for line in lines if line.startswith("{")]
-    done = [(line["route"], line["ended"]) for line in told if line.get("written") in (1500, 1200)]
+    done = [(line["route"], line["ended"]) for line in told if line.get("completion_tokens") in (1500, 1200)]
     assert done == [("/v1/completions", None)] * 3
     assert all("Traceback" not in line for line in lines), lines
 
 
 def test_what_takes_longer_than_the_drain_is_cancelled_and_told_why(place):
-    with served(place, "--drain", "0.3") as (address, process, _):
+    with served(place, "--shutdown-timeout", "0.3") as (address, process, _):
         heard, threads = begun(address, [{**LONG, "max_tokens": 4000}] * 2)
         process.send_signal(signal.SIGINT)
         finished(process, threads)
@@ -131,7 +131,7 @@ def test_what_takes_longer_than_the_drain_is_cancelled_and_told_why(place):
 
 
 def test_a_second_signal_does_not_wait(place):
-    with served(place, "--drain", "600") as (address, process, _):
+    with served(place, "--shutdown-timeout", "600") as (address, process, _):
         heard, threads = begun(address, [{**LONG, "max_tokens": 4000}])
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -186,7 +186,7 @@ def test_wrong_use_is_told(place, tmp_path, monkeypatch, capsys):
                         ([str(place), "--max-model-len", "0"], "max_model_len is 0"),
                         ([str(place), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
                         ([str(place), "--limits.body", "0"], "the limit body is 0"),
-                        ([str(place), "--drain", "-1"], "drain is -1"),
+                        ([str(place), "--shutdown-timeout", "-1"], "shutdown_timeout is -1"),
                         ([str(place), "--api-key", "a b\n"], "an API key is empty, or has characters")):
         assert main(["serve", *words]) == 2, words
         assert said in capsys.readouterr().err

@@ -29,8 +29,8 @@ def test_pages_fill_the_memory_that_is_given_and_no_more_than_rows_can_use(name,
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"rows": 0}, "rows is 0: it must be more than nothing"), ({"memory": -1.0}, "memory is -1.0"),
-    ({"memory": 1e-7}, "do not hold one page of 128 tokens")])
+    ({"max_num_seqs": 0}, "max_num_seqs is 0: it must be more than nothing"), ({"kv_cache_memory": -1.0}, "kv_cache_memory is -1.0"),
+    ({"kv_cache_memory": 1e-7}, "do not hold one page of 128 tokens")])
 def test_what_cannot_hold_anything_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         capacity.plan_capacity(built("llama3"), **given)

@@ -40,7 +40,7 @@ def built(name: str, seed: int = 3):
 def free(engine: ContinuousBatchingEngine) -> bool:
     """No page is held but by beginnings that are kept for others."""
     counts = engine.stats()
-    return counts["pages_used"] == counts["pages_kept"] and not engine.busy and not engine.strategy_batches
+    return counts["pages_used"] == counts["prefix_cache_pages"] and not engine.busy and not engine.strategy_batches
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -140,7 +140,7 @@ def test_ten_thousand_aborted_requests_leave_no_page_behind():
         for _ in range(dice.randint(0, 1)):
             engine.step()
         for ticket in waiting:
-            ticket.dropped = True
+            ticket.cancelled = True
         gone += len(waiting)
         waiting.clear()
         engine.step()
@@ -188,7 +188,7 @@ def test_one_that_fails_is_told_and_the_others_go_on():
     told = run(ContinuousBatchingEngine(model, word_tokens()), [*some[:20], bad, worse, rude, *some[20:]])
     assert list(map(summed, told[:20] + told[23:])) == list(map(summed, alone(model, some)))
     for events, words in zip(told[20:23], ("no token is left", "token 999 is not one of the 53", ""), strict=True):
-        assert events[-1].finish_reason == "refused"
+        assert events[-1].finish_reason == "invalid"
         assert words in events[-1].message
 
 
@@ -207,7 +207,7 @@ def test_one_that_breaks_the_step_itself_is_found(monkeypatch):
             raise RuntimeError("secret path /home/someone")
         return step(leaves, tokens)
 
-    monkeypatch.setattr(engine.runner, "step", breaks)
+    monkeypatch.setattr(engine.runner, "decode", breaks)
     cursed = GenerationRequest([4, 5, 37], GenerationConfig(max_new_tokens=3))
     told = run(engine, [*some[:6], cursed, *some[6:]])
     assert told[6][-1].finish_reason == "failed"
@@ -234,7 +234,7 @@ def test_a_prompt_that_leaves_no_room_is_refused():
     with pytest.raises(ValueError, match="could reach 21 tokens, and 20 is the limit"):
         engine.validate(GenerationRequest([3] * 11, GenerationConfig(max_new_tokens=10)))
     with pytest.raises(ValueError, match="leaves no room"):
-        engine.validate(GenerationRequest([3] * engine.model.design.longest, GenerationConfig(max_new_tokens=10)))
+        engine.validate(GenerationRequest([3] * engine.model.design.max_positions, GenerationConfig(max_new_tokens=10)))
 
 
 def test_tenants_take_turns():

@@ -55,7 +55,7 @@ def test_the_loop_averages_after_each_step(tmp_path):
     design = lessons.design()
     model, seen = lessons.model(design), []
     own = model.token.weight.detach().clone()
-    list(train(model, lessons.batches(design), lessons.recipe(steps=6, average=0.3), folder=tmp_path,
+    list(train(model, lessons.batches(design), lessons.recipe(steps=6, ema_decay=0.3), folder=tmp_path,
                stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5))
     for step, weight in enumerate(seen):
         d = min(0.3, (1 + step) / (10 + step))

@@ -17,7 +17,7 @@ from keepleft.training import checkpoint
 
 TENSORS = {"weights/a": torch.arange(12.0).view(3, 4), "step/a": torch.tensor(5.0), "weights/b": torch.zeros(0, 3),
            "exp_avg/b": torch.ones(7, dtype=torch.bfloat16)}
-NUMBERS = {"step": 4, "best": 1e-05, "place": [0, 3], "recipe": {"peak": 3e-4}}
+NUMBERS = {"step": 4, "best": 1e-05, "place": [0, 3], "recipe": {"lr": 3e-4}}
 
 
 @pytest.fixture(scope="module")

@@ -67,14 +67,14 @@ def test_folded_in_is_the_same_model_under_its_own_names(kind, tmp_path):
 
 
 def test_a_run_goes_on_with_them(tmp_path):
-    whole = taught("both", tmp_path / "whole", average=0.9)
+    whole = taught("both", tmp_path / "whole", ema_decay=0.9)
     design = lessons.design("both")
     model = lessons.model(design)
     add_lora(model, 3, dropout=0.1)
     asked = iter([False] * 6 + [True])
-    list(train(model, lessons.batches(design), lessons.recipe(average=0.9), folder=tmp_path / "broken",
+    list(train(model, lessons.batches(design), lessons.recipe(ema_decay=0.9), folder=tmp_path / "broken",
                stop=lambda: next(asked)))
-    assert lessons.same(taught("both", tmp_path / "broken", average=0.9).state_dict(), whole.state_dict())
+    assert lessons.same(taught("both", tmp_path / "broken", ema_decay=0.9).state_dict(), whole.state_dict())
     assert lessons.same(lessons.state(tmp_path / "broken", 12), lessons.state(tmp_path / "whole", 12))
 
 
@@ -105,10 +105,10 @@ def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
 
 
 @pytest.mark.parametrize(("choices", "words"), [
-    ({"rank": 0}, "rank is 0"), ({"scale": 0.0}, "scale is 0.0"),
-    ({"where": ("self.query",)}, "no layer of the model is called 'self.query'"),
-    ({"where": ("cross.q",)}, "no layer of the model ends in cross.q"),
-    ({"also": ("tail",)}, "no weight of the model is called 'tail'")])
+    ({"rank": 0}, "rank is 0"), ({"alpha": 0.0}, "alpha is 0.0"),
+    ({"target_modules": ("self.query",)}, "no layer of the model is called 'self.query'"),
+    ({"target_modules": ("cross.q",)}, "no layer of the model ends in cross.q"),
+    ({"modules_to_save": ("tail",)}, "no weight of the model is called 'tail'")])
 def test_what_cannot_be_is_refused_and_nothing_is_touched(choices, words):
     model = lessons.model(lessons.design())
     before = {name: p.requires_grad for name, p in model.named_parameters()}

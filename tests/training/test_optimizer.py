@@ -24,7 +24,7 @@ def test_muon_is_pytorchs(shape, monkeypatch):
     from torch.optim._muon import _zeropower_via_newtonschulz as theirs
 
     lent = lambda matrices, rounds: torch.stack([theirs(one, (3.4445, -4.7750, 2.0315), rounds, 1e-7) for one in matrices])
-    monkeypatch.setattr(optimizer, "orthogonal", lent)
+    monkeypatch.setattr(optimizer, "newton_schulz", lent)
     a, b = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.zeros(shape))
     b.data.copy_(a.data)
     ours = Muon([{"params": [a]}], lr=0.03, weight_decay=0.1)
@@ -56,7 +56,7 @@ def test_stacked_matrices_are_made_orthogonal_one_by_one():
     tall.grad = torch.randn(11, 7)
     for part, gradient in zip(apart, tall.grad.split([5, 3, 3]), strict=True):
         part.grad = gradient.clone()
-    Muon([{"params": [tall], "heights": [[5, 3, 3]]}], lr=0.1).step()
+    Muon([{"params": [tall], "row_counts": [[5, 3, 3]]}], lr=0.1).step()
     Muon([{"params": apart}], lr=0.1).step()
     torch.testing.assert_close(tall.data, torch.cat([part.data for part in apart]))
 
@@ -114,7 +114,7 @@ def test_a_memory_made_ready_is_the_one_that_a_first_step_makes(name):
 
 
 def test_adamw_is_pytorchs_with_the_recipes_numbers():
-    recipe = lessons.recipe(betas=(0.8, 0.7), weight_decay=0.3, peak=0.01)
+    recipe = lessons.recipe(betas=(0.8, 0.7), weight_decay=0.3, lr=0.01)
     a, b = model(), model()
     ours = make_optimizers(a, recipe)[0]
     decays = [p for p in b.parameters() if p.dim() >= 2], [p for p in b.parameters() if p.dim() < 2]

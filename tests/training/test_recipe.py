@@ -9,10 +9,10 @@ import pytest
 
 from keepleft.training.recipe import Recipe, from_dict, higher_is_better
 
-FREE = {"report": 7, "evaluate": 3, "save": 5, "keep": 1, "metric": "bleu", "patience": 2, "recompute": True, "compile": False,
-        "replay": False}
-BOUND = {"steps": 7, "peak": 1.0, "warmup": 7, "schedule": "linear", "floor": 0.5, "decay": 0.5, "optimizer": "muon",
-         "betas": (0.5, 0.5), "weight_decay": 0.5, "clip": 0.5, "smoothing": 0.5, "average": 0.5, "precision": "float32",
+FREE = {"log_every": 7, "eval_every": 3, "save_every": 5, "keep_checkpoints": 1, "metric": "bleu", "patience": 2, "activation_checkpointing": True, "compile": False,
+        "cuda_graph": False}
+BOUND = {"steps": 7, "lr": 1.0, "warmup": 7, "schedule": "linear", "min_lr_ratio": 0.5, "decay": 0.5, "optimizer": "muon",
+         "betas": (0.5, 0.5), "weight_decay": 0.5, "max_grad_norm": 0.5, "label_smoothing": 0.5, "ema_decay": 0.5, "precision": "float32",
          "seed": 7}
 
 
@@ -33,9 +33,9 @@ def test_the_rest_may_and_every_field_is_one_or_the_other():
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("steps", 0), ("steps", 2.5), ("warmup", -1), ("report", 0), ("keep", 0), ("evaluate", 0), ("save", 0), ("patience", 0),
-    ("peak", 0.0), ("peak", float("nan")), ("schedule", "cosin"), ("optimizer", "sgd"), ("precision", "float16"),
-    ("floor", 1.5), ("decay", -0.1), ("smoothing", 1.0), ("average", 1.0), ("betas", (0.9, 1.0)), ("clip", -1.0),
+    ("steps", 0), ("steps", 2.5), ("warmup", -1), ("log_every", 0), ("keep_checkpoints", 0), ("eval_every", 0), ("save_every", 0), ("patience", 0),
+    ("lr", 0.0), ("lr", float("nan")), ("schedule", "cosin"), ("optimizer", "sgd"), ("precision", "float16"),
+    ("min_lr_ratio", 1.5), ("decay", -0.1), ("label_smoothing", 1.0), ("ema_decay", 1.0), ("betas", (0.9, 1.0)), ("max_grad_norm", -1.0),
     ("weight_decay", -0.1), ("seed", -1)])
 def test_senseless_numbers_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
@@ -43,7 +43,7 @@ def test_senseless_numbers_are_refused_by_name(name, value):
 
 
 def test_an_unknown_field_is_named():
-    with pytest.raises(ValueError, match=r"a recipe has no learning_rate: it has steps, peak"):
+    with pytest.raises(ValueError, match=r"a recipe has no learning_rate: it has steps, lr"):
         from_dict({"learning_rate": 1.0})
 
 

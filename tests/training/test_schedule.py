@@ -14,7 +14,7 @@ from keepleft.training.recipe import SCHEDULES, Recipe
 
 RECIPES = st.builds(lambda steps, warmup, **rest: Recipe(steps=steps, warmup=min(warmup, steps), **rest),
                     steps=st.integers(1, 500), warmup=st.integers(0, 500), schedule=st.sampled_from(SCHEDULES),
-                    floor=st.floats(0, 1), decay=st.floats(0, 1), peak=st.floats(1e-6, 1.0))
+                    min_lr_ratio=st.floats(0, 1), decay=st.floats(0, 1), lr=st.floats(1e-6, 1.0))
 
 
 @given(st.integers(1, 4000), st.integers(1, 2048), st.integers(1, 20_000))
@@ -28,9 +28,9 @@ def test_inverse_sqrt_is_the_formula_of_2017(warmup, dim, step):
 @given(RECIPES)
 def test_warm_up_goes_straight_up_to_the_peak_and_no_step_of_it_is_wasted(recipe):
     for step in range(recipe.warmup):
-        assert learning_rate(recipe, step) == pytest.approx(recipe.peak * (step + 1) / recipe.warmup, rel=1e-12)
+        assert learning_rate(recipe, step) == pytest.approx(recipe.lr * (step + 1) / recipe.warmup, rel=1e-12)
         assert learning_rate(recipe, step) > 0
-    assert max(learning_rate(recipe, step) for step in range(recipe.steps)) <= recipe.peak * (1 + 1e-12)
+    assert max(learning_rate(recipe, step) for step in range(recipe.steps)) <= recipe.lr * (1 + 1e-12)
 
 
 @given(RECIPES)
@@ -40,9 +40,9 @@ def test_after_the_warm_up_it_never_rises_and_ends_at_the_floor(recipe):
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(rest))
     if recipe.warmup < recipe.steps:
         floors = {"constant": 1.0, "inverse_sqrt": math.sqrt(max(1, recipe.warmup) / recipe.steps)}
-        floor = floors.get(recipe.schedule, recipe.floor)
+        floor = floors.get(recipe.schedule, recipe.min_lr_ratio)
         if recipe.schedule != "stable_decay" or recipe.steps * recipe.decay >= 1:
-            assert rates[-1] == pytest.approx(recipe.peak * floor, abs=1e-12)
+            assert rates[-1] == pytest.approx(recipe.lr * floor, abs=1e-12)
 
 
 def test_cosine_and_linear_are_half_way_down_half_way_through():

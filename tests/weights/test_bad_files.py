@@ -231,7 +231,7 @@ def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
 @pytest.mark.parametrize("chunk", [17, 1 << 24])
 @pytest.mark.parametrize("shard", [MANY, ALL])
 def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(shelf, tmp_path, monkeypatch, shard, chunk):
-    monkeypatch.setattr("keepleft.weights.rules.CHUNK", chunk)  # however small the pieces in which a tensor is read
+    monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", chunk)  # however small the pieces in which a tensor is read
     model, _ = kl.load(shelf / "gpt2")
     kl.save(model, None, tmp_path, shard=shard)
     chance = random.Random(11)

@@ -17,8 +17,7 @@ from keepleft.data.tokenizer import train_tokenizer
 from keepleft.runs import parity
 from keepleft.weights import to_gguf
 from keepleft.weights.gguf import GGUFFile
-from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, LLAMA3_SPLIT_REGEX
-from keepleft.weights.gguf_tokenizer import read_tokenizer as rebuilt
+from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, LLAMA3_SPLIT_REGEX, read_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 V = 400
@@ -160,7 +159,7 @@ def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
     assert same.to_str() == tokenizer.to_str()
     assert again.notes == {**ours.notes, "model_type": "llama", **({"unk_token_id": 0} if kind == "pieces" else {})}
     facts = GGUFFile(tmp_path / "x.gguf").metadata
-    plain = rebuilt({name: value for name, value in facts.items() if name != HF_TOKENIZER_KEY})
+    plain = read_tokenizer({name: value for name, value in facts.items() if name != HF_TOKENIZER_KEY})
     for text in TEXTS:
         assert plain.encode(text).ids == tokenizer.encode(text).ids, text
         assert plain.decode(plain.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
@@ -186,7 +185,7 @@ def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
 
 def test_a_damaged_tokenizer_in_the_file_is_refused():
     with pytest.raises(ValueError, match="is not a tokenizer"):
-        rebuilt({HF_TOKENIZER_KEY: json.dumps({"version": "1.0"})})
+        read_tokenizer({HF_TOKENIZER_KEY: json.dumps({"version": "1.0"})})
 
 
 def test_a_saved_directory_of_transformers_goes_through_unchanged(tmp_path):

@@ -89,7 +89,7 @@ def test_writing_leaves_the_model_as_it_was(tmp_path):
 
 
 def test_a_file_beyond_2_gib_is_refused_by_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(to_onnx, "MOST", 1000)
+    monkeypatch.setattr(to_onnx, "MAX_ONNX_BYTES", 1000)
     with pytest.raises(ValueError, match="2 GiB"):
         to_onnx.write(ours("gpt2"), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())

@@ -179,7 +179,7 @@ def test_weights_in_blocks_of_256_give_the_logits_of_transformers(tmp_path, kind
 def test_weights_are_the_same_however_few_rows_are_read_at_a_time(tmp_path, monkeypatch):
     write(llama(), tmp_path / "x.gguf", Kind.Q4_0)
     whole, _ = kl.load(tmp_path / "x.gguf")
-    monkeypatch.setattr("keepleft.weights.rules.CHUNK", 200)
+    monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", 200)
     pieces, _ = kl.load(tmp_path / "x.gguf")
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True))
 
@@ -280,7 +280,7 @@ def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
 
 
 def test_pieces_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr("keepleft.weights.gguf.PIECE", 256)
+    monkeypatch.setattr("keepleft.weights.gguf.DEQUANTIZE_CHUNK", 256)
     write(llama(), tmp_path / "x.gguf", Kind.Q4_1)
     file = GGUFFile(tmp_path / "x.gguf")
     for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors:

@@ -67,7 +67,7 @@ def test_decoder_unpadded_padded_and_cached(name, both):
             real = segments.bool()
             close(ours(tokens, segments=segments)[real], there[real])
         for chunk in (1, 2, 5):
-            for cache in ("growing", "static", "ring"):
+            for cache in ("dynamic", "static", "ring"):
                 scores, state = ours.start(tokens[:, :chunk], cache=cache, capacity=T)
                 close(scores, want[:, chunk - 1])
                 for begin in range(chunk, T, chunk):
@@ -88,7 +88,7 @@ def test_encoder_decoder_with_padded_sources_and_cached(name, both):
                 continue  # the peer counts positions from the padding on, and cannot be told not to
             want = run(peer, input_ids=source, attention_mask=segments, decoder_input_ids=tokens).logits
             close(ours(source, tokens, source_segments=segments), want)
-            memory = ours.read(source, segments=segments)
+            memory = ours.encode_memory(source, segments=segments)
             for chunk in (1, 2, 5):
                 scores, state = ours.start(tokens[:, :chunk], memory=memory)
                 close(scores, want[:, chunk - 1])
@@ -110,11 +110,11 @@ def test_encoder_unpadded_and_padded(name, both):
         return out.pooler_output if name == "bert" else out.logits
 
     with torch.no_grad():
-        close(ours(tokens, kinds=kinds), theirs())
+        close(ours(tokens, token_types=kinds), theirs())
         for side in ("right", "left"):
             segments = padded(side)
             want = theirs(attention_mask=segments, position_ids=kl.positions_from_segments(segments))
-            got = ours(tokens, segments=segments, kinds=kinds)
+            got = ours(tokens, segments=segments, token_types=kinds)
             if name == "bert_masked":
                 want, got = want[segments.bool()], got[segments.bool()]
             elif side == "left":
@@ -122,7 +122,7 @@ def test_encoder_unpadded_and_padded(name, both):
             close(got, want)
         if name == "bert":
             hidden = run(peer, input_ids=tokens, token_type_ids=kinds).last_hidden_state
-            close(ours.hidden(tokens, kinds=kinds), hidden)
+            close(ours.hidden_states(tokens, token_types=kinds), hidden)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

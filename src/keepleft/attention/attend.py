@@ -54,7 +54,7 @@ def see(mask: Mask, grid: Grid, *, batch: int = 1, heads: int = 1, device: str |
     """Turn a mask over a grid into what a kernel wants; None chooses the kernel."""
     if not isinstance(mask, Mask) or not isinstance(grid, Grid):
         raise TypeError(f"see wants a mask and a grid, not {type(mask).__name__} and {type(grid).__name__}: "
-                        "see(causal, Grid(5, 5)); mask('causal') reads a mask from text, Where(name, fn) is one of your own")
+                        "see(causal, Grid(5, 5)); parse_mask('causal') reads a mask from text, Where(name, fn) is one of your own")
     if mask.rows not in (None, batch):
         raise ValueError(f"the mask {mask} speaks of {mask.rows} rows, the batch has {batch}: give see(…, batch=…)")
     device = torch.device(device)

@@ -388,15 +388,15 @@ def code_paths(session: AuditSession) -> Iterator[CodePath]:
     if weights_argument is not None:
         current = bool(adapter.signature.defaults.get(weights_argument) or False)
         eager_option = {"implementation": "eager"} if any(path.implementation == "eager" for path in alternatives) else {}
-        yield default_path.but(asked=((weights_argument, not current),), **eager_option)
+        yield default_path.but(extra_arguments=((weights_argument, not current),), **eager_option)
         if exhaustive:
-            yield default_path.but(asked=((weights_argument, not current),), train=True, **eager_option)
+            yield default_path.but(extra_arguments=((weights_argument, not current),), train=True, **eager_option)
     extra_arguments = [name for name, value in adapter.signature.defaults.items() if isinstance(value, bool) and name != weights_argument
             and EXTRA_ARGUMENTS.search(name) and not EXCLUDED_ARGUMENTS.search(name)]
-    yield from (default_path.but(asked=((name, not adapter.signature.defaults[name]),)) for name in extra_arguments[:6])
+    yield from (default_path.but(extra_arguments=((name, not adapter.signature.defaults[name]),)) for name in extra_arguments[:6])
     use_cache_argument = adapter.signature.argument_for("use_cache")
     if use_cache_argument is not None and exhaustive:
-        yield from (default_path.but(asked=((use_cache_argument, value),)) for value in (True, False))
+        yield from (default_path.but(extra_arguments=((use_cache_argument, value),)) for value in (True, False))
     if adapter.padding_argument is not None:
         yield default_path.but(mask="ones")
         yield from (path.but(mask="ones") for path in (alternatives if exhaustive else ()))

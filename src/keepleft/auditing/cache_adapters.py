@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft.attention.kv_cache import DynamicCache, StaticCache
 from keepleft.auditing import outputs
 from keepleft.auditing.argument_roles import ARGUMENT_NAMES, role_of
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
+from keepleft.models.state import DecoderState
 
 CACHE_ARGUMENTS = tuple(ARGUMENT_NAMES["cache"].split())
 STATE_ARGUMENTS = frozenset((*CACHE_ARGUMENTS, "states", "carry", "memory"))
 GROWING_CACHE = "a growing cache"
+OWN_CACHES = (DecoderState, DynamicCache, StaticCache)  # keepleft's: cutting them back is not a part of the audit
 POSITION_ARGUMENTS = ("input_pos", "cache_position", "cache_positions", "input_positions")  # where new tokens stand; the cache lies inside
 FULL_PREFIX_ARGUMENTS = ("incremental_state",)  # by custom the whole text so far is given, and its last token is read
 _STATE_WORDS = frozenset("cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental inference".split())
@@ -29,7 +32,7 @@ _STATE_AFFIX = re.compile(r"^(new|next|last|final|prev|previous|past|present|ini
 
 @dataclass
 class CacheStepper:
-    """`go` gives a piece and the state so far; None as state begins anew."""
+    """`step` gives a piece and the state so far; None as state begins anew."""
 
     adapter: ModelAdapter
     step_fn: Callable[[Inputs, int, int, Any, str, CodePath], tuple[Tensor, Any]]
@@ -65,6 +68,8 @@ class CacheStepper:
         """The state with the first half of what it has read; None where it has no way of its own. Some are told how much to
         keep, some how much to drop: for a half that is the same."""
         if getattr(self.adapter.module, "_is_stateful", False):  # a running sum cannot be taken back, and it says so
+            return None
+        if isinstance(_unwrap_state(state), OWN_CACHES):
             return None
         for name in ("crop", "truncate", "trim", "rollback", "rewind"):
             if not isinstance(_unwrap_state(state), dict | list) and callable(getattr(state, name, None)):
@@ -143,7 +148,7 @@ def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) 
         keep_mask = torch.ones(rows, length, dtype=torch.bool)
     if positions is None and adapter.positions_argument in required:
         positions = torch.arange(length).expand(rows, length)
-    return inputs.but(tokens=inputs.tokens[:, start:start + size], keep=None if keep_mask is None else keep_mask[:, :start + size],
+    return inputs.but(tokens=inputs.tokens[:, start:start + size], keep_mask=None if keep_mask is None else keep_mask[:, :start + size],
                     positions=None if positions is None else positions[:, start:start + size])
 
 
@@ -275,7 +280,7 @@ def _from_callables(adapter: ModelAdapter, prefill: Callable[..., Any], step: Ca
                 raise CallError("prefill gives no scores: let it return (scores, state)")
             return logits, _StateHolder(new_state)
         arguments = (state.value, tokens) if state_first else (tokens, state.value)
-        out = adapter.invoke(step, {}, *arguments) if state.given else adapter.invoke(step, {}, tokens)
+        out = adapter.invoke(step, {}, *arguments) if state.is_explicit else adapter.invoke(step, {}, tokens)
         logits, new_state = _split_output(out)
         if logits is None:
             raise CallError("step gives no scores: let it return scores, or (scores, state)")
@@ -330,13 +335,13 @@ def _from_keepleft_model(adapter: ModelAdapter) -> CacheStepper:
         tokens = adapter.to_device(inputs.tokens[:, start:start + size])
         if state is not None:
             return adapter.invoke(model.step, {}, tokens, state), state
-        memory = {} if inputs.source is None else {"memory": model.read(adapter.to_device(inputs.source))}
+        memory = {} if inputs.source is None else {"memory": model.encode_memory(adapter.to_device(inputs.source))}
         capacity = {"capacity": inputs.tokens.shape[1]} if cache_kind == "static" else {}
         logits, new_state = adapter.invoke(lambda tokens: model.start(tokens, cache=cache_kind, **memory, **capacity), {}, tokens)
         return logits, new_state
 
     all_windowed = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
-    return CacheStepper(adapter, advance, ("growing", "static", *(("ring",) if all_windowed else ())))
+    return CacheStepper(adapter, advance, ("dynamic", "static", *(("ring",) if all_windowed else ())))
 
 
 def _from_start_argument(adapter: ModelAdapter, reorder: Callable[..., Any] | None) -> CacheStepper:
@@ -389,7 +394,7 @@ class _InferenceParams:
 
 def _from_cache_argument(adapter: ModelAdapter, names: tuple[str, ...], reorder: Callable[..., Any] | None, *, is_known_cache: bool) -> CacheStepper:
     """forward(tokens, cache) → output with the new cache; a cache that is filled in place is handed in empty.
-    sure: its name alone says that it is a cache; others must show it."""
+    is_known_cache: its name alone says that it is a cache; others must show it."""
     signature = adapter.signature
     use_cache_argument = signature.argument_for("use_cache")
     use_cache = {use_cache_argument: True} if use_cache_argument is not None else {"use_cache": True} if adapter.facts.is_huggingface else {}

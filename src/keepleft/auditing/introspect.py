@@ -61,7 +61,7 @@ def _keepleft_facts(model: Model) -> ModelFacts:
     numbers = [(n, name) for name, n in _named_ints("design", asdict(design))]
     return ModelFacts(design.vocab, design.source_vocab, layers=stack.layers, config_numbers=_rank_numbers(iter(numbers)),
                  is_encoder_decoder=isinstance(model, EncoderDecoder), is_keepleft=True,
-                 entry_point=model.states if isinstance(design.head, ClassificationHead | PoolingHead) else None)
+                 entry_point=model.hidden_states if isinstance(design.head, ClassificationHead | PoolingHead) else None)
 
 
 def _huggingface_facts(module: nn.Module, config: Any) -> ModelFacts:

@@ -201,7 +201,7 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = False) -> Iterator[None]:
-    """Train mode with every dropout at 0, or eval mode; deep: also where it is only called, not kept in an attribute."""
+    """Train mode with every dropout at 0, or eval mode; patch_functional: also where it is only called, not kept in an attribute."""
     with ExitStack() as stack:
         module.train(enabled)
         if enabled and patch_functional:

@@ -389,11 +389,11 @@ def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> s
 
     def make_pre_hook(name: str) -> Callable[..., Any]:
         def pre_hook(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call_state = {"whole": True}
+            call_state = {"finite": True}
             open_calls.append(call_state)
 
             def input_grad_hook(gradient: Tensor) -> None:
-                if call_state["whole"] and gradient.isnan().any():
+                if call_state["finite"] and gradient.isnan().any():
                     names.append(name)
 
             return clone_with_hook(args, input_grad_hook), {key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()}
@@ -404,7 +404,7 @@ def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> s
         call_state = open_calls.pop()
 
         def output_grad_hook(gradient: Tensor) -> None:
-            call_state["whole"] = call_state["whole"] and bool(gradient.isfinite().all())
+            call_state["finite"] = call_state["finite"] and bool(gradient.isfinite().all())
 
         for _, tensor in _named_tensors(out):
             if tensor.requires_grad:

@@ -384,7 +384,7 @@ class ModelAdapter:
                     stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
                 stack.enter_context(isolation.preserve_state(self.module))  # innermost: what a call adds goes before weights come back
                 previous_snapshot, self.buffer_snapshot = self.buffer_snapshot, isolation.snapshot_buffers(self.module)
-                stack.callback(setattr, self, "buffers", previous_snapshot)
+                stack.callback(setattr, self, "buffer_snapshot", previous_snapshot)
             yield
 
 

@@ -42,7 +42,7 @@ def tolerance(session: AuditSession, path: CodePath) -> float:
 
 def is_real_change(session: AuditSession, path: CodePath, a: Inputs, b: Inputs, row: int, reader: int, size: float,
          jittered_pairs: Sequence[tuple[Inputs, Inputs]] = ()) -> bool:
-    """Is a change at (row, reader) between two calls of the same shape more than rounding? `shakes` are pairs of calls in
+    """Is a change at (row, reader) between two calls of the same shape more than rounding? `jittered_pairs` are pairs of calls in
     which the same thing changes while something beside it differs, so that rounding falls another way."""
     if size == float("inf"):
         return True

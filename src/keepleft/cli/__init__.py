@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import signature
 from keyword import iskeyword
 
-EXPLICIT_OPTIONS = "said"  # what a command may ask for: the names of the options that were given, defaults or not
+EXPLICIT_OPTIONS = "explicit_options"  # what a command may ask for: the names of the options that were given, defaults or not
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,8 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.export import export
     from keepleft.cli.generate import generate, summarize, translate
     from keepleft.cli.predict import classify, fill, score
-    from keepleft.cli.show import show
     from keepleft.cli.serve import serve
+    from keepleft.cli.show import show
     from keepleft.cli.train import train_model
 
     commands: dict[str, Callable[..., int]] = {

@@ -140,7 +140,7 @@ def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str]
     import keepleft as kl
 
     try:
-        report = kl.audit(**{"tell": on_progress, **arguments})
+        report = kl.audit(**{"on_progress": on_progress, **arguments})
     except (ValueError, KeyboardInterrupt):
         raise
     except BaseException as error:  # exit code 1 would say that it leaks

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json as notation
+import json as json_format
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keepleft.demo.masking import ExperimentResult
 
 
 def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out: str = "out/compare",
@@ -37,7 +40,7 @@ def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out
         torch.set_num_threads(threads)
     files = save(result, Path(out))
     if json:
-        notation.dump(result.record(), sys.stdout, indent=2, ensure_ascii=False)
+        json_format.dump(result.to_dict(), sys.stdout, indent=2, ensure_ascii=False)
         print()
     else:
         _print_gradients(result)
@@ -46,7 +49,7 @@ def compare(lengths: tuple[int, ...] = (16, 64, 128, 300), steps: int = 400, out
     return 0 if result.ok else 1
 
 
-def _run_experiment(lengths: Sequence[int], steps: int) -> Any:
+def _run_experiment(lengths: Sequence[int], steps: int) -> ExperimentResult:
     from keepleft.attention.masks import causal, full
     from keepleft.demo.masking import CONTROL_LENGTH, ExperimentResult, MaskTrial, PhraseData, match_gradients
 
@@ -61,14 +64,14 @@ def _run_experiment(lengths: Sequence[int], steps: int) -> Any:
     return ExperimentResult(rows, control, masked=results[0], unmasked=results[1])
 
 
-def _print_gradients(result: Any) -> None:
+def _print_gradients(result: ExperimentResult) -> None:
     from keepleft.cli.demo import heading
 
     heading("1. One masked pass and the step-by-step loop: the same gradients")
     print("Times: forward and backward, float32, one thread. Differences: the largest of all gradients, relative, float64.")
     loops = list(result.control.difference)
     print(f"{'target':>8}{'one pass':>12}" + "".join(f"{loop:>20}{'times':>8}{'difference':>12}" for loop in loops))
-    for row in result.same:
+    for row in result.matches:
         print(f"{row.length:8}{row.seconds['one pass'] * 1000:9.1f} ms" + "".join(
             f"{row.seconds[loop] * 1000:17.1f} ms{row.ratio[loop]:8.1f}{row.difference[loop]:12.1e}" for loop in loops))
     print(f"Without the mask, at length {result.control.length}, the difference is "
@@ -76,7 +79,7 @@ def _print_gradients(result: Any) -> None:
           + ": then one pass learns something else.")
 
 
-def _print_training(result: Any) -> None:
+def _print_training(result: ExperimentResult) -> None:
     from keepleft.cli.demo import heading
     from keepleft.demo.masking import EMPTY_OUTPUT
 
@@ -98,13 +101,13 @@ def _print_training(result: Any) -> None:
     print(f"\n{result.masked.seen}\n{result.unmasked.seen}")
 
 
-def _verdict(result: Any) -> str:
-    equal = ("One masked pass gives the gradients of the loop" if result.equal else
+def _verdict(result: ExperimentResult) -> str:
+    equal = ("One masked pass gives the gradients of the loop" if result.gradients_equal else
              "The gradients of one masked pass are NOT those of the loop")
     comparison = f"{result.masked.exact:.1%} of the sentences right against {result.unmasked.exact:.1%}"
-    if result.needed:
+    if result.mask_needed:
         return f"{equal}; the model with the mask writes better: {comparison}."
-    if result.early:
+    if result.too_few_steps:
         return f"{equal}; which model writes better, so few steps do not say yet ({comparison}): leave --steps out to see."
     return f"{equal}; the model with the mask does NOT write better, {comparison}."
 

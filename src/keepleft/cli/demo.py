@@ -107,34 +107,34 @@ def translator(steps: int, out: str) -> bool:
     from time import perf_counter
 
     from keepleft.cli.progress import Bar
-    from keepleft.demo import translator as lessons
+    from keepleft.demo import translator as demo_translator
 
     heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
-    task = lessons.prepare_demo()
+    task = demo_translator.prepare_demo()
     num_parameters = sum(p.numel() for p in task.model.parameters())
     print(f"{len(task.batches.store):,} pairs, {num_parameters:,} weights; {len(task.heldout['fr'])} sentences of each language are "
           "held out: new combinations of known words")
     start_time = perf_counter()
     with Bar("training", steps) as bar:
-        for report in lessons.train_translator(task, steps):
+        for report in demo_translator.train_translator(task, steps):
             bar.update(report.step, f"loss {report.cross_entropy:.3f}  {report.tokens_per_second:,.0f} tokens/s")
     print(f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, {report.accuracy:.1%} of the words right")
     success = True
-    for language, name in lessons.LANGUAGE_NAMES.items():
+    for language, name in demo_translator.LANGUAGE_NAMES.items():
         held_out = task.heldout[language]
-        exact_match = lessons.exact(task, language)
+        exact_match = demo_translator.exact(task, language)
         success = success and exact_match >= 0.95
         print(f"\n{name}: {exact_match:.1%} of the held-out sentences are right to the letter. Some of them:")
         samples = [english for english, _ in held_out[:4]]
-        for english, other in zip(samples, lessons.translate(task, language, samples), strict=True):
+        for english, other in zip(samples, demo_translator.translate(task, language, samples), strict=True):
             print(f"  {english:52} → {other}")
     verdict(task.model)
     english = next(english for english, french in task.heldout["fr"] if 5 <= len(french.split()) <= 7)
-    source, translation, weights = lessons.alignment(task, "fr", english)
+    source, translation, weights = demo_translator.alignment(task, "fr", english)
     if translation:
         print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
-        print(lessons.draw_alignment(source, translation, weights))
-        print(f"\nThe same as a picture: {lessons.picture(source, translation, weights, out)}")
+        print(demo_translator.draw_alignment(source, translation, weights))
+        print(f"\nThe same as a picture: {demo_translator.picture(source, translation, weights, out)}")
     return success
 
 

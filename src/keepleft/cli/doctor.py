@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as notation
+import json as json_format
 import platform
 import sys
 from importlib import metadata
@@ -30,7 +30,7 @@ def doctor(json: bool = False) -> int:
     facts["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] or ["cpu"]
     facts["weights"] = {name: str(path) for name, path in installed_weights().items()}
     if json:
-        notation.dump(facts, sys.stdout, indent=2)
+        json_format.dump(facts, sys.stdout, indent=2)
         print()
     else:
         for name, value in facts.items():

@@ -20,21 +20,21 @@ def evaluate(inputs: list[str], options: GenerationConfig, task: Literal["transl
         inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL), two files whose
             lines belong together, or for a language model a text
         task: what the model is for, where it cannot be told from the model: summarize is measured by ROUGE
-        against: another model, or a file of what another system wrote: says which is better, and whether that may be chance
+        baseline: another model, or a file of what another system wrote: says which is better, and whether that may be chance
         tag: the token that names the language, for a model that has several
-        most: look at so many texts at most
-        least: end with exit code 1 if the first number is worse than this
+        limit: look at so many texts at most
+        fail_under: end with exit code 1 if the first number is worse than this
         dtype: how weights are kept; int8 is told beside float32
         device: cpu or cuda; a GPU is used where there is one
         json: everything as one object
     """
-    from keepleft.pipelines.evaluation import evaluate
+    from keepleft.pipelines.evaluation import evaluate as evaluate_model
 
     model, data = text_io.split_model_and_texts(inputs, require_model=True)
     if not data:
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
-        result = evaluate(str(model), data, task=task, baseline=baseline, options=options, dtype=dtype, device=device, tag=tag,
+        result = evaluate_model(str(model), data, task=task, baseline=baseline, options=options, dtype=dtype, device=device, tag=tag,
                          limit=limit, on_progress=lambda done, total: bar.update(done, f"of {total}"))
     if json:
         print(text_io.as_json(asdict(result)))

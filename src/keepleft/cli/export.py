@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as notation
+import json as json_format
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,23 +24,23 @@ def export(model: str, to: ExportFormat | None = None, out: str | None = None, q
         dtype: for gguf, how weights are kept: f32, f16, bf16 or q8_0; f16 unless given
         text: a text to compare on, besides random tokens
         force: replace what is there already
-        unchecked: write only, and compare nothing
+        no_verify: write only, and compare nothing
         json: print what was found as JSON
     """
-    from keepleft.runs.export import export
+    from keepleft.runs.export import export as export_model
 
     if to is None or out is None:
         raise ValueError("say what to write and where: keepleft export MODEL --to gguf --out model.gguf")
     checks = []
     if sys.stderr.isatty():
         print(f"writing {out} …", file=sys.stderr)
-    for check in export(model, to, Path(out), quantization=quantization, dtype=dtype, text=text, force=force,
-                        check=not no_verify):
+    for check in export_model(model, to, Path(out), quantization=quantization, dtype=dtype, text=text, force=force,
+                              check=not no_verify):
         checks.append(check)
         if not json:
             print(f"{_status_text(check.ok):12} {check.what}: {check.found}")
     if json:
-        notation.dump({"out": out, "to": to, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=2,
+        json_format.dump({"out": out, "to": to, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=2,
                       ensure_ascii=False)
         print()
     else:

@@ -20,7 +20,7 @@ SHARED_HELP = """
         output: a file for the results, written whole or not at all
         n_best: so many texts for each, with their scores; found by as many beams, unless texts are drawn
         logprobs: with --json, the log-probability of each token and of so many likely ones beside it
-        draft: a smaller model with the same tokens that guesses ahead; the text stays the same
+        draft_model: a smaller model with the same tokens that guesses ahead; the text stays the same
         batch_size: texts that are written together
         dtype: how weights are kept; int8 is for CPUs
         device: cpu or cuda; a GPU is used where there is one
@@ -46,9 +46,9 @@ def generate(inputs: list[str], options: GenerationConfig, input: str | None = N
         inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then texts;
             without a model the best one that is installed; without texts the lines of --input or of stdin
         alternatives: instead of one text, one for each of so many likeliest first tokens
-        picture: an .svg file: the distribution at each step, or the tree of beams
+        plot: an .svg file: the distribution at each step, or the tree of beams
     """
-    return _generate_texts(**{**locals(), "need": False, "tag": None, "alignments": False})
+    return _generate_texts(**{**locals(), "require_model": False, "tag": None, "alignments": False})
 
 
 @with_shared_help
@@ -62,10 +62,10 @@ def translate(inputs: list[str], options: GenerationConfig, input: str | None = 
         inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
         tag: the token that names the language, for a model that has several
         alternatives: instead of one text, one for each of so many likeliest tokens after --prefix
-        picture: an .svg file: the alignment, or with beams their tree
+        plot: an .svg file: the alignment, or with beams their tree
         alignments: which source token each token looked at most, as i-j pairs
     """
-    return _generate_texts(**{**locals(), "need": True})
+    return _generate_texts(**{**locals(), "require_model": True})
 
 
 @with_shared_help
@@ -78,9 +78,9 @@ def summarize(inputs: list[str], options: GenerationConfig, input: str | None = 
     Args:
         inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
         alternatives: instead of one text, one for each of so many likeliest first tokens
-        picture: an .svg file: the alignment, or with beams their tree
+        plot: an .svg file: the alignment, or with beams their tree
     """
-    return _generate_texts(**{**locals(), "need": True, "tag": None, "alignments": False})
+    return _generate_texts(**{**locals(), "require_model": True, "tag": None, "alignments": False})
 
 
 def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | None, output: str | None, n_best: int, logprobs: int | None,

@@ -29,7 +29,7 @@ def collect_options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def field_comments() -> dict[str, str]:
-    """What stands beside each field of Options in its source."""
+    """What stands beside each field of GenerationConfig in its source."""
     try:
         source = inspect.getsource(GenerationConfig)
     except OSError:  # a program packed without its source

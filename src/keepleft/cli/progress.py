@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keepleft.training.loop import TrainReport
 
 
 class Bar:
@@ -18,9 +21,9 @@ class Bar:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Drawn
+            from rich.progress import Progress as RichProgress
 
-            self.rich_progress = Drawn(TextColumn(self.label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            self.rich_progress = RichProgress(TextColumn(self.label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                              TextColumn("{task.fields[text]}"), console=Console(stderr=True))
             self.rich_progress.start()
             self.task = self.rich_progress.add_task(self.label, total=self.total, text="")
@@ -58,17 +61,17 @@ class Progress:
             self.bar = None
 
     def show(self, event: Any) -> None:
-        from keepleft.runs import train as runs
+        from keepleft.runs import train
         from keepleft.training.loop import TrainReport
 
         if isinstance(event, str):
             self.print_line(event)
-        elif isinstance(event, runs.TrainingStarted):
+        elif isinstance(event, train.TrainingStarted):
             self.__exit__()
             self.bar = Bar("training", event.steps).__enter__()
         elif isinstance(event, TrainReport):
             self.report(event)
-        elif isinstance(event, runs.TrainingFinished):
+        elif isinstance(event, train.TrainingFinished):
             self.__exit__()
             if event.measures:
                 self.print_line("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
@@ -82,11 +85,11 @@ class Progress:
             self.bar = Bar(label, None if total is None else max(1, total >> 20)).__enter__()
         self.bar.update(done >> 20, "MB")
 
-    def report(self, report: Any) -> None:
+    def report(self, report: TrainReport) -> None:
         for note in report.notes:
             self.print_line(note)
-        text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.speed:,.0f} tokens/s"
-                + (f"  {report.share:.0%} of peak" if report.share else ""))
+        text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.tokens_per_second:,.0f} tokens/s"
+                + (f"  {report.mfu:.0%} of peak" if report.mfu else ""))
         if report.measures:
             measures_text = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
             self.print_line(f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}")

@@ -44,9 +44,9 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         device: cpu or cuda; a GPU is used where there is one
         threads: of the CPU, for the model; one for a small model, all for others unless given
         max_num_seqs: texts that are written side by side; each beam is one
-        cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
+        kv_cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
         max_requests: requests on their way at once; more are told to come again
-        drain: seconds that requests may take to end when the server is told to stop
+        shutdown_timeout: seconds that requests may take to end when the server is told to stop
         allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
         allow_host: further names that it answers to on a loopback address, for one that stands behind a proxy
         runs: a folder of run directories, for the page's view of training
@@ -75,7 +75,7 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
 
     if shutdown_timeout < 0:
-        raise ValueError(f"drain is {shutdown_timeout}: give seconds, or 0 to wait for nobody")
+        raise ValueError(f"shutdown_timeout is {shutdown_timeout}: give seconds, or 0 to wait for nobody")
     if not 0 <= port < 65_536:
         raise ValueError(f"port is {port}: a port is a number below 65,536; 0 takes a free one")
     if threads is not None and threads < 1:
@@ -145,7 +145,7 @@ def _make_log(level: str) -> Any:
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             name = record.levelname.lower()
-            log(name if name in LOG_LEVELS else "error", {"logger": record.name, "said": record.getMessage()})
+            log(name if name in LOG_LEVELS else "error", {"logger": record.name, "message": record.getMessage()})
 
     logger = logging.getLogger("uvicorn")
     logger.handlers, logger.propagate = [JSONLogHandler()], False

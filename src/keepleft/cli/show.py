@@ -47,7 +47,7 @@ def show(inputs: list[str], html: str | None = None, source: str | None = None, 
     check_folders(runs=runs, compare=compare)
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.explorer.explorer import Explorer
-    from keepleft.serving.explorer.html_file import write_html as written
+    from keepleft.serving.explorer.html_file import write_html
     from keepleft.serving.explorer.page_files import page_file
     from keepleft.serving.explorer.snapshot import build_snapshot
 
@@ -58,6 +58,6 @@ def show(inputs: list[str], html: str | None = None, source: str | None = None, 
     with Bar("looking", None) as bar:
         answers = build_snapshot(explorer, input_texts[0] if input_texts else None, source, views and views.replace(",", " ").split(),
                          on_progress=lambda count: bar.update(count, "answers"))
-    path = written(html, answers, title=f"{name} – keepleft explorer")
+    path = write_html(html, answers, title=f"{name} – keepleft explorer")
     print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
     return 0

@@ -29,17 +29,17 @@ def train_model(task: TaskName | None = None, train: DataConfig | str | list[Dat
             a part of the training texts is held out
         out: the run directory; runs/TASK unless given. --resume finds the run by it, or by --task
         size: how large a model, if nothing else is said: tiny, small or base
-        start: a model directory to go on from, instead of fresh weights
-        like: the preset whose plan the model follows (gpt2, llama3, t5, bart, marian, bert, …)
+        init_from: a model directory to go on from, instead of fresh weights
+        preset: the preset whose plan the model follows (gpt2, llama3, t5, bart, marian, bert, …)
         design: choices of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
-        words: the tokenizer
+        tokenizer: the tokenizer
         batch: how texts become batches
         recipe: how the weights change
         lora: train only small matrices of this rank beside the weights, and fold them in at the end; 0: train all weights
-        last: keep the mean of the weights of so many last checkpoints; 0: keep the best checkpoint
+        average_last: keep the mean of the weights of so many last checkpoints; 0: keep the best checkpoint
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
         device: cpu or cuda; None: a GPU if there is one
-        board: write TensorBoard files too
+        tensorboard: write TensorBoard files too
         resume: go on with the run in --out, exactly where it was
         no_audit: do not look for leaks before the first step
     """
@@ -49,8 +49,8 @@ def train_model(task: TaskName | None = None, train: DataConfig | str | list[Dat
     from keepleft.runs.train import run_job
 
     run_folder = _run_folder(out, task, resume)
-    job_fields = dict(task=task, train=train, valid=valid, size=size, start=init_from, like=preset, design=design or {}, words=tokenizer,
-                 batch=batch, recipe=recipe, lora=lora, last=average_last, parallel=parallel, device=device, board=tensorboard,
+    job_fields = dict(task=task, train=train, valid=valid, size=size, init_from=init_from, preset=preset, design=design or {}, tokenizer=tokenizer,
+                 batch=batch, recipe=recipe, lora=lora, average_last=average_last, parallel=parallel, device=device, tensorboard=tensorboard,
                  audit=not no_audit)
     if resume and (run_folder / CONFIG_FILE).exists():
         job = resume_job(from_yaml((run_folder / CONFIG_FILE).read_text("utf-8"), str(run_folder / CONFIG_FILE)), job_fields, explicit_options, run_folder)

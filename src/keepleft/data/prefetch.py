@@ -37,7 +37,7 @@ def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
         else:
             put(False, None)
 
-    thread = threading.Thread(target=produce, name="ahead", daemon=True)
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:

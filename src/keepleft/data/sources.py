@@ -15,7 +15,7 @@ from keepleft.data.tables import READERS, TableSource, tsv
 from keepleft.data.text_file import open_text
 from keepleft.data.text_sources import LineSource, documents, lines, parallel_text, running_text
 
-__all__ = ["Record", "RecordSource", "parallel_text", "count_records", "documents", "lines", "open_source", "open_table", "running_text"]
+__all__ = ["Record", "RecordSource", "count_records", "documents", "lines", "open_source", "open_table", "parallel_text", "running_text"]
 
 
 def open_source(paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None) -> RecordSource:

@@ -28,7 +28,7 @@ def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *
     with torch.no_grad():
         logits, state = model.start(tokens, **segment_kwargs, **start_kwargs)
         memory_kwargs = {"memory": start_kwargs["memory"]} if "memory" in start_kwargs else {}
-        context_states = F.normalize(model.hidden(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1)  # (B, T, dim)
+        context_states = F.normalize(model.decoder_hidden_states(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1)  # (B, T, dim)
     text_mask = torch.ones_like(tokens, dtype=torch.bool) if prompt_mask is None else prompt_mask
     row_index = torch.arange(num_rows, device=tokens.device)
     for _ in range(max(limits)):
@@ -36,13 +36,13 @@ def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *
             logits = apply_processors(logits, hypotheses, strategy.processors)
             probs, candidates = logits.float().softmax(-1).topk(min(k, logits.shape[-1]))
             num_candidates = candidates.shape[1]
-            state.keep(row_index.repeat_interleave(num_candidates))
+            state.reorder(row_index.repeat_interleave(num_candidates))
             hidden = model.extend(candidates.reshape(-1, 1), state)
             candidate_states = F.normalize(hidden[:, 0].float(), dim=-1).view(num_rows, num_candidates, -1)
             similarity = (candidate_states @ context_states.mT).masked_fill(~text_mask[:, None], -1.0).amax(-1)
             best_candidate = ((1 - alpha) * probs - alpha * similarity).masked_fill(probs == 0, float("-inf")).argmax(-1)
             picked_rows = row_index * num_candidates + best_candidate
-            state.keep(picked_rows)
+            state.reorder(picked_rows)
             next_tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], candidates[row_index, best_candidate])
             logprobs = probs[row_index, best_candidate].log().masked_fill(hypotheses.done, 0.0)
             hypotheses = append_tokens(hypotheses, next_tokens, hypotheses.score + logprobs, strategy.eos_ids, strategy.stop)

@@ -22,7 +22,7 @@ EARLY_STOPPING = {True: 1, False: 0, "never": 2}
 
 def is_supported(strategy: Any, hypotheses: Any) -> bool:
     """Plain scores, and histories that one program can move."""
-    if strategy.transforms or strategy.seeds is not None or strategy.stop is not None or hypotheses.score.dtype != torch.float32:
+    if strategy.processors or strategy.seeds is not None or strategy.stop is not None or hypotheses.score.dtype != torch.float32:
         return False
     num_rows = 1 if isinstance(strategy, SamplingStrategy) else 2 * strategy.width
     return num_rows * hypotheses.tokens.shape[1] <= MAX_BLOCK_ELEMENTS and (isinstance(strategy, SamplingStrategy) or strategy.groups == 1)
@@ -35,19 +35,20 @@ def select_and_append(strategy: SamplingStrategy | Beam, logits: Tensor, hypothe
     if isinstance(strategy, SamplingStrategy):
         top = topk_logsumexp(logits, 1)
         _greedy_kernel[(len(logits),)](
-            *top, hypotheses.tokens, hypotheses.real, hypotheses.score, hypotheses.done, hypotheses.size, hypotheses.most, eos_ids, len(eos_ids), columns,
+            *top, hypotheses.tokens, hypotheses.prompt_mask, hypotheses.score, hypotheses.done, hypotheses.lengths, hypotheses.max_new_tokens, eos_ids, len(eos_ids), columns,
             next_power_of_2(columns), num_warps=4)
     else:
-        width, num_prompts = strategy.width, len(hypotheses.ended)
+        width, num_prompts = strategy.width, len(hypotheses.finished_tokens)
         num_candidates = strategy.num_candidates(logits.shape[1])
         top = topk_logsumexp(logits, num_candidates)
         per_beam = top.values.shape[1]
         _beam_kernel[(num_prompts,)](
-            *top, hypotheses.tokens, hypotheses.real, hypotheses.score, hypotheses.done, hypotheses.size, hypotheses.most, hypotheses.ended, hypotheses.ended_score,
-            hypotheses.ended_size, hypotheses.full, hypotheses.hope, hypotheses.count, static_kv.parents, static_kv.now, eos_ids, len(eos_ids), columns,
-            len(static_kv.parents), strategy.length_penalty, width, next_power_of_2(width), per_beam, next_power_of_2(width * per_beam), num_candidates,
-            next_power_of_2(width + num_candidates), EARLY_STOPPING[strategy.early_stopping], next_power_of_2(columns), next_power_of_2(len(static_kv.parents)), EXCLUDED_SCORE, num_warps=8)
-    hypotheses.count.add_(1)
+            *top, hypotheses.tokens, hypotheses.prompt_mask, hypotheses.score, hypotheses.done, hypotheses.lengths, hypotheses.max_new_tokens, hypotheses.finished_tokens,
+            hypotheses.finished_scores, hypotheses.finished_lengths, hypotheses.has_finished, hypotheses.can_improve, hypotheses.new_count, static_kv.beam_rows,
+            static_kv.position, eos_ids, len(eos_ids), columns,
+            len(static_kv.beam_rows), strategy.length_penalty, width, next_power_of_2(width), per_beam, next_power_of_2(width * per_beam), num_candidates,
+            next_power_of_2(width + num_candidates), EARLY_STOPPING[strategy.early_stopping], next_power_of_2(columns), next_power_of_2(len(static_kv.beam_rows)), EXCLUDED_SCORE, num_warps=8)
+    hypotheses.new_count.add_(1)
 
 
 @jit  # type: ignore[untyped-decorator]

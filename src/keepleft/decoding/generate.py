@@ -17,7 +17,6 @@ from keepleft.decoding import grammar
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.contrastive import contrastive_search
 from keepleft.decoding.generation_config import (
-    CACHES,
     GenerationConfig,
     as_list,
     decoder_start_token,
@@ -27,7 +26,7 @@ from keepleft.decoding.graphed_loop import can_capture, decode_graphed
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
 from keepleft.decoding.loop import decode, right_align
 from keepleft.decoding.processor_table import PromptContext, make_processors
-from keepleft.decoding.rng import derive_seeds as seeds_of
+from keepleft.decoding.rng import derive_seeds
 from keepleft.decoding.sampling import SamplingStrategy, StoppingCriterion
 from keepleft.decoding.speculative import make_drafter, speculative_decode
 from keepleft.decoding.stopping import any_of, max_time, stop_strings
@@ -56,7 +55,7 @@ def generate(model: Any, tokenizer: Any, prompts: Prompt | Sequence[Prompt], *, 
     """The text that a model writes for each prompt, or several in a row for each with num_return_sequences.
 
     A prompt is a text, or its tokens; an encoder-decoder reads it as the source. Options are named as in Hugging Face's
-    GenerationConfig (kl.Options lists them); those of the model directory hold where nothing else is said.
+    GenerationConfig (kl.GenerationConfig lists them); those of the model directory hold where nothing else is said.
     """
     results = completions(model, tokenizer, prompts, source_tokenizer=source_tokenizer, draft_model=draft_model, batch_size=batch_size, options=options,
                     **overrides)
@@ -173,7 +172,7 @@ class DecodeBatch:
     @classmethod
     def build(cls, model: Any, token_rows: list[list[int]], options: GenerationConfig, prefixes: list[list[int]] | None = None) -> DecodeBatch:
         device = next(model.parameters()).device
-        max_positions = model.design.longest
+        max_positions = model.design.max_positions
         if model.design.encoder is None:
             prompts = [[*row, *(prefixes[n] if prefixes else [])] for n, row in enumerate(token_rows)]
             return cls(*pad_batch(prompts, device), [options.resolve_max_new_tokens(len(row), DEFAULT_NEW_TOKENS, max_positions) for row in prompts])
@@ -185,7 +184,7 @@ class DecodeBatch:
 
     def start_kwargs(self, model: Any, options: GenerationConfig) -> dict[str, Any]:
         """What model.start() wants besides the prompt."""
-        cache_kind = CACHES[options.cache_implementation or "dynamic"]
+        cache_kind = options.cache_implementation or "dynamic"
         out: dict[str, Any] = {"cache": cache_kind}
         if cache_kind == "static":
             capacity = out["capacity"] = self.max_length
@@ -194,7 +193,7 @@ class DecodeBatch:
                                  "cache_implementation")
         if self.source is not None:
             with torch.no_grad():
-                out["memory"] = model.read(self.source, segments=self.source_segments)
+                out["memory"] = model.encode_memory(self.source, segments=self.source_segments)
         return out
 
     @property
@@ -219,7 +218,7 @@ def make_strategy(tokenizer: Any, options: GenerationConfig, batch: DecodeBatch)
         prompt_seeds = as_list(options.seed) if options.seed is not None else [randbits(62) for _ in range(num_prompts)]
         num_sequences = 1 if options.beam_count > 1 else options.num_sequences
         prompt_seeds = prompt_seeds * num_prompts if len(prompt_seeds) == 1 else prompt_seeds
-        seeds = torch.cat([seeds_of(seed, torch.arange(num_sequences)) for seed in prompt_seeds]).to(device)
+        seeds = torch.cat([derive_seeds(seed, torch.arange(num_sequences)) for seed in prompt_seeds]).to(device)
     if options.beam_count > 1:
         length_penalty = 1.0 if options.length_penalty is None else options.length_penalty
         return Beam(options.beam_count, length_penalty, options.early_stopping or False, options.eos_ids, tuple(processors), stop,
@@ -290,7 +289,7 @@ def encode_prompts(model: Any, tokenizer: Any, prompts: Sequence[Prompt], option
         vocab = model.design.source_vocab or model.design.vocab
         if out_of_range := [token for token in row if not 0 <= token < vocab]:
             raise ValueError(f"prompt {n} holds token {out_of_range[0]}, and the model knows {vocab}: is it the model's own tokenizer?")
-        max_positions = model.design.longest
+        max_positions = model.design.max_positions
         if max_positions is not None and len(row) > max_positions - (model.design.encoder is None):
             raise ValueError(f"prompt {n} has {len(row)} tokens, and the model reaches {max_positions}: shorten it")
         out.append(row)

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-CACHES = {"dynamic": "growing", "growing": "growing", "static": "static", "ring": "ring", "quantized": "quantized",
-          "offloaded": "offloaded"}
+CACHES = ("dynamic", "static", "ring", "quantized", "offloaded")
 
 
 @dataclass(frozen=True)

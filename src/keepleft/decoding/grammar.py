@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepleft.decoding.filters import NEG_INF
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
-
-NEG_INF = float("-inf")
 
 
 def grammar_from_options(options: GenerationConfig) -> str | None:

@@ -105,7 +105,7 @@ _graph_cache: WeakKeyDictionary[Any, OrderedDict[Any, GraphedStep]] = WeakKeyDic
 def can_capture(strategy: Any, max_length: int) -> bool:
     """Can steps by this strategy, of texts of so many tokens, be recorded?"""
     return (isinstance(strategy, SamplingStrategy | Beam) and strategy.stop is None and max_length <= MAX_GRAPH_TOKENS
-            and all(getattr(processor, "steady", False) for processor in strategy.processors))
+            and all(getattr(processor, "capturable", False) for processor in strategy.processors))
 
 
 def decode_graphed(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam, *, max_new_tokens: list[int], prompt_mask: Tensor | None = None,
@@ -156,7 +156,7 @@ def _get_graphed_step(model: Any, prompt: Tensor, strategy: SamplingStrategy | B
     if state.memory is not None:
         keys = state.memory.layers[0][0]
         source_shape = len(keys), _round_up(keys.shape[2], multiple // 2)
-    strategy_fields = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
+    strategy_fields = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "processors"))
     key = (type(strategy), strategy_fields, tuple(map(id, strategy.processors)), strategy.seeds is None, len(hypotheses.tokens), capacity,
            source_shape, prompt_mask is None, prompt.device)
     graphs = _graph_cache.setdefault(model, OrderedDict())
@@ -187,13 +187,13 @@ def _build_graphed_step(model: Any, strategy: SamplingStrategy | Beam, hypothese
     kv_fields: dict[str, Any] = {}
     if source_shape is not None:
         config, table = model.design.attention, model.token.weight
-        make_buffer = lambda: table.new_zeros(source_shape[0], config.kv_heads, source_shape[1], config.width)
+        make_buffer = lambda: table.new_zeros(source_shape[0], config.kv_heads, source_shape[1], config.head_dim)
         kv_fields = {"memory": Memory([(make_buffer(), make_buffer()) for _ in runner.decode_layers.layers], None, rows // source_shape[0]),
-                 "bias": table.new_zeros(source_shape)}
+                 "source_bias": table.new_zeros(source_shape)}
     if isinstance(strategy, Beam):
-        kv_fields["parents"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
+        kv_fields["beam_rows"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
     if has_padding:
-        kv_fields["first"] = torch.zeros(rows, dtype=torch.long, device=device)
+        kv_fields["starts"] = torch.zeros(rows, dtype=torch.long, device=device)
     own_strategy = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
     padded_hypotheses = hypotheses.pad_to_width(capacity)
     tensors: dict[str, Any] = {field.name: value.clone(memory_format=torch.contiguous_format) for field in fields(padded_hypotheses)

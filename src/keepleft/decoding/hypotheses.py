@@ -64,9 +64,9 @@ class Hypotheses:
         """What says which tokens are text, after one more."""
         prompt_mask = self.prompt_mask if rows is None or self.prompt_mask is None else self.prompt_mask[rows]
         if self.new_count is None:
-            return {"real": prompt_mask}
+            return {"prompt_mask": prompt_mask}
         assert prompt_mask is not None
-        return {"real": self.append_column(prompt_mask, prompt_mask.new_ones(len(prompt_mask), 1)), "count": self.new_count + 1}
+        return {"prompt_mask": self.append_column(prompt_mask, prompt_mask.new_ones(len(prompt_mask), 1)), "new_count": self.new_count + 1}
 
     def pad_to_width(self, width: int) -> Self:
         """The same in so many columns, now and later: new tokens come in at the right, all else moves to the left.

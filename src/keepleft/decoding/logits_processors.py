@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from keepleft.decoding.filters import NEG_INF
 from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, device_constant
-
-NEG_INF = float("-inf")
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:

@@ -20,7 +20,7 @@ def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_toke
     """
     limits = [max_new_tokens] * len(prompt) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if len(limits) != len(prompt) or min(limits) < 1:
-        raise ValueError(f"limit is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts")
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts")
     tokens, prompt_mask = right_align(prompt, segments)
     hypotheses, rows = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=prompt.device))
     active_rows: Tensor | None = None  # the rows that the model still goes on with; None: all
@@ -36,12 +36,12 @@ def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_toke
                         0, active_rows, torch.arange(len(active_rows), device=active_rows.device))
                     rows = active_index[rows[active_rows]]
                 if rows is not None:
-                    state.keep(rows)
+                    state.reorder(rows)
                 active_rows = _drop_finished(hypotheses.done, active_rows, state)
                 last_tokens = hypotheses.tokens[:, -1:]
                 logits = _scatter_rows(model.step(last_tokens if active_rows is None else last_tokens[active_rows], state), active_rows, len(last_tokens))
             elif rows is not None:
-                state.keep(rows)
+                state.reorder(rows)
             hypotheses, rows = strategy.choose(logits, hypotheses)
         yield hypotheses
         if bool(hypotheses.done.all()):
@@ -84,7 +84,7 @@ def _drop_finished(done: Tensor, active_rows: Tensor | None, state: Any) -> Tens
     if 2 * len(unfinished) > num_active or num_active == 1:
         return active_rows
     active_index = unfinished if active_rows is None else torch.searchsorted(active_rows, unfinished)
-    state.keep(active_index)
+    state.reorder(active_index)
     return unfinished
 
 

@@ -104,8 +104,8 @@ def make_processors(options: GenerationConfig, prompt: PromptContext) -> list[Lo
     processors = []
     for row, value in requested:
         if (processor := row.make(value, options, prompt)) is not None:
-            processor.steady = True  # type: ignore[attr-defined]
-            processor.blind = row.sampling_only  # type: ignore[attr-defined]  # it looks at scores alone
+            processor.capturable = True  # type: ignore[attr-defined]
+            processor.logits_only = row.sampling_only  # type: ignore[attr-defined]  # it looks at scores alone
             processors.append(processor)
     if not uses_source:
         if len(_processor_cache) >= MAX_CACHED_PROCESSORS:

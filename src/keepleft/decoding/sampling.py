@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor, apply_processors, isin
-from keepleft.decoding.rng import derive_seeds as seeds_of
-from keepleft.decoding.rng import uniform
+from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.kernels.topk import topk_logsumexp
 
 StoppingCriterion = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
@@ -64,7 +63,7 @@ def sample(seed: int | Sequence[int], *, eos_ids: Collection[int] = (), processo
            num_sequences: int = 1) -> SamplingStrategy:
     """Tokens drawn by their probability, `copies` texts from each prompt. One seed for all prompts, or one for each."""
     prompt_seeds = [seed] if isinstance(seed, int) else list(seed)
-    row_seeds = torch.cat([seeds_of(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds])
+    row_seeds = torch.cat([derive_seeds(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds])
     return SamplingStrategy(tuple(processors), tuple(eos_ids), None, row_seeds, num_sequences)
 
 

@@ -27,7 +27,7 @@ def score_tokens(model: Any, prompt: list[int], continuation: list[int], *, sour
 
     Only as much of the prompt is read as the model can hold; a text that is longer than the model's reach is refused.
     """
-    device, max_positions = next(model.parameters()).device, window or model.design.longest
+    device, max_positions = next(model.parameters()).device, window or model.design.max_positions
     if not continuation:
         return []
     if not prompt:
@@ -38,7 +38,7 @@ def score_tokens(model: Any, prompt: list[int], continuation: list[int], *, sour
     sequence = sequence if max_positions is None else sequence[-max_positions:]
     tokens = torch.tensor([sequence], device=device)
     source_inputs = () if source is None else (torch.tensor([source], device=device),)
-    hidden_states = model.states(*source_inputs, tokens)[:, -len(continuation):]
+    hidden_states = model.hidden_states(*source_inputs, tokens)[:, -len(continuation):]
     chunks = [slice(start, start + MAX_LOGITS_ROWS) for start in range(0, len(continuation), MAX_LOGITS_ROWS)]
     return [scored_token for chunk in chunks for scored_token in _score_chunk(model.head(hidden_states[:, chunk], model.token)[0], continuation[chunk], top_logprobs)]
 

@@ -40,7 +40,7 @@ def speculative_decode(model: Any, prompt: Tensor, strategy: SamplingStrategy, d
             if bool(hypotheses.done):
                 return
             if n < len(draft) and int(hypotheses.tokens[0, -1]) != draft[n]:
-                state.drop(len(draft) - n)
+                state.crop(len(draft) - n)
                 break
 
 
@@ -77,7 +77,7 @@ class DraftModel:
 
     def __call__(self, hypotheses: Hypotheses, max_tokens: int) -> list[int]:
         draft: list[int] = []
-        max_positions = getattr(getattr(self.model, "design", None), "longest", None)
+        max_positions = getattr(getattr(self.model, "design", None), "max_positions", None)
         limit = max_tokens if max_positions is None else min(max_tokens, max_positions - hypotheses.tokens.shape[1])
         with torch.no_grad():
             for _ in range(min(self.num_tokens, limit)):
@@ -95,7 +95,7 @@ class DraftModel:
         else:
             common_length = next((n for n, (a, b) in enumerate(zip(self.cached_tokens, sequence, strict=False)) if a != b),
                         min(len(self.cached_tokens), len(sequence) - 1))
-            self.state.drop(len(self.cached_tokens) - common_length)
+            self.state.crop(len(self.cached_tokens) - common_length)
             logits = self.model.step(tokens[:, common_length:], self.state)
         self.cached_tokens = sequence
         return logits

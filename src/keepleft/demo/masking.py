@@ -238,8 +238,8 @@ class MaskTrial:
 
 def _predict_without_future(model: Any, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor) -> Tensor:
     """The likeliest token after each beginning, (B, T), where there is nothing but that beginning."""
-    memory = model.read(source, segments=source_segments)
-    last_states = [model.hidden(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1] for t in range(1, tokens.shape[1] + 1)]
+    memory = model.encode_memory(source, segments=source_segments)
+    last_states = [model.decoder_hidden_states(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1] for t in range(1, tokens.shape[1] + 1)]
     return model.head(torch.stack(last_states, 1), model.token).argmax(-1)
 
 

@@ -24,7 +24,7 @@ from keepleft.models.design import Design, StackDesign
 from keepleft.models.presets import vaswani
 from keepleft.nn.feedforward import FeedForward
 from keepleft.pipelines.generate_targets import generate_targets
-from keepleft.plots import cross_attention as alignments
+from keepleft.plots import cross_attention
 from keepleft.training.loop import TrainReport, train
 from keepleft.training.recipe import Recipe
 
@@ -92,7 +92,7 @@ def alignment(task: DemoTask, language: str, english: str) -> tuple[list[str], l
     end, (unknown,) = token_id(EOS_TOKEN), special_tokens(task.tokenizer).require("unknown")
     word_id = lambda word: unknown if (n := token_id(word)) is None else n
     source = [token_id(LANGUAGE_TAGS[language]), *map(word_id, source_words), end]
-    weights = alignments.alignment_weights(task.model, source, [token_id(BOS_TOKEN), *map(word_id, target_words)],
+    weights = cross_attention.alignment_weights(task.model, source, [token_id(BOS_TOKEN), *map(word_id, target_words)],
                                  layers=range(len(task.model.decoder.layers)), source_slice=slice(1, -1))
     return source_words, target_words, weights
 
@@ -111,4 +111,4 @@ def picture(source: list[str], target: list[str], weights: torch.Tensor, folder:
     """The alignment as an .svg file."""
     path = Path(folder) / "alignment.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return alignments.plot_alignment(path, source, target, weights, title=f"{' '.join(source)} → {' '.join(target)}")
+    return cross_attention.plot_alignment(path, source, target, weights, title=f"{' '.join(source)} → {' '.join(target)}")

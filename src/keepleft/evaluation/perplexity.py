@@ -10,13 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepleft.evaluation.token_logprobs import (
-    IGNORE_INDEX,
-    max_positions,
-    require_language_model,
-    target_logprobs,
-)
+from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs
 from keepleft.models.embedding import check_tokens
+from keepleft.nn.loss import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,8 @@ def token_nll(model: nn.Module, tokens: Sequence[int], *, prefix_token_id: int |
     stride_size = max(1, window_size // 2) if stride is None else stride
     if not 1 <= stride_size <= window_size:
         raise ValueError(f"a stride of {stride_size} in a window of {window_size} would leave tokens out: it lies between 1 and the window")
-    if design.longest is not None and min(window_size, len(sequence) - 1) > design.longest:
-        raise ValueError(f"a window of {window_size} is more than the {design.longest} positions of this model: give a smaller one")
+    if design.max_positions is not None and min(window_size, len(sequence) - 1) > design.max_positions:
+        raise ValueError(f"a window of {window_size} is more than the {design.max_positions} positions of this model: give a smaller one")
     device = next(model.parameters()).device
     spans = sliding_windows(len(sequence), window_size, stride_size)
     out = []

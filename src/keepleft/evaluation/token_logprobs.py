@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.models.design import LMHead
+from keepleft.nn.loss import IGNORE_INDEX
 
-IGNORE_INDEX = -1        # a target that is not asked for
 MAX_LOGITS = 1 << 27      # scores held at once: half a gigabyte in float32
 
 
@@ -33,11 +33,11 @@ def max_positions(model: nn.Module) -> int | None:
 
 @torch.no_grad()
 def target_logprobs(model: nn.Module, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens and what follows each, NOTHING where that is not asked → (asked,) log-probabilities, row after row, and
+    """(B, T) tokens and what follows each, IGNORE_INDEX where that is not asked → (asked,) log-probabilities, row after row, and
     whether each is the likeliest. Scores are worked out for what is asked only, some at a time."""
     language_model = require_language_model(model)
     scored = targets != IGNORE_INDEX
-    hidden, labels = language_model.states(tokens, segments=segments)[scored], targets[scored]
+    hidden, labels = language_model.hidden_states(tokens, segments=segments)[scored], targets[scored]
     logprobs, is_greedy = [], []
     for hidden_chunk, label_chunk in zip(*(tensor.split(max(1, MAX_LOGITS // language_model.design.vocab)) for tensor in (hidden, labels)), strict=True):
         logits = language_model.head(hidden_chunk, language_model.token)

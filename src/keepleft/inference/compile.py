@@ -32,11 +32,11 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal is_compiled
         if is_compiled:
             return compiled_step(*args)
-        from torch._dynamo import config as tracing
-        from torch._inductor import config as compiling
+        from torch._dynamo import config as dynamo_config
+        from torch._inductor import config as inductor_config
 
         # not as options of torch.compile: what is traced must know already that weights never change
-        with compiling.patch(INDUCTOR_OPTIONS), tracing.patch(recompile_limit=MAX_COMPILED_SHAPES), redirect_stderr(io.StringIO()):
+        with inductor_config.patch(INDUCTOR_OPTIONS), dynamo_config.patch(recompile_limit=MAX_COMPILED_SHAPES), redirect_stderr(io.StringIO()):
             out = compiled_step(*args)  # trials of products are told at length: nobody wants to hear it
         is_compiled = True
         return out

@@ -62,7 +62,7 @@ class DecodeLayers:
         self.position_table = self.rotary_table = self.relative_bias = torch.empty(0)
 
     def _layer(self, n: int, layer: Any) -> tuple[Any, ...]:
-        ops, config = self.ops, layer.self.shape
+        ops, config = self.ops, layer.self.config
         norms = [layer.norm_self, *([layer.norm_cross] if self.design.encoder else []), layer.norm_feed]
         if not self.design.norm_first:
             previous: Any = self.model.decoder.layers[n - 1] if n else None
@@ -71,7 +71,7 @@ class DecodeLayers:
                   ops.linear_residual(layer.self.out)]
         cross_ops = None
         if self.design.encoder:
-            cross_ops = (ops.norm_linear(norms[1], layer.cross.q), ops.cross_attention(layer.cross.shape), ops.linear_residual(layer.cross.out))
+            cross_ops = (ops.norm_linear(norms[1], layer.cross.q), ops.cross_attention(layer.cross.config), ops.linear_residual(layer.cross.out))
         return *self_ops, cross_ops, ops.norm_linear(norms[-1], layer.feed.up, layer.feed), ops.linear_residual(layer.feed.down)
 
     def forward(self, tokens: Tensor, by_position: ByPosition, context: Any, kv_buffers: KVBuffers, source_kv: KVBuffers | None = None,
@@ -126,17 +126,17 @@ class DecodeLayers:
         out: dict[str, Tensor] = {}
         match design.position:
             case Sinusoidal():
-                out["places"] = sinusoidal_encoding(positions, design.dim).to(like.dtype)
+                out["position_table"] = sinusoidal_encoding(positions, design.dim).to(like.dtype)
             case LearnedPositions():
-                out["places"] = embed.position(positions.clamp(max=design.position.length - 1))
+                out["position_table"] = embed.position(positions.clamp(max=design.position.length - 1))
             case Rotary():
-                out["turns"] = torch.cat(rope_cos_sin(design.position, positions[None], design.head_width, like.dtype), -1)[0, 0]
+                out["rotary_table"] = torch.cat(rope_cos_sin(design.position, positions[None], design.head_width, like.dtype), -1)[0, 0]
             case _:
                 bias_module = self.model.decoder.nearness
-                out["near"] = bias_module(positions[-1:][None], positions[None])[0, :, 0].flip(-1).contiguous()
+                out["relative_bias"] = bias_module(positions[-1:][None], positions[None])[0, :, 0].flip(-1).contiguous()
         if design.token_types:
             token_type = embed.kind.weight[:1]
-            out["places"] = out["places"] + token_type if "places" in out else token_type.repeat(len(positions), 1)
+            out["position_table"] = out["position_table"] + token_type if "position_table" in out else token_type.repeat(len(positions), 1)
         return out
 
 
@@ -164,7 +164,7 @@ class ScaledLinear(nn.Module):
 
 def _head_linear(head: Any, table: nn.Embedding) -> nn.Module:
     if not isinstance(head, PrepackedLMHead):
-        weight, bias = head.matrix(table)
+        weight, bias = head.output_weight(table)
         return HeadLinear(weight, bias, head.scale)
     return head.product if head.head.scale == 1.0 else ScaledLinear(head.product, head.head.scale)  # type: ignore[arg-type]
 

@@ -71,16 +71,16 @@ class PagedTorchOps:
 
     def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
         def run(qkv: Tensor, keys: Tensor, values: Tensor, context: Any) -> Tensor:
-            q, k, v = split_qkv(qkv, config, context.turn)
-            keys[context.page, :, context.within] = k
-            values[context.page, :, context.within] = v
-            return _concatenate([paged_attention(q[page_batch.first:page_batch.last], keys, values, page_batch, page_batch.biases[window], config) for page_batch in context.lots])
+            q, k, v = split_qkv(qkv, config, context.rotary)
+            keys[context.page, :, context.offset] = k
+            values[context.page, :, context.offset] = v
+            return _concatenate([paged_attention(q[page_batch.first_row:page_batch.end_row], keys, values, page_batch, page_batch.biases[window], config) for page_batch in context.page_batches])
         return run
 
     def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
         def run(q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
             q = q.view(len(q), -1, config.head_dim)
-            return _concatenate([paged_attention(q[page_batch.first:page_batch.last], keys, values, page_batch, page_batch.biases[None], config) for page_batch in bias])
+            return _concatenate([paged_attention(q[page_batch.first_row:page_batch.end_row], keys, values, page_batch, page_batch.biases[None], config) for page_batch in bias])
         return run
 
 

@@ -86,7 +86,7 @@ def _linear_weights(linear: nn.Module) -> tuple[Tensor, Tensor | None, float]:
     module: Any = linear
     if isinstance(linear, nn.Linear):
         return linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), 1.0
-    weight, bias = module.given
+    weight, bias = module.weight_and_bias
     return weight.detach(), None if bias is None else bias.detach(), module.scale
 
 

@@ -53,8 +53,8 @@ class PagedRunner:
         layers = len(model.decoder.layers)
         fused = unsupported_reason(model) is None
         on_cuda = fused and self.device.type == "cuda"
-        self.pool = PagePool(layers, num_pages + on_cuda, page_size, config.kv_heads, config.width, like)
-        self.source_pool = PagePool(layers, num_source_pages, page_size, config.kv_heads, config.width, like) if num_source_pages else None
+        self.pool = PagePool(layers, num_pages + on_cuda, page_size, config.kv_heads, config.head_dim, like)
+        self.source_pool = PagePool(layers, num_source_pages, page_size, config.kv_heads, config.head_dim, like) if num_source_pages else None
         self.slot_tracking: SlotTracking
         self.decode_step: DecodeStep
         if on_cuda:
@@ -109,12 +109,12 @@ class PagedRunner:
         """Sources, read together; each leaf has pages for its own already."""
         assert self.source_pool is not None
         tokens, segments = self._pad_tokens(sources)
-        memory = self.model.read(tokens, segments=segments)
+        memory = self.model.encode_memory(tokens, segments=segments)
         source_slots = [page_table.source_slot_range(self.source_pool.page_size, len(source)) for page_table, source in zip(page_tables, sources, strict=True)]
         slots = self._pad_rows(source_slots)
         cache = PagedCacheView(self.source_pool, slots[:, :0], slots, self._filled_indices(source_slots))
         cache.admit(slots.shape[1], torch.arange(slots.shape[1], device=self.device).expand_as(slots))
-        for n, (k, v) in enumerate(memory.pairs):
+        for n, (k, v) in enumerate(memory.layers):
             cache.update(n, k, v)
         self.slot_tracking.mark_source(page_tables, source_slots)
         for page_table, source in zip(page_tables, sources, strict=True):
@@ -154,8 +154,8 @@ class PagedRunner:
                  memory: Memory | None) -> Tensor:
         """(B, n) tokens through the model's own layers → (B, n, dim)"""
         model = self.model
-        model.fits("tokens", tokens, positions, segments)
-        model.reachable(tokens, positions, 0)
+        model.check_inputs("tokens", tokens, positions, segments)
+        model.check_positions(tokens, positions, 0)
         grids = [cache.admit(tokens.shape[1], positions, segments)] * len(model.decoder.masks)
         x = model.embed(model.token, tokens, positions)
         return model.decoder(x, positions, grids, [cache] * len(grids), memory, segments)

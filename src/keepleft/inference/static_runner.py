@@ -50,7 +50,7 @@ class StaticKV:
         for n, buffers in enumerate(self.layers):
             cache: Any = state.caches[n % len(state.caches)]
             self.length = cache.length
-            for layer_buffer, cached in zip(buffers, cache.pairs[n], strict=True):
+            for layer_buffer, cached in zip(buffers, cache.layers[n], strict=True):
                 filled = cached[:, :, :self.length] if rows is None else cached[:, :, :self.length][rows]
                 layer_buffer[:self.length] = filled.permute(2, 0, 1, 3)
         self.position.fill_(self.length)
@@ -116,7 +116,7 @@ class StaticRunner:
         starts = None if segments is None else first_real(segments != 0)
         source_bias = None if memory is None else padding_bias(memory.segments, self.dtype)
         size = prompt.shape[1] + GROW_BY if capacity is None else capacity
-        static_kv = self.allocate(len(prompt), size, first=starts, memory=memory, bias=source_bias, grows=capacity is None)
+        static_kv = self.allocate(len(prompt), size, starts=starts, memory=memory, source_bias=source_bias, growable=capacity is None)
         static_kv.fill(state)
         return logits, static_kv
 

@@ -75,7 +75,7 @@ class PagedTritonOps:
             out = torch.empty_like(q)
             block, warps = block_config(len(q) * config.heads, config.head_dim)
             _paged_cross_attention_kernel[(len(q), config.heads)](
-                q, keys, values, out, bias.table, bias.seat, bias.length, bias.table.stride(0), config.softmax_scale, config.heads,
+                q, keys, values, out, bias.slot_table, bias.table_rows, bias.lengths, bias.slot_table.stride(0), config.softmax_scale, config.heads,
                 config.kv_heads, config.head_dim, next_power_of_2(config.head_dim), keys.shape[2], q.is_cuda, block, num_warps=warps, **pdl_kwargs(q))
             return out
         return run

@@ -17,7 +17,7 @@ except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing wr
     gdc_launch_dependents: Any = None  # type: ignore[no-redef]
     gdc_wait: Any = None  # type: ignore[no-redef]
 
-__all__ = ["cdiv", "pdl_kwargs", "gdc_launch_dependents", "gdc_wait", "jit", "next_power_of_2", "tl"]
+__all__ = ["cdiv", "gdc_launch_dependents", "gdc_wait", "jit", "next_power_of_2", "pdl_kwargs", "tl"]
 
 
 def next_power_of_2(n: int) -> int:

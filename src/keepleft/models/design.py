@@ -143,7 +143,7 @@ class Design:
         for name in ("vocab", "dim", "heads", "kv_heads", "head_dim", "source_vocab"):
             if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
                 checks.check_int(name, getattr(self, name))
-        checks.check_int("kinds", self.token_types, minimum=0)
+        checks.check_int("token_types", self.token_types, minimum=0)
         for name in ("bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"):
             if getattr(self, name) is not None or name == "bias":
                 checks.check_bool(name, getattr(self, name))

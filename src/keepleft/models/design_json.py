@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from keepleft.attention.mask_parser import parse_mask as read_mask
+from keepleft.attention.mask_parser import parse_mask
 from keepleft.attention.masks import Mask
 from keepleft.models import design
 from keepleft.models.design import Design
@@ -13,6 +13,11 @@ from keepleft.nn import feedforward, norm, position
 
 _CLASSES = {cls.__name__: cls for module in (design, feedforward, norm, position) for cls in vars(module).values()
           if isinstance(cls, type) and is_dataclass(cls)}
+_OLD_NAMES = {  # kinds and fields as they were written before they were renamed; only read
+    "Stack": "StackDesign", "Vocabulary": "LMHead", "Masked": "MaskedLMHead", "Pooled": "PoolingHead", "Classes": "ClassificationHead",
+    "Normal": "NormalInit", "Xavier": "XavierInit", "Folded": "T5Init", "Learned": "LearnedPositions",
+    "Stretched": "LinearRopeScaling", "Llama3": "Llama3RopeScaling", "kinds": "token_types",
+}
 
 
 def to_json(model_design: Design) -> dict[str, Any]:
@@ -47,15 +52,17 @@ def _from_json(value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {"mask"}:
-        return read_mask(value["mask"])
-    cls = _CLASSES.get(value.get("kind", ""))
+        return parse_mask(value["mask"])
+    value = {_OLD_NAMES.get(name, name): item for name, item in value.items()}
+    kind = value.pop("kind", None)
+    cls = _CLASSES.get(_OLD_NAMES.get(kind, kind))
     if cls is None:
-        raise ValueError(f"{path} has the kind {value.get('kind')!r}: there are {', '.join(sorted(_CLASSES))}")
+        raise ValueError(f"{path} has the kind {kind!r}: there are {', '.join(sorted(_CLASSES))}")
     known = {f.name for f in fields(cls)}
-    unknown = sorted(value.keys() - known - {"kind"})
+    unknown = sorted(value.keys() - known)
     if unknown:
         raise ValueError(f"{path} has unknown fields {', '.join(unknown)}: a {cls.__name__} has {', '.join(sorted(known))}")
     try:
-        return cls(**{name: _from_json(item, f"{path}.{name}") for name, item in value.items() if name != "kind"})
+        return cls(**{name: _from_json(item, f"{path}.{name}") for name, item in value.items()})
     except TypeError as error:
         raise ValueError(f"{path} is no complete {cls.__name__}: {error}") from error

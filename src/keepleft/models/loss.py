@@ -14,6 +14,6 @@ def model_loss(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, lab
     module: Any = model
     if targets.dim() == 1:
         return classification_loss(module(**inputs), targets, label_smoothing)
-    x = module.head.ready(module.states(**inputs))
-    weight, bias = module.head.matrix(module.token)
+    x = module.head.transform(module.hidden_states(**inputs))
+    weight, bias = module.head.output_weight(module.token)
     return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing)

@@ -13,8 +13,7 @@ from keepleft.attention.cross_memory import Memory
 from keepleft.attention.grid import Grid
 from keepleft.attention.kv_cache import Cache
 from keepleft.attention.masks import Mask, full
-from keepleft.models import design as plan
-from keepleft.models.design import Design
+from keepleft.models.design import Design, StackDesign
 from keepleft.nn.block import CrossInput, TransformerBlock
 from keepleft.nn.norm import make_norm
 from keepleft.nn.position import RelativeBias, RelativePositionBias, Rotary, rope_cos_sin
@@ -23,7 +22,7 @@ from keepleft.nn.position import RelativeBias, RelativePositionBias, Rotary, rop
 class LayerStack(nn.Module):
     """(B, T, dim) in, (B, T, dim) out."""
 
-    def __init__(self, design: Design, config: plan.StackDesign, *, cross: bool) -> None:
+    def __init__(self, design: Design, config: StackDesign, *, cross: bool) -> None:
         super().__init__()
         self.design, self.masks = design, config.mask
         self.layers = nn.ModuleList(
@@ -76,7 +75,7 @@ class LayerStack(nn.Module):
 
     def cross_memory(self, encoder_output: Tensor, segments: Tensor | None) -> Memory:
         """Every layer's keys and values of the source, once."""
-        return Memory([layer.cross.memorise(encoder_output) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
+        return Memory([layer.cross.project_kv(encoder_output) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
 
 
 def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

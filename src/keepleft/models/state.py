@@ -15,8 +15,8 @@ from keepleft.attention.masks import Mask, window_size
 from keepleft.models.heads import last_real
 from keepleft.models.stack import positions_from_segments
 
-CACHE_KINDS = ("growing", "static", "ring", "offloaded", "quantized")  # the last one rounds
-_DYNAMIC_CACHES: dict[str, type[DynamicCache]] = {"growing": DynamicCache, "offloaded": OffloadedCache, "quantized": QuantizedCache}
+CACHE_KINDS = ("dynamic", "static", "ring", "offloaded", "quantized")  # the last one rounds
+_DYNAMIC_CACHES: dict[str, type[DynamicCache]] = {"dynamic": DynamicCache, "offloaded": OffloadedCache, "quantized": QuantizedCache}
 
 
 @dataclass
@@ -40,10 +40,10 @@ class DecoderState:
     def crop(self, n: int) -> None:
         """Forget the last n tokens, as if they had never been given. For one text in each row, with nothing behind it."""
         for cache in self.caches:
-            if not hasattr(cache, "drop"):
-                raise ValueError(f"a {type(cache).__name__.lower()} cache has written over what came before and cannot go "
+            if not hasattr(cache, "crop"):
+                raise ValueError(f"a {type(cache).__name__.removesuffix('Cache').lower()} cache has written over what came before and cannot go "
                                  "back: take another kind")
-            cache.drop(n)
+            cache.crop(n)
         self.position -= n
 
     def check(self, tokens: Tensor) -> None:

@@ -84,25 +84,20 @@ class Encoder(Model):
         return self.head(self.hidden_states(tokens, positions=positions, segments=segments, token_types=token_types), self.token, segments)
 
     def hidden_states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-               token_types: Tensor | None = None) -> Tensor:
+                      token_types: Tensor | None = None) -> Tensor:
         """The same before the head: (B, T) → (B, T, dim)"""
-        return self.encoder_hidden_states(tokens, positions=positions, segments=segments, token_types=token_types)
-
-    def encoder_hidden_states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-               token_types: Tensor | None = None) -> Tensor:
-        """(B, T) → (B, T, dim)"""
         positions, grid = self.layout("tokens", tokens, positions, segments)
         if token_types is not None and not torch.compiler.is_compiling():
             self.check_token_types(token_types, tokens)
         return self.encoder(self.embed(self.token, tokens, positions, token_types), positions, [grid] * len(self.encoder.masks))
 
     def check_token_types(self, token_types: Tensor, tokens: Tensor) -> None:
-        """A look at the kinds: one for each token, and only where the design has some."""
+        """A look at the token types: one for each token, and only where the design has some."""
         if not self.design.token_types:
-            raise ValueError("kinds were given, but this model tells no kinds of token apart: leave them out")
-        check_like("kinds", token_types, "tokens", tokens)
+            raise ValueError("token_types were given, but this model tells no types of token apart: leave them out")
+        check_like("token_types", token_types, "tokens", tokens)
         if token_types.device.type == "cpu" and (high := int(token_types.max())) >= self.design.token_types:
-            raise ValueError(f"kind {high} is not one of the {self.design.token_types} kinds that this model has learned")
+            raise ValueError(f"token_types go up to {high}, which is not one of the {self.design.token_types} that this model has learned")
 
 
 class CausalModel(Model):
@@ -123,7 +118,7 @@ class CausalModel(Model):
                             memory=memory, segments=segments)
 
     def start(self, prompt: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-              memory: Memory | None = None, cache: str | list[Cache] = "growing",
+              memory: Memory | None = None, cache: str | list[Cache] = "dynamic",
               capacity: int | None = None) -> tuple[Tensor, DecoderState]:
         """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows, and a state."""
         check_tokens("prompt", prompt, self.design.vocab)
@@ -166,7 +161,7 @@ class CausalModel(Model):
             if memory is not None:
                 raise ValueError("a memory was given, but this model has no source to look back at: leave it out")
         elif memory is None:
-            raise ValueError("this model looks back at a source, but there is no memory of one: give memory=model.read(source)")
+            raise ValueError("this model looks back at a source, but there is no memory of one: give memory=model.encode_memory(source)")
         elif memory.rows != tokens.shape[0]:
             raise ValueError(f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many")
 

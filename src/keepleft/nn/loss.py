@@ -23,7 +23,7 @@ class LossSums(NamedTuple):
 
 
 def reference_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0) -> LossSums:
-    """The definition of vocabulary_loss: all scores at once."""
+    """The definition of linear_cross_entropy: all scores at once."""
     logits, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
     return classification_loss(logits, targets, label_smoothing)
 
@@ -49,7 +49,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets
         raise ValueError(f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
                          f"needed for each, (…) beside (…, dim)")
     if not 0.0 <= label_smoothing < 1.0:
-        raise ValueError(f"smoothing is {label_smoothing}: it must be at least 0 and below 1")
+        raise ValueError(f"label_smoothing is {label_smoothing}: it must be at least 0 and below 1")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be a number of tokens, at least 1")
     device = x.device.type
@@ -106,8 +106,8 @@ def loss_and_grads(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
 
 
 _linear_cross_entropy_op = torch.library.custom_op(
-    "keepleft::vocabulary_loss", loss_and_grads, mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float smoothing, int chunk, ScalarType work, bool[] back)"
+    "keepleft::linear_cross_entropy", loss_and_grads, mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, int chunk, ScalarType compute_dtype, bool[] needs_grad)"
            " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 
@@ -121,7 +121,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smo
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.back = inputs[-1]
+    ctx.needs_grad = inputs[-1]
     ctx.save_for_backward(*output[3:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -129,7 +129,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     grads = [saved * gradient.to(saved.dtype) if needed and gradient is not None else None
-             for needed, saved in zip(ctx.back, ctx.saved_tensors, strict=True)]
+             for needed, saved in zip(ctx.needs_grad, ctx.saved_tensors, strict=True)]
     return (*grads, None, None, None, None, None)
 
 

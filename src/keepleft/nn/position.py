@@ -72,7 +72,7 @@ class Rotary:
         checks.check_number("base", self.base, above=0)
         checks.check_int("length", self.length)
         if not isinstance(self.scaling, LinearRopeScaling | Llama3RopeScaling | None):
-            raise ValueError(f"scaling is {self.scaling!r}: it must be a Stretched, a Llama3 or None")
+            raise ValueError(f"scaling is {self.scaling!r}: it must be a LinearRopeScaling, a Llama3RopeScaling or None")
 
 
 @dataclass(frozen=True)

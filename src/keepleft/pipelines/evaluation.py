@@ -38,7 +38,7 @@ def evaluate(model_path: str, data: Sequence[str], *, task: EvalTask | None = No
     eval_task = task or _infer_task(model_path)
     if eval_task == "lm":
         if limit is not None:
-            raise ValueError("most counts texts, and a language model is measured on running text: cut the file instead")
+            raise ValueError("limit counts texts, and a language model is measured on running text: cut the file instead")
         return _evaluate_perplexity(model_path, data, baseline, dtype, device)
     if eval_task == "classify":
         return _evaluate_labels(model_path, data, baseline, dtype, device, limit)

@@ -9,12 +9,8 @@ from torch import nn
 from keepleft.decoding.generate import completions, pad_batch
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.evaluation.perplexity import token_nll
-from keepleft.evaluation.token_logprobs import (
-    IGNORE_INDEX,
-    max_positions,
-    require_language_model,
-    target_logprobs,
-)
+from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs
+from keepleft.nn.loss import IGNORE_INDEX
 
 MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # one thing, the first that is there
 
@@ -139,7 +135,7 @@ def _truncate_prompt(prompt: list[int], context_length: int | None, max_new_toke
         return prompt
     if max_new_tokens >= context_length:
         raise ValueError(f"{max_new_tokens} tokens to write leave no room for a prompt among the {context_length} that the model sees at once: "
-                         "give fewer, as gen_kwargs='max_gen_toks=…' or limit=…")
+                         "give fewer, as gen_kwargs='max_gen_toks=…' or max_new_tokens=…")
     return prompt[-(context_length - max_new_tokens):]
 
 

@@ -31,7 +31,7 @@ class Predictor:
 
     def classify(self, texts: Sequence[str]) -> Tensor:
         """(texts, labels) probabilities; texts are cut to what the model reaches."""
-        max_positions = self.model.design.longest
+        max_positions = self.model.design.max_positions
         rows = [row if max_positions is None else row[:max_positions] for row in (self.tokenizer.encode(text).ids for text in texts)]
         if empty := [n for n, row in enumerate(rows) if not row]:
             raise ValueError(f"text {empty[0]} is empty: there is nothing to judge")
@@ -52,7 +52,7 @@ class Predictor:
         tokens, segments = pad_batch(rows, next(model.parameters()).device, left=False)
         if isinstance(model.design.head, PoolingHead):
             return model(tokens, segments=segments).float().cpu()
-        encode = model.encode if model.design.encoder is not None and model.design.decoder is not None else model.states
+        encode = model.encode if model.design.encoder is not None and model.design.decoder is not None else model.hidden_states
         return Pooler(PoolingHead("mean"), model.design)(encode(tokens, segments=segments), model.token, segments).float().cpu()
 
     @torch.no_grad()

@@ -62,7 +62,7 @@ class ForcedFirstTokenProcessor:
     token: int
 
     def __call__(self, logits: Any, hypotheses: Any) -> Any:
-        if hypotheses.written:
+        if hypotheses.new_width:
             return logits
         out = torch.full_like(logits, -math.inf)
         out[:, self.token] = logits[:, self.token]
@@ -127,7 +127,7 @@ class TextGenerator:
     def _alternatives(self, prompt: str | list[int], options: GenerationConfig, count: int) -> list[Completion]:
         """One text for each of the likeliest next tokens, with its log-probability."""
         if grammar.grammar_from_options(options) is not None or options.num_sequences > 1:
-            raise ValueError("alternatives are texts that begin differently: leave rules and num_return_sequences out")
+            raise ValueError("alternatives are texts that begin differently: leave grammars and num_return_sequences out")
         row, = encode_prompts(self.model, self.input_tokenizer, [prompt], options)
         prefix = self._prefix(options)
         warn_no_room(self.model, [row], options, [prefix])
@@ -135,7 +135,7 @@ class TextGenerator:
         if batch.max_new_tokens[0] < 1:
             return [to_completion(self.tokenizer, row, FinishedSequence(prefix, 0.0), options, len(prefix))]
         single_options = replace(options, num_beams=1)
-        run_steps = lambda one, step_options, processor: decode_steps(self.model, batch, replace(one, processors=(*one.transforms, processor)), step_options)
+        run_steps = lambda base_strategy, step_options, processor: decode_steps(self.model, batch, replace(base_strategy, processors=(*base_strategy.processors, processor)), step_options)
         next(run_steps(make_strategy(self.tokenizer, single_options, batch), single_options, capture := LogitsCaptureProcessor()))
         out = []
         for token in capture.top_tokens(count):
@@ -143,8 +143,8 @@ class TextGenerator:
             last_state = deque(run_steps(strategy, options, ForcedFirstTokenProcessor(token)), maxlen=1)[0]
             tokens = [*prefix, *strategy.results(last_state)[0][0].tokens]  # type: ignore[arg-type]
             token_logprobs = score_tokens(self.model, self._decoder_start(options) or row, tokens, source=row if self.is_encoder_decoder else None)
-            one = FinishedSequence(tokens, sum(token_logprob.logprob for token_logprob in token_logprobs[len(prefix):]))
-            out.append(to_completion(self.tokenizer, row, one, options, len(prefix)))
+            finished = FinishedSequence(tokens, sum(token_logprob.logprob for token_logprob in token_logprobs[len(prefix):]))
+            out.append(to_completion(self.tokenizer, row, finished, options, len(prefix)))
         return out
 
     def _to_result(self, completion: Completion, options: GenerationConfig, logprobs: int | None, alignments: bool) -> GenerationResult:

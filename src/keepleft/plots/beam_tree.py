@@ -43,7 +43,7 @@ def beam_nodes(steps: Sequence[BeamHypotheses], row: int = 0) -> list[Node]:
     if not steps:
         raise ValueError("there are no steps to draw: give the list of what kl.decode() yields with a beam")
     if not isinstance(steps[0], BeamHypotheses):
-        raise TypeError(f"a step is {type(steps[0]).__name__}: only beam search has a tree; distributions() draws other texts")
+        raise TypeError(f"a step is {type(steps[0]).__name__}: only beam search has a tree; plot_distributions() draws other texts")
     if not 0 <= row < len(steps[0].finished_tokens):
         raise ValueError(f"prompt {row} was asked for, and there are {len(steps[0].finished_tokens)}: count from 0")
     live, finished_by_step = [_live_beams(candidates, row) for candidates in steps], [_finished_beams(candidates, row) for candidates in steps]

@@ -38,7 +38,7 @@ def alignment_weights(model: Any, source: Sequence[int], tokens: Sequence[int], 
     names = [f"decoder.{n % num_layers}.cross" for n in layers]
     try:
         with watch(model.eval(), names, heads=heads, queries=range(begin - 1, len(tokens) - 1)) as maps:
-            model.states(torch.tensor([list(source)], device=device), torch.tensor([list(tokens[:-1])], device=device))
+            model.hidden_states(torch.tensor([list(source)], device=device), torch.tensor([list(tokens[:-1])], device=device))
     finally:
         model.train(was_training)
     weights = torch.stack([maps[name][0].float().mean(0) for name in names]).mean(0)[:, source_slice].cpu()

@@ -41,7 +41,7 @@ def step_distributions(model: Any, tokenizer: Any, tokens: Sequence[int], begin:
     if not 1 <= begin <= len(tokens):
         raise ValueError(f"begin is {begin}, and there are {len(tokens)} tokens: it must be 1 or more, and not beyond them")
     if top_k < 1:
-        raise ValueError(f"few is {top_k}: at least one token of each step must be shown")
+        raise ValueError(f"top_k is {top_k}: at least one token of each step must be shown")
     if model.design.decoder is None:
         raise ValueError("this model only reads: give one that writes")
     if (source is None) != (model.design.encoder is None):
@@ -69,7 +69,7 @@ def _sequence_logits(model: Any, sequence: Tensor, begin: int, source: Sequence[
     was_training = model.training
     model.eval()
     try:
-        logits: Tensor = model.head(model.states(*inputs)[:, begin - 1:], model.token)[0]
+        logits: Tensor = model.head(model.hidden_states(*inputs)[:, begin - 1:], model.token)[0]
     finally:
         model.train(was_training)
     return logits if logits.dtype == torch.float64 else logits.float()

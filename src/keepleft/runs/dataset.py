@@ -141,7 +141,7 @@ def _model_tokenizer(model_path: str) -> Any:
     """The tokenizer that belongs to a model."""
     _, tokenizer = load(model_path, device="meta")
     if tokenizer is None:
-        raise ValueError(f"{model_path} has no tokenizer: name one with --words.path")
+        raise ValueError(f"{model_path} has no tokenizer: name one with --tokenizer.path")
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -106,10 +106,10 @@ def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
     steps = int(overrides.get("steps", max(20, round(epochs * steps_per_epoch))))
     interval = max(1, min(1000, steps // 10))
     defaults: dict[str, Any] = dict(
-        steps=steps, peak=size.lr if not job.init_from else size.lr / 20, warmup=max(1, min(2000, steps // 10)), evaluate=interval,
-        save=interval, smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0, average=0.999 if steps > 3000 else 0.99)
+        steps=steps, lr=size.lr if not job.init_from else size.lr / 20, warmup=max(1, min(2000, steps // 10)), eval_every=interval,
+        save_every=interval, label_smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0, ema_decay=0.999 if steps > 3000 else 0.99)
     if job.average_last:
-        overrides["keep"] = max(job.average_last, overrides.get("keep", 0))
+        overrides["keep_checkpoints"] = max(job.average_last, overrides.get("keep_checkpoints", 0))
     return Recipe(**(defaults | overrides))
 
 
@@ -119,7 +119,7 @@ def check_design(job: TrainJob, design: Design) -> None:
     task = TASKS[job.task]
     if model_stacks not in task.stacks:
         raise ValueError(f"the task {job.task} needs a model with {' or '.join(' and '.join(stacks) for stacks in task.stacks)}, and "
-                         f"{job.init_from or job.preset} has {' and '.join(model_stacks)}: choose another, such as --like {task.preset}")
+                         f"{job.init_from or job.preset} has {' and '.join(model_stacks)}: choose another, such as --preset {task.preset}")
     head_class = {"classify": ClassificationHead, "mlm": MaskedLMHead}.get(job.task, LMHead)
     if not isinstance(design.head, head_class):
         raise ValueError(f"the task {job.task} needs a {head_class.__name__} head, and {job.init_from or job.preset} has "

@@ -43,7 +43,7 @@ class TokenizerConfig:
         joint: one vocabulary for source and target
         path: a tokenizer.json, or a model directory, to use as it is
         source_path: the same for the source, where it has a vocabulary of its own
-        least: how often a word or piece must have been seen
+        min_frequency: how often a word or piece must have been seen
         documents: for lm, read blank-line separated documents and pack them, instead of running text
     """
 
@@ -62,11 +62,11 @@ class BatchConfig:
 
     Args:
         tokens: in one step, padding included, the longer side counted; on all devices together
-        micro: in one pass of one device; gradients pile up over tokens / micro passes. None: all at once
-        longest: longer texts are left out (pairs), cut (labelled texts) or broken up (running text)
+        micro_tokens: in one pass of one device; gradients pile up over tokens / micro_tokens passes. None: all at once
+        max_length: longer texts are left out (pairs), cut (labelled texts) or broken up (running text)
         pack: put several texts into a row, none seeing another, instead of padding
-        multiple: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
-        ahead: how many batches are made in the background
+        pad_to_multiple_of: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
+        prefetch: how many batches are made in the background
     """
 
     tokens: int | None = None
@@ -85,7 +85,7 @@ def _make_overrides(config_class: type, name: str) -> type:
     return overrides
 
 
-RecipeOverrides: Any = _make_overrides(Recipe, "Wishes")
+RecipeOverrides: Any = _make_overrides(Recipe, "RecipeOverrides")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from keepleft.training.distributed import DistributedContext
 from keepleft.training.recipe import CHANGEABLE, Recipe
 from keepleft.training.recipe import from_dict as read_recipe
 
-CONFIG_FILE, RESOLVED_FILE = "config.yaml", "settled.json"
+CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.json"
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def prepare_run(job: TrainJob, out: Path, distributed: DistributedContext, on_pr
            f"vocabulary {vocab:,}"
            + ("" if all(source.is_running_text for source, _ in train_sources) else f"; {counts.written:,} of {counts.records:,} records kept")
            + (f", {counts.empty:,} empty" if counts.empty else "")
-           + (f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.longest)" if counts.overlong else "")
-           + (f", {counts.truncated:,} cut to {max_length} tokens (--batch.longest)" if counts.truncated else ""))
+           + (f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)" if counts.overlong else "")
+           + (f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)" if counts.truncated else ""))
     targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
     budget, accumulate = _batch_budget(job, max_length, distributed.world_size)
     design = defaults.design(job, vocab, source_vocab, max_length, len(labels), targets)
@@ -87,7 +87,7 @@ def prepare_run(job: TrainJob, out: Path, distributed: DistributedContext, on_pr
     defaults.check_design(job, design)
     if design.max_positions is not None and max_length > design.max_positions:
         raise ValueError(f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: give "
-                         f"--batch.longest {design.max_positions}, or a model with more")
+                         f"--batch.max_length {design.max_positions}, or a model with more")
     targets_per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
     recipe = defaults.recipe(job, targets, max(1, round(targets / targets_per_step)))
     pad_to_multiple_of = job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1)

@@ -12,7 +12,7 @@ from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob
 from keepleft.runs.save_model import MODEL_FOLDER
 from keepleft.training.recipe import CHANGEABLE
 
-CHANGEABLE_OPTIONS = ("parallel", "device", "board", "last", *(f"recipe.{name}" for name in CHANGEABLE))
+CHANGEABLE_OPTIONS = ("parallel", "device", "tensorboard", "average_last", *(f"recipe.{name}" for name in CHANGEABLE))
 
 
 def resume_job(stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path) -> TrainJob:
@@ -33,7 +33,7 @@ def resume_job(stored_job: TrainJob, options: dict[str, Any], explicit_names: It
         if value != old_value:
             changes.append(f"{name} was {'not given' if old_value is None else repr(old_value)} and is {value!r}")
     if changes:
-        hint = f" (with --start {run_folder / MODEL_FOLDER} to train that model further)" if (run_folder / MODEL_FOLDER).exists() else ""
+        hint = f" (with --init-from {run_folder / MODEL_FOLDER} to train that model further)" if (run_folder / MODEL_FOLDER).exists() else ""
         raise ValueError(f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
                          f"start a new run with another --out{hint}")
     recipe = replace(stored_job.recipe, **{name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name})
@@ -61,8 +61,8 @@ def _resolved_value(resolved_job: ResolvedJob, name: str) -> Any:
     if section == "recipe":
         return getattr(resolved_job.recipe, field)
     if section == "batch":
-        return {"tokens": resolved_job.micro_tokens * resolved_job.accumulate, "micro": resolved_job.micro_tokens, "longest": resolved_job.max_length,
-                "multiple": resolved_job.pad_to_multiple_of, "pack": resolved_job.pack}.get(field)
+        return {"tokens": resolved_job.micro_tokens * resolved_job.accumulate, "micro_tokens": resolved_job.micro_tokens, "max_length": resolved_job.max_length,
+                "pad_to_multiple_of": resolved_job.pad_to_multiple_of, "pack": resolved_job.pack}.get(field)
     if section == "design":
         stack, feedforward = resolved_job.design.decoder or resolved_job.design.encoder, resolved_job.design.feedforward
         values = {"layers": getattr(stack, "layers", None), "width": feedforward.width, "activation": feedforward.activation}

@@ -1,7 +1,7 @@
 """One job from plain files to a model directory; a generator of what happens.
 
     runs/NAME/config.yaml     the job as it was given
-    runs/NAME/settled.json    what was chosen from the data: design, recipe, labels
+    runs/NAME/resolved.json   what was chosen from the data: design, recipe, labels
     runs/NAME/data/           the texts as integers
     runs/NAME/metrics.jsonl   a line for each report
     runs/NAME/checkpoints/    where the run stands
@@ -118,7 +118,7 @@ def _set_up_training(job: TrainJob, distributed: DistributedContext, resume: boo
                f"tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × {distributed.device.type}")
         if resolved_job.accumulate % distributed.world_size:
             yield (f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} processes, so some wait for others: "
-                   "give batch.tokens and batch.micro so that they divide")
+                   "give batch.tokens and batch.micro_tokens so that they divide")
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
     return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)

@@ -21,7 +21,7 @@ def validate_job(job: TrainJob) -> None:
         raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
     if job.lora and not job.init_from:
         raise ValueError("lora trains small matrices beside weights that stay as they are, and these would be random: give a "
-                         "model to --start from, or leave --lora out")
+                         "model with --init-from, or leave --lora out")
     for path in (job.tokenizer.path, job.tokenizer.source_path):
         if path is not None:
             load_tokenizer(path)
@@ -35,13 +35,13 @@ def validate_job(job: TrainJob) -> None:
 
 
 def _check_numbers(job: TrainJob) -> None:
-    for name in ("tokens", "micro", "longest", "multiple"):
+    for name in ("tokens", "micro_tokens", "max_length", "pad_to_multiple_of"):
         if getattr(job.batch, name) is not None:
             checks.check_int(f"batch.{name}", getattr(job.batch, name))
     if job.tokenizer.size is not None:
-        checks.check_int("words.size", job.tokenizer.size)
-    for name, value in (("batch.ahead", job.batch.prefetch), ("words.least", job.tokenizer.min_frequency), ("lora", job.lora),
-                        ("last", job.average_last)):
+        checks.check_int("tokenizer.size", job.tokenizer.size)
+    for name, value in (("batch.prefetch", job.batch.prefetch), ("tokenizer.min_frequency", job.tokenizer.min_frequency), ("lora", job.lora),
+                        ("average_last", job.average_last)):
         checks.check_int(name, value, minimum=0)
 
 

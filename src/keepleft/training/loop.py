@@ -26,6 +26,9 @@ from keepleft.training.recipe import from_dict as read_recipe
 from keepleft.training.step import make_step
 
 CursorTuple = tuple[int, int]  # epoch, and steps of it that are done
+# the fields of a report that metrics.jsonl has under other names
+METRICS_KEYS = {"cross_entropy": "plain", "lr": "rate", "grad_norm": "norm", "tokens_per_second": "speed", "mfu": "share",
+                "early_stopped": "tired"}
 
 
 class BatchOrder(Protocol):
@@ -59,7 +62,7 @@ class TrainReport:
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without what is absent."""
         is_absent = lambda value: value is None or value is False or value in ({}, [])
-        return {name: value for name, value in asdict(self).items() if not is_absent(value)}
+        return {METRICS_KEYS.get(name, name): value for name, value in asdict(self).items() if not is_absent(value)}
 
 
 @dataclass
@@ -104,7 +107,7 @@ def train(model: nn.Module, batches: BatchOrder | Iterable[Any], recipe: Recipe,
     distributed = distributed or DistributedContext(device=next(model.parameters()).device)
     batch_order = batches if hasattr(batches, "steps") else RepeatedBatches(list(batches))  # type: ignore[arg-type]
     flop_counter = mfu.FlopCounter(model)
-    train_step = make_step(model, recipe, distributed, tokens_per_step=int(getattr(batches, "tokens", 0)), row_length=getattr(batches, "fixed", None))
+    train_step = make_step(model, recipe, distributed, tokens_per_step=int(getattr(batches, "tokens", 0)), row_length=getattr(batches, "fixed_width", None))
     train_state = _TrainState(model, train_step.optimizers, train_step.ema)
     folder, stored_metadata = None if folder is None else Path(folder), json.loads(json.dumps(dict(metadata or {})))  # as it is kept
     notes = [] if folder is None else _resume(train_state, folder, recipe, stored_metadata, distributed)
@@ -189,14 +192,14 @@ def _check_finite(step_stats: list[Tensor], batch_ids: list[str], first_step: in
         for quantity, value in (("loss", float(row[0])), ("norm of the gradients", float(row[3]))):
             if not math.isfinite(value):
                 raise FloatingPointError(
-                    f"the {quantity} of step {first_step + n} is {value} ({batch_ids[n]}): lower the peak learning rate, lengthen the "
+                    f"the {quantity} of step {first_step + n} is {value} ({batch_ids[n]}): lower the learning rate (lr), lengthen the "
                     "warm-up, clip gradients, or look at these records; the last checkpoint is from before this step")
 
 
 def _out_of_memory_hint(micro_batches: list[Any], error: Exception) -> str:
     shapes = {name: tuple(tensor.shape) for name, tensor in micro_batches[0].inputs.items()} if micro_batches else {}
-    return (f"the device has too little memory for batches of {shapes}: halve the tokens of a micro-batch (batch.micro), set "
-            f"recipe.recompute, leave out longer texts (batch.longest), choose bfloat16, or shard with fsdp ({error})")
+    return (f"the device has too little memory for batches of {shapes}: halve the tokens of a micro-batch (batch.micro_tokens), set "
+            f"recipe.activation_checkpointing, leave out longer texts (batch.max_length), choose bfloat16, or shard with fsdp ({error})")
 
 
 def _evaluate(train_state: _TrainState, measure: Callable[[nn.Module], dict[str, float]], distributed: DistributedContext, loss_module: nn.Module) -> dict[str, float]:

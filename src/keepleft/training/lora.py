@@ -46,7 +46,7 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, target_module
     `also` names what learns as a whole besides: "head", or "encoder.norm". Call it again in the same way before a run goes on.
     """
     checks.check_int("rank", rank)
-    checks.check_number("scale", alpha, above=0)
+    checks.check_number("alpha", alpha, above=0)
     target_modules, modules_to_save, rng = tuple(target_modules), tuple(modules_to_save), torch.Generator().manual_seed(seed)
     layers = {name: module for name, module in model.named_modules()
              if isinstance(module, nn.Linear) and f".{name}".endswith(tuple(f".{suffix}" for suffix in target_modules))}

@@ -32,8 +32,8 @@ def stack_layers(model: nn.Module) -> list[nn.Module]:
 def checkpoint_activations(model: nn.Module) -> None:
     """Let every layer forget its activations and compute them again going back."""
     for layer in stack_layers(model):
-        if not hasattr(layer, "forgetful"):
-            layer.forgetful = True  # type: ignore[assignment]
+        if not hasattr(layer, "is_checkpointed"):
+            layer.is_checkpointed = True  # type: ignore[assignment]
             layer.forward = partial(_checkpointed_forward, layer, layer.forward)  # type: ignore[method-assign]
 
 

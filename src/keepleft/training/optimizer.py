@@ -19,18 +19,18 @@ EMBEDDING_NAMES = {"token", "source_token", "embed", "source_embed", "head", "ne
 class Muon(Optimizer):
     """Momentum made orthogonal (Jordan et al. 2024): every direction of a matrix is learned at the same speed.
 
-    Matrices of one shape are treated together. `heights` says of each weight how many rows the matrices have that are stacked
+    Matrices of one shape are treated together. `row_counts` says of each weight how many rows the matrices have that are stacked
     in it (queries, keys, values); None where it is one matrix.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.01,
                  ns_steps: int = 5) -> None:
-        super().__init__(groups, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, rounds=ns_steps, heights=None))
+        super().__init__(groups, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=ns_steps, row_counts=None))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            row_counts = group["heights"] or [None] * len(group["params"])
+            row_counts = group["row_counts"] or [None] * len(group["params"])
             params_and_rows = [(p, rows or [p.shape[0]]) for p, rows in zip(group["params"], row_counts, strict=True) if p.grad is not None]
             if not params_and_rows:
                 continue
@@ -48,7 +48,7 @@ class Muon(Optimizer):
                 scale = 0.2 * max(shape) ** 0.5  # as large as AdamW's steps, so that one learning rate serves both
                 stack = nesterov[0].new_empty((len(indices), *shape), dtype=torch.bfloat16 if nesterov[0].is_cuda else None)
                 torch._foreach_copy_(list(stack), [updates[n] for n in indices])
-                orthogonalized = newton_schulz(stack, group["rounds"]).to(nesterov[0].dtype)
+                orthogonalized = newton_schulz(stack, group["ns_steps"]).to(nesterov[0].dtype)
                 orthogonalized *= -group["lr"] * scale  # a number, or a tensor that a recording reads
                 for n, piece in zip(indices, orthogonalized, strict=True):
                     updates[n] = piece
@@ -87,7 +87,7 @@ def make_optimizers(model: nn.Module, recipe: Recipe, *, capturable: bool = Fals
                          capturable=capturable))
     if muon_params:
         row_counts = fused_row_counts(model)
-        out.append(Muon([{"params": [p for _, p in muon_params], "heights": [row_counts.get(name) for name, _ in muon_params]}], lr=recipe.lr,
+        out.append(Muon([{"params": [p for _, p in muon_params], "row_counts": [row_counts.get(name) for name, _ in muon_params]}], lr=recipe.lr,
                         weight_decay=recipe.weight_decay))
     return out
 

@@ -38,7 +38,7 @@ class _CastTensors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.kinds = [tensor.dtype for tensor in tensors]
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
         ctx.set_materialize_grads(False)
         out = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
         torch._foreach_copy_(out, tensors)
@@ -47,7 +47,7 @@ class _CastTensors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indexed_gradients = [(n, gradient) for n, gradient in enumerate(gradients) if gradient is not None]
-        cast_gradients = [torch.empty_like(gradient, dtype=ctx.kinds[n]) for n, gradient in indexed_gradients]
+        cast_gradients = [torch.empty_like(gradient, dtype=ctx.dtypes[n]) for n, gradient in indexed_gradients]
         torch._foreach_copy_(cast_gradients, [gradient for _, gradient in indexed_gradients])
         out: list[Tensor | None] = [None] * len(gradients)
         for (n, _), gradient in zip(indexed_gradients, cast_gradients, strict=True):

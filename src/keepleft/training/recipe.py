@@ -9,7 +9,8 @@ from keepleft import checks
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
-CHANGEABLE = ("report", "evaluate", "save", "keep", "metric", "patience", "compile", "recompute", "replay")  # may change in a run
+CHANGEABLE = ("log_every", "eval_every", "save_every", "keep_checkpoints", "metric", "patience", "compile",
+              "activation_checkpointing", "cuda_graph")  # may change in a run
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -19,25 +20,25 @@ class Recipe:
 
     Args:
         steps: how often the weights change
-        peak: the highest learning rate
+        lr: the highest learning rate
         warmup: steps until it is reached
         schedule: what follows: inverse_sqrt is that of 2017, stable_decay stays at the peak and falls at the end
-        floor: the last learning rate, as a share of the peak (cosine, linear, stable_decay)
+        min_lr_ratio: the last learning rate, as a share of the highest (cosine, linear, stable_decay)
         decay: the share of the steps in which stable_decay falls
         optimizer: adamw, or muon (for matrices; adamw for the rest)
         betas: how long AdamW remembers gradients and their squares
         weight_decay: how far weights shrink at each step, times the learning rate; norms and biases do not
-        clip: the largest norm of all gradients together; 0: any
-        smoothing: how much of each target is spread over the whole vocabulary
-        average: keep a moving average of the weights with this decay (0.999), and evaluate and save that; 0: none
+        max_grad_norm: the largest norm of all gradients together; 0: any
+        label_smoothing: how much of each target is spread over the whole vocabulary
+        ema_decay: keep a moving average of the weights with this decay (0.999), and evaluate and save that; 0: none
         precision: of the matrix products; auto is bfloat16 on a GPU that has it, float32 elsewhere
-        recompute: keep fewer activations and compute them again going back: less memory, a third more time
+        activation_checkpointing: keep fewer activations and compute them again going back: less memory, a third more time
         compile: translate the model for the device; None: where it pays
-        replay: record the kernels of a step once and replay them (one GPU, batches of one shape); None: where it can be done
-        report: steps between reports
-        evaluate: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the steps)
-        save: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the steps)
-        keep: how many checkpoints stay; the best one stays besides
+        cuda_graph: capture the kernels of a step once as a CUDA graph and replay it (one GPU, batches of one shape); None: where it can be done
+        log_every: steps between reports
+        eval_every: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the steps)
+        save_every: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the steps)
+        keep_checkpoints: how many checkpoints stay; the best one stays besides
         metric: which measure is the best one chosen by
         patience: evaluations without a better one until training stops; None: never
         seed: of dropout, of the order of the data and of fresh weights
@@ -69,22 +70,22 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))  # YAML has lists only
-        for name in ("steps", "report", "keep"):
+        for name in ("steps", "log_every", "keep_checkpoints"):
             checks.check_int(name, getattr(self, name))
         for name in ("warmup", "seed"):
             checks.check_int(name, getattr(self, name), minimum=0)
-        for name in ("evaluate", "save", "patience"):
+        for name in ("eval_every", "save_every", "patience"):
             if getattr(self, name) is not None:
                 checks.check_int(name, getattr(self, name))
-        checks.check_number("peak", self.lr, above=0)
+        checks.check_number("lr", self.lr, above=0)
         for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
             checks.check_choice(name, getattr(self, name), allowed)
-        for name in ("floor", "decay", "smoothing", "average", "weight_decay", "clip"):
+        for name in ("min_lr_ratio", "decay", "label_smoothing", "ema_decay", "weight_decay", "max_grad_norm"):
             checks.check_number(name, getattr(self, name))
-        for name in ("floor", "decay"):
+        for name in ("min_lr_ratio", "decay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
-        for name in ("smoothing", "average", *(f"betas[{n}]" for n in range(2))):
+        for name in ("label_smoothing", "ema_decay", *(f"betas[{n}]" for n in range(2))):
             value = self.betas[int(name[6])] if name.startswith("betas") else getattr(self, name)
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below 1")

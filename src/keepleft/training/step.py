@@ -181,7 +181,7 @@ def make_step(model: nn.Module, recipe: Recipe, distributed: DistributedContext,
     capture = on_gpu and single_process and not recipe.activation_checkpointing and row_length is not None and row_length < MIN_QUERIES_WITHOUT_TABLE
     if recipe.cuda_graph and not capture:
         raise ValueError("a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
-                         f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without recompute: leave replay out")
+                         f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without activation_checkpointing: leave cuda_graph out")
     capture = capture and recipe.cuda_graph is not False
     optimizers = make_optimizers(model, recipe, capturable=capture)
     for optimizer in optimizers:

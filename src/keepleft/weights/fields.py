@@ -94,7 +94,7 @@ def _check_value(config_key: str, value: Any, template: Design, path: str) -> No
     if value is None and annotation.endswith("None"):
         return
     if annotation.startswith("int"):
-        checks.check_int(repr(config_key), value, minimum=0 if path == "kinds" else 1)
+        checks.check_int(repr(config_key), value, minimum=0 if path == "token_types" else 1)
     elif annotation.startswith("float"):
         checks.check_number(repr(config_key), value)
     elif annotation.startswith("bool"):

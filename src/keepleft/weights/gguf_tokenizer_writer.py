@@ -67,7 +67,7 @@ def _tokenizer_model(tokenizer_json: dict[str, Any]) -> str:
     if model["type"] == "BPE" and model.get("byte_fallback"):
         return "llama"
     raise ValueError(f"a tokenizer of the kind {model['type']} cannot be put into a GGUF file of the LLaMA family: "
-                     "byte-level BPE and SentencePiece's BPE can (keepleft train --words.kind bpe)")
+                     "byte-level BPE and SentencePiece's BPE can (keepleft train --tokenizer.kind bpe)")
 
 
 def _pre_tokenizer_name(tokenizer_json: dict[str, Any]) -> str:

@@ -13,8 +13,7 @@ from keepleft.disk import safetensors
 from keepleft.disk.tokenizer_json import parse_tokenizer
 from keepleft.models.build import build_empty, materialize
 from keepleft.models.design import ClassificationHead, Design, PoolingHead
-from keepleft.models.design_json import from_json as read_design
-from keepleft.models.design_json import to_json as write_design
+from keepleft.models.design_json import from_json, to_json
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.weights.families import families
 from keepleft.weights.family import PASSTHROUGH_KEYS, Family
@@ -105,7 +104,7 @@ def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
         if config is not None:
             return config, family.rules(model.design), _prefix(family, config)
     names = list(model.state_dict())
-    return {"model_type": NATIVE_MODEL_TYPE, "architectures": [NATIVE_MODEL_TYPE], "design": write_design(model.design)}, [Rule(n, n) for n in names], ""
+    return {"model_type": NATIVE_MODEL_TYPE, "architectures": [NATIVE_MODEL_TYPE], "design": to_json(model.design)}, [Rule(n, n) for n in names], ""
 
 
 def _resolve_design(config: dict[str, Any], source: TensorSource, folder: Path,
@@ -113,7 +112,7 @@ def _resolve_design(config: dict[str, Any], source: TensorSource, folder: Path,
     model_type = config.get("model_type")
     try:
         if model_type == NATIVE_MODEL_TYPE:
-            design = read_design(config.get("design", {}))
+            design = from_json(config.get("design", {}))
             return design, [Rule(name, name) for name in source.names()], ""
         if not isinstance(model_type, str) or model_type not in families():
             raise ValueError(f"'model_type' is {model_type!r}, which is not understood: there are {', '.join(families())}")

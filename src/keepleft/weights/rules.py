@@ -23,9 +23,9 @@ class Op:
     rowwise: bool = True
 
 
-identity = Op("same", lambda param: param)
+identity = Op("identity", lambda param: param)
 transpose = Op("transpose", lambda param: param.T)
-unsqueeze = Op("row", lambda param: param[None])  # (n,) kept as (1, n)
+unsqueeze = Op("unsqueeze", lambda param: param[None])  # (n,) kept as (1, n)
 
 
 def interleave(heads: int) -> Op:

@@ -68,7 +68,7 @@ def write(model: Encoder | Decoder | EncoderDecoder, tokenizer: Tokenizer | None
     _fill_stack(decoder, design, model.decoder, model.embed)
     decoder.embeddings.weight = model.token.weight
     head: Any = model.head
-    decoder.projection.weight, bias = head.matrix(model.token)
+    decoder.projection.weight, bias = head.output_weight(model.token)
     if bias is not None:
         decoder.projection.bias = bias
     if head.scale != 1.0:

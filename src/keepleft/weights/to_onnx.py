@@ -38,7 +38,7 @@ class ExportWrapper(nn.Module):
 def inputs(model: AnyModel) -> list[str]:
     """The names of what the graph reads, each (batch, length) of int64; segments are 1 for a token and 0 for padding."""
     names = ["source", "source_segments"] if isinstance(model, EncoderDecoder) else []
-    token_types = ["kinds"] if isinstance(model, Encoder) and model.design.token_types else []
+    token_types = ["token_types"] if isinstance(model, Encoder) and model.design.token_types else []
     return [*names, "tokens", "segments", *token_types]
 
 
@@ -86,7 +86,7 @@ def example(model: AnyModel, rows: int, length: int, source_length: int, *, seed
             segments[-1, (size[1] + 1) // 2:] = 0
             tensors.append(segments)
         else:
-            vocab_size = {"kinds": design.token_types, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
+            vocab_size = {"token_types": design.token_types, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
             tensors.append(torch.randint(vocab_size, size, generator=rng))
     return tuple(tensors)
 

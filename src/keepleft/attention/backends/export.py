@@ -9,7 +9,7 @@ from keepleft.attention.backends.reference import ReferenceMask, add_bias
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
-__all__ = ["attend", "lower", "add_bias"]
+__all__ = ["add_bias", "attend", "lower"]
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:

@@ -17,8 +17,8 @@ from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.probe_inputs import TokenSampler
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
+from keepleft.nn.loss import IGNORE_INDEX
 
-IGNORE_INDEX = -100
 MAX_LENGTH = 300                   # no longer text is tried
 
 

@@ -59,7 +59,7 @@ def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]
         yield "a row of nothing but padding", pad_inputs(adapter, adapter.make_inputs(3, seed=72), empty_mask, "right", False), empty_mask
     if adapter.source_padding_argument is not None:
         empty_mask = make_keep_mask(torch.tensor([adapter.source_length, 0]), adapter.source_length, "right")
-        yield ("a source of nothing but padding", adapter.make_inputs(2, seed=73).but(source_keep=empty_mask),
+        yield ("a source of nothing but padding", adapter.make_inputs(2, seed=73).but(source_keep_mask=empty_mask),
                torch.ones(2, length, dtype=torch.bool))
 
 
@@ -87,7 +87,7 @@ def _check_half_precision(session: AuditSession, path: CodePath) -> None:
     if not session.claims_nothing and not _check_forward(session, path, "3 positions", adapter.make_inputs(2, 3, seed=70)):  # the first hides nothing
         return
     for case, inputs, _ in _padding_cases(session):
-        unmasked = inputs.but(keep=None, source_keep=None, positions=None)
+        unmasked = inputs.but(keep_mask=None, source_keep_mask=None, positions=None)
         if adapter.run(unmasked, path).isnan().any() or not _check_forward(session, path, case, inputs):
             return
 

@@ -134,7 +134,7 @@ def _check_positions_only(session: AuditSession, packing_arguments: PackingArgum
     """Only positions can begin anew. Some models keep texts apart by that alone, others do not claim to: no leak is told, but
     a line that says so."""
     use_cache = session.adapter.signature.argument_for("use_cache")
-    paths = [path.but(asked=((use_cache, False),)), path] if use_cache is not None else [path]
+    paths = [path.but(extra_arguments=((use_cache, False),)), path] if use_cache is not None else [path]
     layout, rows = _layouts(session, packing_arguments)[0]
     separated = []
     for cache_path in paths:

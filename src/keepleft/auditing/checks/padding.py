@@ -87,7 +87,7 @@ def _check_mask_hole(session: AuditSession, path: CodePath, padding_argument: Pa
     def describe(row: int, reader: int, module: str, size: str) -> str:
         return f"what stands in a hole of the mask moves position {reader} of row {row} {size}, through {module}"
 
-    inputs = adapter.make_inputs(2, seed=59).but(keep=keep_mask)
+    inputs = adapter.make_inputs(2, seed=59).but(keep_mask=keep_mask)
     with session.skip_on_error(f"padding, {path.label(2)}, a hole in the mask"), adapter.on_path(path):
         agree(session, path, CallPair("padding", inputs, refill_padding(adapter, inputs, keep_mask, False, 0), keep_mask.nonzero(), keep_mask.nonzero(), True,
                                  describe, third, path_note="a hole in the mask"))
@@ -172,11 +172,11 @@ def make_keep_mask(real_lengths: Tensor, length: int, side: str) -> Tensor:
 def pad_inputs(adapter: ModelAdapter, inputs: Inputs, keep_mask: Tensor, side: str, is_source: bool) -> Inputs:
     """Said to be padded; positions counted from the first real token, where the model takes them and needs them."""
     if is_source:
-        return inputs.but(source_keep=keep_mask)
+        return inputs.but(source_keep_mask=keep_mask)
     positions = None
     if side == "left" and adapter.positions_argument is not None and not adapter.facts.is_keepleft:
         positions = (keep_mask.long().cumsum(1) - 1).clamp(min=0)
-    return inputs.but(keep=keep_mask, positions=positions)
+    return inputs.but(keep_mask=keep_mask, positions=positions)
 
 
 def unpad(adapter: ModelAdapter, inputs: Inputs, row: int, keep_mask: Tensor, side: str, is_source: bool) -> Inputs:

@@ -36,20 +36,20 @@ class Capacity:
 def kv_bytes_per_token(model: Any) -> int:
     """What one token costs in all layers: a key and a value for each head that has its own."""
     shape, weight = model.design.attention, model.token.weight
-    return 2 * len(model.decoder.layers) * shape.kv_heads * shape.width * weight.element_size()
+    return 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * weight.element_size()
 
 
 def plan_capacity(model: Any, *, max_num_seqs: int | None = None, kv_cache_memory: float | None = None, max_model_len: int | None = None) -> Capacity:
-    """`memory` in GiB, `reach` in tokens; None: what suits the machine."""
+    """`kv_cache_memory` in GiB, `max_model_len` in tokens; None: what suits the machine."""
     device_type = model.token.weight.device.type
     device_type = device_type if device_type in DEFAULT_MAX_NUM_SEQS else "cpu"
-    for name, value in (("rows", max_num_seqs), ("memory", kv_cache_memory)):
+    for name, value in (("max_num_seqs", max_num_seqs), ("kv_cache_memory", kv_cache_memory)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} is {value}: it must be more than nothing")
     max_num_seqs, page_size, bytes_per_token = max_num_seqs or DEFAULT_MAX_NUM_SEQS[device_type], PAGE_SIZE[device_type], kv_bytes_per_token(model)
     available_bytes = (kv_cache_memory * GIB) if kv_cache_memory is not None else MEMORY_FRACTION[device_type] * free_memory(device_type)
     num_pools = 1 if model.design.encoder is None else 2
-    max_tokens = min(max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.longest or DEFAULT_MAX_MODEL_LEN)
+    max_tokens = min(max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.max_positions or DEFAULT_MAX_MODEL_LEN)
     max_pages = max_num_seqs * -(-max_tokens // page_size)  # more than all rows can fill is of no use
     pages = min(max_pages, int(available_bytes / num_pools / (page_size * bytes_per_token)))
     if pages < 1:

@@ -26,7 +26,7 @@ DEFAULT_MAX_MODEL_LEN = 4096  # tokens of a text, where nothing else says how ma
 
 
 class ContinuousBatchingEngine:
-    """`rows` texts at once, `chunk` tokens read between two steps."""
+    """`max_num_seqs` texts at once, `prefill_chunk_size` tokens read between two steps."""
 
     def __init__(self, model: Any, tokenizer: Any = None, *, max_num_seqs: int = 64, pages: int = 256, page_size: int = 128,
                  source_pages: int | None = None, prefill_chunk_size: int = 512, max_model_len: int | None = None, enable_prefix_caching: bool = True) -> None:
@@ -34,7 +34,7 @@ class ContinuousBatchingEngine:
             raise ValueError("the model is an encoder and writes no text: there is nothing to serve token by token")
         self.model, self.tokenizer, self.max_num_seqs, self.prefill_chunk_size = model.eval(), tokenizer, max_num_seqs, prefill_chunk_size
         self.is_encoder_decoder = model.design.encoder is not None
-        max_tokens = min(max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.longest or DEFAULT_MAX_MODEL_LEN)
+        max_tokens = min(max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.max_positions or DEFAULT_MAX_MODEL_LEN)
         self.max_model_len = max_tokens if model.token.weight.is_cuda else max_model_len  # tables on a GPU have an end
         num_source_pages = (pages if source_pages is None else source_pages) if self.is_encoder_decoder else 0
         self.runner = PagedRunner(model, num_pages=pages, page_size=page_size, num_source_pages=num_source_pages, max_rows=max_num_seqs, max_length=max_tokens)
@@ -81,11 +81,11 @@ class ContinuousBatchingEngine:
 
     def stats(self) -> dict[str, float]:
         pool, source_pool, prefix_cache = self.runner.pool, self.runner.source_pool, self.prefix_cache
-        return {"running": len(self.running), "rows": sum(sequences.num_rows for sequences in self.running), "waiting": len(self.waiting),
-                "read": self.prompt_tokens_total, "written": self.generation_tokens_total, "put_back": self.preemptions,
+        return {"running": len(self.running), "running_rows": sum(sequences.num_rows for sequences in self.running), "waiting": len(self.waiting),
+                "prompt_tokens": self.prompt_tokens_total, "generation_tokens": self.generation_tokens_total, "preemptions": self.preemptions,
                 "pages": pool.num_pages + (source_pool.num_pages if source_pool else 0),
                 "pages_used": pool.num_pages - pool.num_free + (source_pool.num_pages - source_pool.num_free if source_pool else 0),
-                "pages_kept": prefix_cache.unused_pages if prefix_cache else 0, "shared": prefix_cache.hits if prefix_cache else 0}
+                "prefix_cache_pages": prefix_cache.unused_pages if prefix_cache else 0, "prefix_cache_hits": prefix_cache.hits if prefix_cache else 0}
 
     def step(self) -> Events:
         events = self._drop_cancelled()
@@ -323,5 +323,5 @@ def _handle_of(item: Sequences | RequestHandle) -> RequestHandle:
 def _failure_event(error: Exception) -> Event:
     """What is told of it: our own words where it is the request's fault, otherwise only that something went wrong."""
     if isinstance(error, ValueError):
-        return FinishEvent(0, "refused", message=str(error), last=True)
+        return FinishEvent(0, "invalid", message=str(error), last=True)
     return FinishEvent(0, "failed", message=f"the request could not be served: {type(error).__name__}", last=True)

@@ -25,7 +25,7 @@ def run_in_own_thread(function: Callable[[], Result]) -> Result:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="keepleft briefly", daemon=True)
+    thread = threading.Thread(target=run, name="keepleft setup", daemon=True)
     thread.start()
     thread.join()
     if errors:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
 
-FinishReason = Literal["stop", "length", "cancelled", "refused", "failed"]  # refused: by its own fault; failed: by ours
+FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]  # invalid: by its own fault; failed: by ours
 
 
 class OverloadedError(RuntimeError):
-    """There is no room for one more request now; `again` says after how many seconds it is worth a try."""
+    """There is no room for one more request now; `retry_after` says after how many seconds it is worth a try."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -62,20 +62,19 @@ Event = TokenEvent | FinishEvent
 
 @dataclass(eq=False)
 class RequestHandle:
-    """A request on its way. `hear` is called with each event, from the engine's thread."""
+    """A request on its way. `on_event` is called with each event, from the engine's thread."""
 
     request: GenerationRequest
     on_event: Callable[[Event], None] = lambda event: None
     cancelled: bool = False           # nobody waits for it any more: the next step lets it go
     started_at: float | None = None      # when the engine turned to it, by time.monotonic(); until then it waited
-    work: Any = None                # the engine's own
 
 
 Events = list[tuple[RequestHandle, Event]]
 
 
 class Engine(Protocol):
-    """What serves requests, in one thread. `Alone` is the definition, `Together` the one to use."""
+    """What serves requests, in one thread. `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use."""
 
     def validate(self, request: GenerationRequest) -> None:
         """A ValueError for what can never be served: too long, too large, contradictory. May be called from any thread."""

@@ -19,7 +19,7 @@ from keepleft.serving.engine.request import Event, FinishEvent, FinishReason, Re
 
 
 class Sequences:
-    """Made when its turn has come; `begun` is what its texts begin with, and grows when it is put back and read again."""
+    """Made when its turn has come; `prompt_tokens` is what its texts begin with, and grows when it is put back and read again."""
 
     def __init__(self, handle: RequestHandle, model: Any, tokenizer: Any) -> None:
         request = handle.request
@@ -50,7 +50,7 @@ class Sequences:
         self.admission_order = 0                                           # when it was let in
         self.eos_ids, self.stop_strings = frozenset(options.eos_ids), options.stop_list
         # its tokens are chosen from scores alone: nothing of the text so far is looked at
-        self.logits_only = not self.is_beam_search and all(getattr(processor, "blind", False) for processor in self.strategy.processors)
+        self.logits_only = not self.is_beam_search and all(getattr(processor, "logits_only", False) for processor in self.strategy.processors)
         self.sampling_key = tuple(map(id, self.strategy.processors)), bool(self.seeds)  # what is chosen together has it in common
 
     @property
@@ -101,7 +101,7 @@ def max_slots(prompt_length: int, num_rows: int, max_new_tokens: int) -> int:
 
 def request_lengths(model: Any, options: GenerationConfig, num_tokens: int, num_prefix: int) -> tuple[int, int, int]:
     """Of a request: tokens that its text begins with, tokens that may be added, and tokens of its source."""
-    max_positions = model.design.longest
+    max_positions = model.design.max_positions
     if model.design.encoder is None:
         return num_tokens + num_prefix, options.resolve_max_new_tokens(num_tokens + num_prefix, DEFAULT_NEW_TOKENS, max_positions), 0
     decoder_start_token(options)

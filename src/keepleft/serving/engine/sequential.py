@@ -55,7 +55,7 @@ class SequentialEngine:
         try:
             events: Events | None = next(self.current, None)
         except ValueError as error:  # our own words
-            events = [(handle, FinishEvent(0, "refused", message=str(error), last=True))]
+            events = [(handle, FinishEvent(0, "invalid", message=str(error), last=True))]
         except Exception as error:  # a request that fails is told so, and the next one is served
             events = [(handle, FinishEvent(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))]
         if events is None or any(isinstance(event, FinishEvent) and event.last for _, event in events):
@@ -65,7 +65,7 @@ class SequentialEngine:
 
     def stats(self) -> dict[str, float]:
         return {"running": float(self.current is not None), "waiting": max(0, len(self.waiting) - 1),
-                "read": self.prompt_tokens_total, "written": self.generation_tokens_total}
+                "prompt_tokens": self.prompt_tokens_total, "generation_tokens": self.generation_tokens_total}
 
     def _serve(self, handle: RequestHandle) -> Iterator[Events]:
         request = handle.request

@@ -20,14 +20,14 @@ WIDTH_MULTIPLE = 64  # widths are multiples of it, so that they seldom change
 
 def batch_key(strategy: SamplingStrategy | Beam) -> Any:
     """What strategies must have in common to be one group; None: it must stay alone."""
-    if strategy.stop is not None or not all(getattr(processor, "steady", False) for processor in strategy.processors):
+    if strategy.stop is not None or not all(getattr(processor, "capturable", False) for processor in strategy.processors):
         return None
-    settings = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "transforms"))
+    settings = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "processors"))
     return type(strategy), settings, tuple(map(id, strategy.processors)), strategy.seeds is None
 
 
 class StrategyBatch:
-    """`lasting`: texts keep their width, so that requests of any age stand side by side."""
+    """`fixed_width`: texts keep their width, so that requests of any age stand side by side."""
 
     def __init__(self, strategy: SamplingStrategy | Beam, fixed_width: bool) -> None:
         self.strategy, self.fixed_width = strategy, fixed_width
@@ -99,7 +99,7 @@ class StrategyBatch:
 
 
 def _select(hypotheses: Any, indices: list[int], num_requests: int) -> Any:
-    """Those of some of `count` requests."""
+    """Those of some of `num_requests` requests."""
     rows_by_size: dict[int, Tensor] = {}
     selected = {}
     for field in fields(hypotheses):
@@ -123,7 +123,7 @@ def _pad_to_width(hypotheses: Hypotheses, width: int) -> Hypotheses:
     padding = width - hypotheses.tokens.shape[1]
     if not padding:
         return hypotheses
-    padded = {name: F.pad(value, (padding, 0)) for name in ("tokens", "real", "ended")
+    padded = {name: F.pad(value, (padding, 0)) for name in ("tokens", "prompt_mask", "finished_tokens")
             if (value := getattr(hypotheses, name, None)) is not None}
     return replace(hypotheses, prompt_width=hypotheses.prompt_width + padding, **padded)
 

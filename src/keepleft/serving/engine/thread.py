@@ -30,7 +30,7 @@ def deliver(events: Events) -> None:
 
 
 class EngineThread:
-    """`most` requests may be on their way and `errands` wait; `deliver` gets what each step has to tell, all at once."""
+    """`max_requests` may be on their way and `max_tasks` wait; `on_events` gets what each step has to tell, all at once."""
 
     def __init__(self, engine: Engine, *, max_requests: int = 1024, max_tasks: int = 64,
                  on_events: Callable[[Events], None] = deliver) -> None:
@@ -45,7 +45,7 @@ class EngineThread:
         self.thread.start()
 
     def submit(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> RequestHandle:
-        """A request on its way, or an error: ValueError (never), FullError (not now), ClosedError (no more)."""
+        """A request on its way, or an error: ValueError (never), OverloadedError (not now), ShuttingDownError (no more)."""
         self.engine.validate(request)
         handle = RequestHandle(request, on_event)
         with self.condition:
@@ -95,7 +95,7 @@ class EngineThread:
 
     def stats(self) -> dict[str, float]:
         with self.condition:
-            return {**self.engine.stats(), "open": len(self.in_flight), "errands": len(self.tasks), "failed": self.failures}
+            return {**self.engine.stats(), "in_flight": len(self.in_flight), "tasks": len(self.tasks), "failures": self.failures}
 
     def _run(self) -> None:
         while True:

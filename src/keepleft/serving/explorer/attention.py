@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.serving.explorer import attention_tiles
-from keepleft.serving.explorer import head_stats as summaries
+from keepleft.serving.explorer import attention_tiles, head_stats
 from keepleft.serving.explorer.attention_store import claimed_mask
 from keepleft.serving.explorer.params import Params
 
@@ -64,4 +63,4 @@ def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def summary(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return summaries.head_stats(explorer.text_cache[params.text("key")], params)
+    return head_stats.head_stats(explorer.text_cache[params.text("key")], params)

@@ -100,7 +100,7 @@ class Explorer:
         return params.integers("tokens", self.generator.model.design.vocab, MAX_TOKENS, [])
 
     def check_length(self, tokens: list[int]) -> None:
-        max_tokens = min(MAX_TOKENS, self.generator.model.design.longest or MAX_TOKENS)
+        max_tokens = min(MAX_TOKENS, self.generator.model.design.max_positions or MAX_TOKENS)
         if len(tokens) > max_tokens:
             raise ValueError(f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: shorten it")
 

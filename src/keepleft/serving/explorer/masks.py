@@ -9,8 +9,7 @@ from torch import Tensor
 
 from keepleft.attention.backends.sdpa import BuiltinMask, builtin_mask
 from keepleft.attention.grid import Grid
-from keepleft.attention.mask_parser import MAX_CHARACTERS
-from keepleft.attention.mask_parser import parse_mask as read
+from keepleft.attention.mask_parser import MAX_CHARACTERS, parse_mask
 from keepleft.attention.mask_plot import faults
 from keepleft.attention.masks import Mask, window_size
 from keepleft.models.stack import positions_from_segments
@@ -37,7 +36,7 @@ def mask(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 def _parse(expression: str) -> Mask:
     try:
-        parsed_mask = read(expression)
+        parsed_mask = parse_mask(expression)
     except TypeError as error:
         raise ValueError(f"{expression!r} is not a mask: {error}") from error
     if parsed_mask.rows is not None:

@@ -24,7 +24,7 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
               "decoder.cross": design.decoder if explorer.generator.is_encoder_decoder else None}
     return {"name": explorer.name, "family": "-".join(side for side in ("encoder", "decoder") if getattr(design, side)),
             "parameters": count_parameters(design), "dim": design.dim, "vocab": design.vocab,
-            "longest": design.longest,
+            "longest": design.max_positions,
             "attentions": [{"name": name, "kind": attention_kind(name), "layers": stack.layers, "heads": design.heads,
                             "mask": "full" if name == "decoder.cross" else ", ".join(map(str, stack.mask))}
                            for name, stack in stacks.items() if stack is not None],

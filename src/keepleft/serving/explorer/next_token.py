@@ -36,7 +36,7 @@ class IncrementalScorer:
         to_batch = lambda row: torch.tensor([row], device=device)
         if not self.use_cache:
             inputs = [to_batch(source_tokens)] if source_tokens else []
-            return self.model.head(self.model.states(*inputs, to_batch(tokens))[0, -1:], self.model.token)[0]
+            return self.model.head(self.model.hidden_states(*inputs, to_batch(tokens))[0, -1:], self.model.token)[0]
         cache_key = (source_tokens, weights_version(self.model))
         shared_length = _common_prefix_length(self.tokens, tokens) if cache_key == self.cache_key else 0
         if self.logits is not None and shared_length == len(tokens) == len(self.tokens):
@@ -45,10 +45,10 @@ class IncrementalScorer:
         state = self.state
         self.reset()  # should the model refuse the tokens, nothing half-done is left
         if prefix_length:
-            state.drop(old_length - prefix_length)
+            state.crop(old_length - prefix_length)
             logits = self.model.step(to_batch(tokens[prefix_length:]), state)
         else:
-            logits, state = self.model.start(to_batch(tokens), **({"memory": self.model.read(to_batch(source_tokens))} if source_tokens else {}))
+            logits, state = self.model.start(to_batch(tokens), **({"memory": self.model.encode_memory(to_batch(source_tokens))} if source_tokens else {}))
         self.cache_key, self.tokens, self.state, self.logits = cache_key, list(tokens), state, logits[0]
         return logits[0]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from keepleft.serving.explorer.attention_tiles import MAX_OVERVIEW_CELLS, MAX_TILE_CELLS
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.model_info import available_views as offered
+from keepleft.serving.explorer.model_info import available_views
 
 MAX_BYTES = 20_000_000  # of all answers
 DECODING_STEPS = 24          # tokens that are written one by one
@@ -54,9 +54,9 @@ def build_snapshot(explorer: Explorer, text: str | None = None, source: str | No
            max_bytes: int = MAX_BYTES, on_progress: Callable[[int], None] = lambda count: None) -> list[SnapshotEntry]:
     """What the page asks of a model when it is opened on one text. Long texts get whole pictures, and fewer details.
 
-    `most`: bytes of all answers as JSON; `watch` hears how many there are.
+    `max_bytes`: of all answers as JSON; `on_progress` hears how many there are.
     """
-    available = offered(explorer)
+    available = available_views(explorer)
     selected = list(available if views is None else views)
     for view in selected:
         if view not in available:

@@ -97,7 +97,7 @@ class TextCache:
     @property
     def max_tokens(self) -> int:
         """Tokens of one text that there is room for."""
-        return min(MAX_TOKENS, self.model.design.longest or MAX_TOKENS, max_tokens(self.model.design, self._element_size, self.max_bytes))
+        return min(MAX_TOKENS, self.model.design.max_positions or MAX_TOKENS, max_tokens(self.model.design, self._element_size, self.max_bytes))
 
     @property
     def _element_size(self) -> int:
@@ -138,7 +138,7 @@ def weights_version(model: Any) -> int:
 
 
 def bytes_per_token(design: Design, element_size: int) -> int:
-    """Bytes of the queries and keys of one token in all layers, numbers of `width` bytes."""
+    """Bytes of the queries and keys of one token in all layers, numbers of `element_size` bytes."""
     qk_heads = design.heads + (design.kv_heads or design.heads)
     layer_counts = [stack.layers for stack in (design.encoder, design.decoder) if stack is not None]
     cross_layers = layer_counts[1] if len(layer_counts) == 2 else 0  # of the cross-attention, queries of one side and keys of the other

@@ -77,7 +77,7 @@ def _losses_and_map(model: Any, source_tokens: list[int], inputs: list[int], lab
     device = next(model.parameters()).device
     model_inputs = [torch.tensor([side], device=device) for side in (source_tokens, inputs) if side]
     hidden_states: list[Tensor] = []
-    stored = store_attentions(model, lambda: hidden_states.append(model.states(*model_inputs)[0]))
+    stored = store_attentions(model, lambda: hidden_states.append(model.hidden_states(*model_inputs)[0]))
     targets = torch.tensor(labels, device=device)
     losses = [F.cross_entropy(model.head(hidden_states[0][n:n + ROWS_PER_CHUNK], model.token).float(), targets[n:n + ROWS_PER_CHUNK], reduction="none")
               for n in range(0, len(labels), ROWS_PER_CHUNK)]

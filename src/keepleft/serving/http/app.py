@@ -32,7 +32,7 @@ from keepleft.serving.http.service import Service
 
 def make_app(service: Service, *, keys: APIKeys | None = None, allowed_hosts: frozenset[str] | None = None, allowed_origins: Sequence[str] = (),
         log: Log = lambda level, fields: None) -> FastAPI:
-    """`keys`: who may ask; `names`: the hosts that it answers to, None for any; `origins`: web pages elsewhere that may ask."""
+    """`keys`: who may ask; `allowed_hosts`: the hosts that it answers to, None for any; `allowed_origins`: web pages elsewhere that may ask."""
     keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
     app = FastAPI(title="keepleft", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
                   exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler))

@@ -15,14 +15,14 @@ from keepleft.serving.http.limits import Limits
 
 
 class DynamicBatcher:
-    """`work` gives one result for each row of tokens, in their order."""
+    """`batch_function` gives one result for each row of tokens, in their order."""
 
     def __init__(self, engine_thread: EngineThread, batch_function: Callable[[Sequence[Sequence[int]]], Any], limits: Limits) -> None:
         self.engine_thread, self.batch_function = engine_thread, batch_function
         self.max_batch_tokens, self.max_waiting_rows = limits.batch_tokens, limits.inputs * limits.tasks
         self.lock = threading.Lock()
         self.waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
-        self.is_scheduled = False  # an errand is on its way that will take what waits
+        self.is_scheduled = False  # a task is on its way that will take what waits
         self.num_batches = 0
 
     async def submit(self, rows: Sequence[Sequence[int]]) -> list[Any]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
 from keepleft.decoding.generation_config import decoder_start_token
-from keepleft.decoding.score import score_tokens
+from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.serving.engine.request import FinishEvent, GenerationRequest, ShuttingDownError, TokenEvent
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.logprobs import TokenLogprob, token_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import RequestPlan
 from keepleft.serving.http.request_streams import RequestStreams
+from keepleft.serving.http.schemas.responses import ChoiceFinishReason
 from keepleft.serving.http.service import Service
-
-ChoiceFinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class ChoiceText:
 
 
 class GenerationStream:
-    """An order on its way. Choice n * copies + k is text k of prompt n. `whole`: nobody looks before the end."""
+    """An order on its way. Choice n * num_sequences + k is text k of prompt n. `only_at_end`: nobody looks before the end."""
 
     def __init__(self, service: Service, plan: RequestPlan, record: RequestRecord, *, only_at_end: bool = False) -> None:
         self.service, self.plan, self.record = service, plan, record
@@ -96,19 +95,19 @@ class GenerationStream:
         for n, choice_texts in enumerate(self.choice_texts):
             if n not in self.active:
                 for k, choice_text in enumerate(choice_texts):
-                    for delta in self._to_choices(n, k, *choice_text.end(), why="length"):
+                    for delta in self._to_choices(n, k, *choice_text.end(), finish_reason="length"):
                         yield delta
         async for index, event in self.request_streams.events():
             self.record.mark_scheduled(self.request_streams.handles[index].started_at)
             n = self.active[index]
-            choice_text = self.choice_texts[n][event.text]
+            choice_text = self.choice_texts[n][event.index]
             if isinstance(event, TokenEvent):
                 deltas = self._on_token(n, index, event, choice_text)
-            elif event.why in ("stop", "length"):
+            elif event.finish_reason in ("stop", "length"):
                 deltas = await self._on_finish(n, event, choice_text)
             elif all(sibling.finished or sibling.detokenizer.stopped for sibling in self.choice_texts[n]):
                 deltas = [delta for k, sibling in enumerate(self.choice_texts[n]) if not sibling.finished
-                        for delta in self._to_choices(n, k, *sibling.end(), why="stop", length=sibling.num_tokens)]
+                        for delta in self._to_choices(n, k, *sibling.end(), finish_reason="stop", length=sibling.num_tokens)]
             else:
                 raise _finish_error(event)
             for delta in deltas:
@@ -127,18 +126,18 @@ class GenerationStream:
         """The end of a text; what was found by beams comes all at once."""
         tokens = event.sequence.tokens if event.sequence is not None else []
         remaining = [] if choice_text.detokenizer.stopped else tokens[choice_text.num_tokens:]
-        scored: list[Any] = [None] * len(remaining)
+        scored: Sequence[ScoredToken | None] = [None] * len(remaining)
         if remaining and choice_text.request.logprobs is not None:
             scored = (await self.service.in_engine_thread(partial(_score_tokens, self.service.model, choice_text.request, tokens)))[choice_text.num_tokens:]
         text, logprobs = "", list[TokenLogprob]()
         for token, entry in zip(remaining, scored, strict=True):
             self.record.count_token()
-            piece, ready = choice_text.add(token, *(() if entry is None else (entry.logprob, entry.likely)))
+            piece, ready = choice_text.add(token, *(() if entry is None else (entry.logprob, entry.top_logprobs)))
             text, logprobs = text + piece, logprobs + ready
         piece, last_logprobs = choice_text.end()
         finish_reason: ChoiceFinishReason = "stop" if event.finish_reason == "stop" or choice_text.detokenizer.stopped else "length"
         score = 0.0 if event.sequence is None else event.sequence.score
-        return self._to_choices(n, event.index, text + piece, logprobs + last_logprobs, why=finish_reason, score=score, length=len(tokens))
+        return self._to_choices(n, event.index, text + piece, logprobs + last_logprobs, finish_reason=finish_reason, score=score, length=len(tokens))
 
     def _to_choices(self, n: int, k: int, text: str, logprobs: list[TokenLogprob], **finish_fields: Any) -> list[ChoiceDelta]:
         """The choices that a text is: one, or all where there is one way to be greedy."""
@@ -166,7 +165,7 @@ class GenerationStream:
         return [row[:plan.num_choices] for row in rows]
 
 
-def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> list[Any]:
+def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> list[ScoredToken]:
     is_encoder_decoder = model.design.encoder is not None
     prefix_tokens = [decoder_start_token(request.options), *request.prefix] if is_encoder_decoder else [*request.tokens, *request.prefix]
     return list(score_tokens(model, prefix_tokens, tokens, source=list(request.tokens) if is_encoder_decoder else None, top_logprobs=request.logprobs or 0))
@@ -175,6 +174,6 @@ def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> 
 def _finish_error(event: FinishEvent) -> Exception:
     if event.finish_reason == "cancelled":
         return ShuttingDownError("the server is shutting down, and this text was not finished in time: ask another one")
-    if event.finish_reason == "refused":
-        return APIError(400, event.message, code="refused")
+    if event.finish_reason == "invalid":
+        return APIError(400, event.message, code="invalid_request")
     return APIError(500, event.message or "the model could not go on", code="model_failed")

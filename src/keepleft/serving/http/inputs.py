@@ -1,4 +1,4 @@
-"""Texts of a request as rows of tokens, within the limits."""
+"""What several routes read and tell alike: texts as rows of tokens, within the limits; whose they are; how many tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.limits import Limits
-from keepleft.serving.http.request_builder import check_limit, check_text
-from keepleft.serving.http.routes.completions import as_prompts
+from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.request_builder import Prompt, check_limit, check_text
 from keepleft.serving.http.service import Service
 
 
@@ -37,3 +37,25 @@ def token_rows(service: Service, inputs: Any) -> list[list[int]]:
             raise APIError(400, f"text {n} holds token {unknown[0]}, and the model knows {vocab}", param="input")
         out.append(row)
     return out
+
+
+def as_prompts(prompt: Any) -> list[Prompt]:
+    """One prompt or many, texts or tokens."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [list(prompt)]
+    if not prompt or [] in prompt:
+        raise APIError(400, "there is an empty list where a text or tokens should be: give at least one of them",
+                           param="prompt")
+    return list(prompt)
+
+
+def tenant_of(service: Service, tenant: str, user: str | None) -> str:
+    """The caller: a user inside an API key."""
+    check_limit(len(user or ""), service.limits.user, "user")
+    return f"{tenant}:{user or ''}"
+
+
+def usage(record: RequestRecord) -> dict[str, int]:
+    return {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens, "total_tokens": record.prompt_tokens + record.completion_tokens}

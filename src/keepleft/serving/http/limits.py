@@ -14,19 +14,19 @@ class Limits:
         headers: bytes of its headers
         depth: lists and objects within one another in its JSON
         prompts: prompts in one request
-        texts: choices in one answer, over all prompts
+        choices: choices in one answer, over all prompts
         n: choices for one prompt (n, best_of, num_return_sequences)
         beams: num_beams
         new_tokens: max_tokens
         context: tokens of prompt and text together, where the model itself has no end
         characters: of one text
         logprobs: likely tokens that are told beside each token
-        stops: stop strings
+        stop_strings: stop strings
         stop_characters: of one stop string
         tokens: entries of logit_bias and of lists of tokens (suppress_tokens, bad_words_ids and their like)
         messages: messages of one chat
-        rule: characters of a regular expression, a JSON schema or a grammar
-        rule_seconds: that its compilation may take
+        grammar: characters of a regular expression, a JSON schema or a grammar
+        grammar_seconds: that its compilation may take
         template_seconds: that a chat template may take
         inputs: texts in one request to embeddings, classify, score or translate
         batch_tokens: tokens, padding included, that are read together for embeddings and labels
@@ -34,7 +34,7 @@ class Limits:
         user: characters of the field user
         seconds: that a request may take from beginning to end
         requests: requests on their way at once; more are told to come again (429)
-        errands: questions besides writing that wait at once
+        tasks: questions besides writing that wait at once
         connections: open connections; more are told to come again (503)
         header_seconds: for a client to send its headers
         body_seconds: for a client to send its body

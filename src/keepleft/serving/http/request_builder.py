@@ -37,7 +37,7 @@ class RequestPlan:
 
 
 def resolve_options(model: Any, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
-    """`drawn`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as the directory does."""
+    """`sample_by_default`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as the directory does."""
     overrides: dict[str, Any] = {name: getattr(fields, name) for name in PASS_THROUGH_FIELDS}
     defaults = from_model_directory(getattr(model, "notes", {}))
     sampling_values = [fields.temperature, fields.top_p, fields.top_k, fields.min_p, fields.typical_p, fields.top_h]
@@ -119,7 +119,7 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
     try:
         grammar_spec = grammar.grammar_from_options(options)
     except ImportError as error:
-        raise APIError(400, str(error), code="rules_unavailable") from error
+        raise APIError(400, str(error), code="grammar_unavailable") from error
     if grammar_spec is None:
         return
     if not options.eos_ids:

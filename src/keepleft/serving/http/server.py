@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
         else:
             self.aborting = True
-            threading.Thread(target=self.service.abort_all, name="keepleft hurrying", daemon=True).start()
+            threading.Thread(target=self.service.abort_all, name="keepleft aborting", daemon=True).start()
 
     def stop(self) -> None:
         """No new requests. It goes on to listen, to say so, until those on their way have ended."""

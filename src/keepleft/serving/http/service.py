@@ -16,8 +16,8 @@ from keepleft.nn.position import LearnedPositions, Rotary
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import TextGenerator
-from keepleft.serving.engine.request import Engine, Events, RequestHandle
-from keepleft.serving.engine.thread import EngineThread
+from keepleft.serving.engine.request import Engine, Events
+from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.page_files import PAGE_FOLDER
 from keepleft.serving.http.dynamic_batcher import DynamicBatcher
 from keepleft.serving.http.errors import APIError
@@ -34,7 +34,7 @@ class ExplorerProtocol(Protocol):
 
 
 class Service:
-    """`name` is what callers call the model; `reach` the tokens of prompt and text together, at most what the model can."""
+    """`name` is what callers call the model; `max_model_len` the tokens of prompt and text together, at most what the model can."""
 
     def __init__(self, loaded: LoadedModel, engine: Engine, *, name: str, limits: Limits = Limits(), max_model_len: int | None = None,  # noqa: B008
                  explorer: ExplorerProtocol | None = None, page_folder: Path = PAGE_FOLDER) -> None:
@@ -141,8 +141,8 @@ def resolve_max_model_len(design: Any, requested: int | None, limits: Limits) ->
     model_length = design.position.length if isinstance(design.position, LearnedPositions | Rotary) else None
     if requested is not None and requested < 1:
         raise ValueError(f"max_model_len is {requested}: it must be at least 1")
-    if requested is not None and design.longest is not None and requested > design.longest:
-        raise ValueError(f"max_model_len is {requested}, and the model has learned {design.longest} positions: give at most as many")
+    if requested is not None and design.max_positions is not None and requested > design.max_positions:
+        raise ValueError(f"max_model_len is {requested}, and the model has learned {design.max_positions} positions: give at most as many")
     return requested or model_length or limits.context
 
 
@@ -161,14 +161,9 @@ def deliver_to_loops(events: Events) -> None:
         events_by_loop.setdefault(getattr(handle.on_event, "loop", None), []).append((handle, event))
     for loop, loop_events in events_by_loop.items():
         if loop is None:
-            _deliver(loop_events)
+            deliver(loop_events)
             continue
         try:
-            loop.call_soon_threadsafe(_deliver, loop_events)
+            loop.call_soon_threadsafe(deliver, loop_events)
         except RuntimeError:  # the loop is closed: nobody waits there any more
             continue
-
-
-def _deliver(events: list[tuple[RequestHandle, Any]]) -> None:
-    for handle, event in events:
-        handle.on_event(event)

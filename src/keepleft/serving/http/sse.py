@@ -28,7 +28,7 @@ def sse_data(event: Any) -> bytes:
 class EventStream(Response):
     """`events` are told until they end, the caller leaves, or time is up; `close` is called in any case.
 
-    `broken` gives what is still told where something goes wrong on the way, before the error.
+    `on_error` gives what is still told where something goes wrong on the way, before the error.
     """
 
     media_type = "text/event-stream"

@@ -58,10 +58,6 @@ def without_pooler(config: dict[str, Any], names: frozenset[str]) -> dict[str, A
     return config
 
 
-def classes(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    return config | {"architectures": ["BertModel"]} if design.head is None else config
-
-
 FAMILY = Family(
     "bert",
     heads={"BertModel": PoolingHead("tanh"), "BertModel-without-pooler": None, "BertForMaskedLM": MaskedLMHead(),
@@ -74,7 +70,7 @@ FAMILY = Family(
         same_field("num_attention_heads", "heads", 12), same_field("intermediate_size", "feedforward.width", 3072),
         choice_field("hidden_act", "feedforward.activation", ACTIVATIONS, "gelu"),
         same_field("hidden_dropout_prob", "dropout", 0.1), same_field("attention_probs_dropout_prob", "attention_dropout", 0.1),
-        same_field("max_position_embeddings", "position.length", 512), same_field("type_vocab_size", "kinds", 2),
+        same_field("max_position_embeddings", "position.length", 512), same_field("type_vocab_size", "token_types", 2),
         same_field("layer_norm_eps", "norm.eps", 1e-12), fixed_field("is_decoder", False), fixed_field("add_cross_attention", False),
         fixed_field("tie_word_embeddings", True),
     ],

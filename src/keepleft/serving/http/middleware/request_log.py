@@ -102,8 +102,8 @@ class RequestLogMiddleware:
                 metrics.time_per_output_token.observe((record.last_token_time - record.first_token_time) / (record.completion_tokens - 1))
         milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
         self.log("debug" if route in ("/health", "/metrics") else "info", {
-            "id": record.request_id, "method": scope["method"], "route": route, "status": status, "read": record.prompt_tokens,
-            "written": record.completion_tokens, "ms_first": milliseconds(record.first_token_time and record.first_token_time - record.arrival_time),
+            "id": record.request_id, "method": scope["method"], "route": route, "status": status, "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens, "ttft_ms": milliseconds(record.first_token_time and record.first_token_time - record.arrival_time),
             "ms": milliseconds(end_time - record.arrival_time), "ended": record.abort_reason,
             "tenant": scope["state"].get("tenant", "")[:8] or None})
 
@@ -111,7 +111,7 @@ class RequestLogMiddleware:
 def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
     """Our fault: where it happened, and what it said only to those who look closely, for it may say what was asked."""
     log("error", {"id": record.request_id, "error": type(error).__name__, "where": stack_lines(error)})
-    log("debug", {"id": record.request_id, "said": str(error)})
+    log("debug", {"id": record.request_id, "message": str(error)})
 
 
 def stack_lines(error: BaseException) -> list[str]:

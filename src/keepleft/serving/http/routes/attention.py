@@ -103,6 +103,6 @@ def _attention_maps(model: Any, tokens: list[int], source: list[int] | None, lay
     device = next(model.parameters()).device
     inputs = [torch.tensor([row], device=device) for row in (source, tokens) if row is not None]
     with watch(model, layers, heads=heads) as maps:
-        model.states(*inputs)
+        model.hidden_states(*inputs)
     return {name: [[[round(value, 5) for value in row] for row in head] for head in weights[0].float().tolist()]
             for name, weights in maps.items()}

@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
-from keepleft.decoding.score import score_tokens
+from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import ChoiceDelta, GenerationStream
+from keepleft.serving.http.inputs import as_prompts, tenant_of, usage
 from keepleft.serving.http.logprobs import TokenLogprob, completion_logprobs, token_logprob
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
 from keepleft.serving.http.request_builder import (
@@ -137,33 +138,11 @@ async def _echoes(service: Service, body: CompletionRequest, prompts: Sequence[P
     return out
 
 
-def _prompt_logprobs(tokenizer: Any, tokens: list[int], token_logprobs: Sequence[Any]) -> list[TokenLogprob]:
+def _prompt_logprobs(tokenizer: Any, tokens: list[int], token_logprobs: Sequence[ScoredToken]) -> list[TokenLogprob]:
     """Of the first token nothing can be thought."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     out = [token_logprob(tokenizer, [], tokens[0], 0, None, ())]
     for n, entry in enumerate(token_logprobs, 1):
         detokenizer.add(tokens[n - 1])
-        out.append(token_logprob(tokenizer, tokens[max(0, n - 32):n], entry.token, len(detokenizer.text), entry.logprob, entry.likely))
+        out.append(token_logprob(tokenizer, tokens[max(0, n - 32):n], entry.token, len(detokenizer.text), entry.logprob, entry.top_logprobs))
     return out
-
-
-def as_prompts(prompt: Any) -> list[Prompt]:
-    """One prompt or many, texts or tokens."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and isinstance(prompt[0], int):
-        return [list(prompt)]
-    if not prompt or [] in prompt:
-        raise APIError(400, "there is an empty list where a text or tokens should be: give at least one of them",
-                           param="prompt")
-    return list(prompt)
-
-
-def tenant_of(service: Service, tenant: str, user: str | None) -> str:
-    """The caller: a user inside an API key."""
-    check_limit(len(user or ""), service.limits.user, "user")
-    return f"{tenant}:{user or ''}"
-
-
-def usage(record: RequestRecord) -> dict[str, int]:
-    return {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens, "total_tokens": record.prompt_tokens + record.completion_tokens}

@@ -18,7 +18,7 @@ MAX_TOKENIZERS = 4      # tokenizers that it holds at a time: one for each token
 
 
 class Sandbox:
-    """Started when first needed, and again after it was killed. `most` may wait for it. What is asked takes time: ask from a
+    """Started when first needed, and again after it was killed. `max_waiting` may wait for it. What is asked takes time: ask from a
     thread."""
 
     def __init__(self, tokenizer: Any, *, max_waiting: int) -> None:
@@ -39,27 +39,27 @@ class Sandbox:
             self.waiting -= 1
 
     def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
-        """A RefusedError where a rule cannot be compiled, or not in time."""
+        """An APIError where a rule cannot be compiled, or not in time."""
         with self._queue():
             if eos_token_id not in self.loaded_eos:
-                request = {"do": "words", "tokenizer": self.tokenizer.to_str(), "vocab": self.tokenizer.get_vocab_size(),
-                         "end": eos_token_id, "most": MAX_TOKENIZERS}
+                request = {"task": "tokenizer", "tokenizer": self.tokenizer.to_str(), "vocab_size": self.tokenizer.get_vocab_size(),
+                           "eos_token_id": eos_token_id, "max_tokenizers": MAX_TOKENIZERS}
                 if (response := self._call(request, START_TIMEOUT_SECONDS)) is None or "error" in response:
-                    raise APIError(400, "rules cannot be kept to with this model's tokenizer", code="rules_unavailable")
+                    raise APIError(400, "rules cannot be kept to with this model's tokenizer", code="grammar_unavailable")
                 self.loaded_eos = [*self.loaded_eos[1 - MAX_TOKENIZERS:], eos_token_id]
-            response = self._call({"do": "rule", "rule": grammar, "end": eos_token_id}, seconds)
+            response = self._call({"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}, seconds)
         if response is None:
             raise APIError(400, f"the rule could not be compiled within {seconds:g} seconds: make it simpler",
-                               code="rule_too_complex")
+                               code="grammar_too_complex")
         if "error" in response:
-            raise APIError(400, f"the rule cannot be used: {response['error']}", code="invalid_rule")
+            raise APIError(400, f"the rule cannot be used: {response['error']}", code="invalid_grammar")
 
     def render(self, template: str, variables: dict[str, Any], max_characters: int, seconds: float) -> str:
         """A chat as one text."""
         with self._queue():
             if self.process is None:
-                self._call({"do": "nothing"}, START_TIMEOUT_SECONDS)
-            response = self._call({"do": "render", "template": template, "given": variables, "most": max_characters}, seconds)
+                self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
+            response = self._call({"task": "render", "template": template, "variables": variables, "max_characters": max_characters}, seconds)
         if response is None:
             raise APIError(400, f"the chat template took longer than {seconds:g} seconds: send fewer or shorter messages",
                                code="template_too_slow")
@@ -71,7 +71,7 @@ class Sandbox:
     def warm(self) -> None:
         """Be there before the first question."""
         with self._queue():
-            self._call({"do": "nothing"}, START_TIMEOUT_SECONDS)
+            self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
 
     def close(self) -> None:
         with self.lock:

@@ -1,4 +1,4 @@
-"""The process apart: a question a line, an answer a line. `python -m keepleft.serving.http.sandbox.worker`; aside.py talks to it."""
+"""The process apart: a question a line, an answer a line. `python -m keepleft.serving.http.sandbox.worker`; client.py talks to it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class SandboxWorker:
     def do_tokenizer(self, request: dict[str, Any]) -> dict[str, Any]:
         from llguidance import LLTokenizer
 
-        eos_token_id = request["end"]
-        if len(self.tokenizers) >= request["most"]:
+        eos_token_id = request["eos_token_id"]
+        if len(self.tokenizers) >= request["max_tokenizers"]:
             self.tokenizers.pop(next(iter(self.tokenizers)))
-        self.tokenizers[eos_token_id] = LLTokenizer(request["tokenizer"], n_vocab=request["vocab"], eos_token=eos_token_id)
+        self.tokenizers[eos_token_id] = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=eos_token_id)
         return {}
 
     def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compiled, and taken as far as its first token."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self.tokenizers[request["end"]], request["rule"], log_level=0)
+        matcher = LLMatcher(self.tokenizers[request["eos_token_id"]], request["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return {"error": " ".join(matcher.get_error().split())[:500]} if matcher.is_error() else {}
 
     def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
-        pieces, size, max_characters = [], 0, request["most"]
-        for piece in compile_template(request["template"]).generate(**request["given"]):
+        pieces, size, max_characters = [], 0, request["max_characters"]
+        for piece in compile_template(request["template"]).generate(**request["variables"]):
             size += len(piece)
             if size > max_characters:
                 return {"error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"}
@@ -76,7 +76,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         try:
-            response = getattr(worker, f"do_{request['do']}")(request)
+            response = getattr(worker, f"do_{request['task']}")(request)
         except Exception as error:
             response = {"error": f"{type(error).__name__}: {error}"[:500]}
         sys.stdout.write(json.dumps(response) + "\n")
