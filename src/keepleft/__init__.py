@@ -62,7 +62,14 @@ if TYPE_CHECKING:
     from keepleft.auditing.report import Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
     from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
-    from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
+    from keepleft.data.objectives import (
+        Classification,
+        Denoising,
+        MaskedToken,
+        NextToken,
+        SpanCorruption,
+        Translation,
+    )
     from keepleft.data.token_store import TokenStore
     from keepleft.decoding.beam import beam
     from keepleft.decoding.generate import Completion, completions, generate, stream
@@ -90,7 +97,14 @@ if TYPE_CHECKING:
     from keepleft.models.watch import watch
     from keepleft.nn.feedforward import FeedForward
     from keepleft.nn.norm import LayerNorm, RMSNorm
-    from keepleft.nn.position import LearnedPositions, LinearRopeScaling, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal
+    from keepleft.nn.position import (
+        LearnedPositions,
+        LinearRopeScaling,
+        Llama3RopeScaling,
+        RelativeBias,
+        Rotary,
+        Sinusoidal,
+    )
     from keepleft.serving.explorer.notebook import explore
     from keepleft.training.loop import TrainReport, train
     from keepleft.training.recipe import Recipe

@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from keepleft.runs.job import BatchConfig, DataConfig, RecipeOverrides, Size, TaskName, TokenizerConfig, TrainJob, from_yaml
+from keepleft.runs.job import (
+    BatchConfig,
+    DataConfig,
+    RecipeOverrides,
+    Size,
+    TaskName,
+    TokenizerConfig,
+    TrainJob,
+    from_yaml,
+)
 
 
 def train_model(task: TaskName | None = None, train: DataConfig | str | list[DataConfig] | None = None,

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from keepleft.data.records import FileSource, Record, RecordSource, StrPath, basename, concat, open_each, total
+from keepleft.data.records import (
+    FileSource,
+    Record,
+    RecordSource,
+    StrPath,
+    basename,
+    concat,
+    open_each,
+    total,
+)
 from keepleft.data.text_file import TextFile, open_text
 
 TEXT_FIELDS = ("text",)

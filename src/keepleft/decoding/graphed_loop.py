@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.cross_memory import Memory
+from keepleft.cuda_graph import capture_graph
 from keepleft.decoding import fused_select
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
@@ -87,15 +88,7 @@ class GraphedStep:
 
     def capture(self) -> None:
         """From now on the step is played, not worked out."""
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            for _ in range(2):  # kernels are compiled, and tables laid out, before anything is recorded
-                self.step()
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
+        graph, _ = capture_graph(self.step, warmup=2)
         self.replay = graph.replay
 
 

@@ -113,13 +113,19 @@ def isin(tokens: Tensor, values: tuple[int, ...]) -> Tensor:
 LogitsProcessor = Callable[[Tensor, Hypotheses], Tensor]  # (N, V) scores of what comes next → the same, changed
 
 
-def apply_processors(logits: Tensor, hypotheses: Hypotheses, processors: Sequence[LogitsProcessor], group_size: int = 1) -> Tensor:
-    """Scores after all transforms. Of so many neighbouring texts at least one must be able to go on."""
+def apply_processors(
+    logits: Tensor, hypotheses: Hypotheses | None, processors: Sequence[LogitsProcessor], group_size: int = 1
+) -> Tensor:
+    """(N, V) logits after all processors. Of `group_size` neighbouring rows at least one must be able to go on.
+
+    `hypotheses` is None only where every processor looks at logits alone; those always leave a token.
+    """
     for processor in processors:
-        logits = processor(logits, hypotheses)
-    if processors and not logits.is_cuda and not bool((  # a GPU would have to be waited for
-            logits.isfinite().any(-1) | hypotheses.done).view(-1, group_size).any(1).all()):
-        raise ValueError("no token is left to choose from: what is forced, banned or ruled contradicts itself here")
+        logits = processor(logits, hypotheses)  # type: ignore[arg-type]
+    if processors and hypotheses is not None and not logits.is_cuda:  # a GPU would have to be waited for
+        can_go_on = logits.isfinite().any(-1) | hypotheses.done
+        if not bool(can_go_on.view(-1, group_size).any(1).all()):
+            raise ValueError("no token is left to choose from: what is forced, banned or constrained contradicts itself here")
     return logits
 
 

@@ -35,15 +35,11 @@ class SamplingStrategy:
         return hypotheses.select_rows(rows), rows
 
     def choose(self, logits: Tensor, hypotheses: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
-        if self.processors or self.seeds is not None:
-            logits = apply_processors(logits.float() if logits.dtype != torch.float64 else logits, hypotheses, self.processors)
-        if self.seeds is None:
-            top = topk_logsumexp(logits, 1)
-            tokens, logprobs = top.tokens[:, 0], top.values[:, 0] - top.logsumexp
-        else:
+        random_values = None
+        if self.seeds is not None:
             seeds = self.seeds.to(logits.device).repeat(len(logits) // len(self.seeds))  # one seed may serve all prompts
-            tokens = sample_tokens(logits, uniform(seeds, hypotheses.num_new))
-            logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+            random_values = uniform(seeds, hypotheses.num_new)
+        tokens, logprobs = select_tokens(logits, self.processors, hypotheses, random_values)
         tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], tokens)
         return append_tokens(hypotheses, tokens, hypotheses.score + logprobs.masked_fill(hypotheses.done, 0.0), self.eos_ids, self.stop), None
 
@@ -65,6 +61,27 @@ def sample(seed: int | Sequence[int], *, eos_ids: Collection[int] = (), processo
     prompt_seeds = [seed] if isinstance(seed, int) else list(seed)
     row_seeds = torch.cat([derive_seeds(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds])
     return SamplingStrategy(tuple(processors), tuple(eos_ids), None, row_seeds, num_sequences)
+
+
+def select_tokens(
+    logits: Tensor,
+    processors: Sequence[LogitsProcessor],
+    hypotheses: Hypotheses | None,
+    random_values: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(N, V) logits → (N,) tokens and their log-probabilities after the processors.
+
+    Greedy where `random_values` is None; otherwise drawn with these (N,) numbers in [0, 1). Processors that look at logits
+    alone need no hypotheses.
+    """
+    if processors or random_values is not None:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = apply_processors(logits, hypotheses, processors)
+    if random_values is None:
+        top = topk_logsumexp(logits, 1)
+        return top.tokens[:, 0], top.values[:, 0] - top.logsumexp
+    tokens = sample_tokens(logits, random_values)
+    return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def sample_tokens(logits: Tensor, random_values: Tensor) -> Tensor:

@@ -14,12 +14,26 @@ from torch import Tensor, nn
 
 from keepleft.attention.masks import is_causal_window, window_size
 from keepleft.inference.linear_cpu import PrepackedLinear
-from keepleft.inference.ops_torch import DecodeOps, RotaryCosSin
+from keepleft.inference.ops import (
+    DecodeContext,
+    DecodeOps,
+    PagedLayout,
+    RotaryCosSin,
+    SlotTableLayout,
+    StaticLayout,
+)
 from keepleft.inference.prepack import PrepackedLMHead
 from keepleft.models.heads import LMHeadLayer
 from keepleft.models.transformer import CausalModel
 from keepleft.nn.attention import Attention
-from keepleft.nn.position import LearnedPositions, RelativeBias, Rotary, Sinusoidal, rope_cos_sin, sinusoidal_encoding
+from keepleft.nn.position import (
+    LearnedPositions,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+    rope_cos_sin,
+    sinusoidal_encoding,
+)
 
 ByPosition = Callable[[Tensor], Tensor]       # a table by position → (R or 1, …) of each row's own
 KVBuffers = Sequence[tuple[Tensor, Tensor]]  # of each layer: where its keys and values lie
@@ -74,9 +88,22 @@ class DecodeLayers:
             cross_ops = (ops.norm_linear(norms[1], layer.cross.q), ops.cross_attention(layer.cross.config), ops.linear_residual(layer.cross.out))
         return *self_ops, cross_ops, ops.norm_linear(norms[-1], layer.feed.up, layer.feed), ops.linear_residual(layer.feed.down)
 
-    def forward(self, tokens: Tensor, by_position: ByPosition, context: Any, kv_buffers: KVBuffers, source_kv: KVBuffers | None = None,
-            cross_context: Any = None) -> Tensor:
-        """(R,) → (R, V), by tensors alone. `here` and `across_sight` are what the tools' two attentions want to know."""
+    def context(
+        self, position: Tensor, layout: StaticLayout | PagedLayout | SlotTableLayout, by_position: ByPosition
+    ) -> DecodeContext:
+        """What all layers share in a step of rows at these positions."""
+        relative_bias = self.relative_bias if len(self.relative_bias) else None
+        return DecodeContext(position, layout, self.rotary(by_position), relative_bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        by_position: ByPosition,
+        context: DecodeContext,
+        kv_buffers: KVBuffers,
+        source_kv: KVBuffers | None = None,
+    ) -> Tensor:
+        """(R,) next tokens → (R, V) logits, by tensors alone."""
         x = self.embed(tokens, by_position)
         norm_first = self.design.norm_first
         for n, (norm_linear, attend, linear_residual, cross_ops, up, down) in enumerate(self.layers):
@@ -86,7 +113,7 @@ class DecodeLayers:
             if source_kv is not None:
                 norm_linear, attend, linear_residual = cross_ops
                 residual, normed, q = norm_linear(x)
-                x = linear_residual(residual if norm_first else normed, attend(q, *source_kv[n], cross_context))
+                x = linear_residual(residual if norm_first else normed, attend(q, *source_kv[n], context))
             residual, normed, hidden = up(x)
             x = down(residual if norm_first else normed, hidden)
         for norm in self.inner_norms:

@@ -33,6 +33,10 @@ class PrepackedLinear(nn.Module):
     def _save_to_state_dict(self, *args: object) -> None:
         raise RuntimeError("a packed model has no weights to save: save the model that it was packed from")
 
+    def __deepcopy__(self, memo: dict[int, object]) -> PrepackedLinear:
+        """A layer that never changes is its own copy."""
+        return self
+
     def register_constants(self, **tensors: Tensor | None) -> None:
         """Keep tensors where a compiler takes them for what never changes."""
         for name, tensor in tensors.items():

@@ -1,9 +1,9 @@
-"""The step of inference/ops_torch.py on a GPU: a handful of kernels for a layer, each doing all that can be done before others must wait.
+"""The operations of a decode step on Triton kernels, over contiguous or paged keys and values.
 
-One token for each row moves every weight through the chip once and computes next to nothing, so time goes into reading memory
-and into starting kernels. Kernels begin before the one before them is done, and fetch their weights while they wait for it. For
-a few rows a product and the bend or the residual behind it are one kernel; for more rows the products are cuBLAS's, and the
-residual is added by the norm that follows.
+Decoding one token per row moves every weight through the chip once and computes next to nothing, so time goes into reading
+memory and launching kernels. Kernels start before the previous one is done (programmatic dependent launch) and fetch their
+weights while they wait. For a few rows a linear layer and its activation or residual are one kernel; for more rows cuBLAS
+does the products, and the norm that follows adds the residual.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepleft.inference.ops_torch import (
+from keepleft.inference.ops import (
     CrossAttentionOp,
     DecodeContext,
     LinearResidualOp,
     NormLinearOp,
     SelfAttentionOp,
+    SlotTableLayout,
+    StaticLayout,
 )
 from keepleft.kernels.add_norm import PendingResidual, add_norm
 from keepleft.kernels.decode_attention import cross_attention, self_attention
@@ -27,11 +29,17 @@ from keepleft.kernels.gemv import ACTIVATION_IDS, MAX_FUSED_ROWS, linear_activat
 from keepleft.nn.attention import AttentionConfig
 from keepleft.nn.feedforward import ACTIVATIONS, FeedForwardLayer
 
+_ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+
 
 class TritonOps:
+    """The context's layout is a `StaticLayout` or a `SlotTableLayout`."""
+
     static_shapes = True
 
-    def norm_linear(self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None) -> NormLinearOp:
+    def norm_linear(
+        self, norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None = None
+    ) -> NormLinearOp:
         return _make_norm_linear(norm, linear, feedforward)
 
     def linear_residual(self, linear: nn.Module) -> LinearResidualOp:
@@ -41,17 +49,60 @@ class TritonOps:
             if len(y) <= MAX_FUSED_ROWS:
                 return linear_add(x, y, weight, bias)
             return PendingResidual(x, F.linear(y, weight, bias))
+
         return run
 
     def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
         def run(qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
-            return self_attention(qkv, keys, values, context, config, window or 0)
+            return self_attention(
+                qkv,
+                keys,
+                values,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                scale=config.softmax_scale,
+                position=context.position,
+                window=window or 0,
+                rotary=context.rotary,
+                relative_bias=context.relative_bias,
+                **_self_attention_tables(context),
+            )
+
         return run
 
     def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
-        def run(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-            return cross_attention(q, keys, values, bias, config)
+        def run(q: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
+            return cross_attention(
+                q,
+                keys,
+                values,
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                scale=config.softmax_scale,
+                **_cross_attention_tables(context),
+            )
+
         return run
+
+
+def _self_attention_tables(context: DecodeContext) -> dict[str, Tensor | None]:
+    layout = context.layout
+    if isinstance(layout, SlotTableLayout):
+        return {"slot_table": layout.table, "table_rows": layout.table_rows, "write_slots": layout.write_slots}
+    assert isinstance(layout, StaticLayout)
+    return {"starts": layout.starts, "beam_rows": layout.beam_rows}
+
+
+def _cross_attention_tables(context: DecodeContext) -> dict[str, Tensor | None]:
+    layout = context.layout
+    if isinstance(layout, SlotTableLayout):
+        return {
+            "slot_table": layout.source_table,
+            "table_rows": layout.table_rows,
+            "source_lengths": layout.source_lengths,
+        }
+    assert isinstance(layout, StaticLayout)
+    return {"bias": layout.source_bias}
 
 
 def _make_norm_linear(norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None) -> NormLinearOp:
@@ -62,7 +113,10 @@ def _make_norm_linear(norm: nn.Module | None, linear: nn.Module, feedforward: Fe
             return residual, normed, normed
         return norm_only
     weight, bias, scale = _linear_weights(linear)
-    activation_id, gated = (0, False) if feedforward is None else (ACTIVATION_IDS[feedforward.activation], feedforward.gated)
+    activation_id, gated = 0, False
+    if feedforward is not None:
+        activation_id = ACTIVATION_IDS[_ACTIVATION_NAMES[feedforward.activation]]
+        gated = feedforward.gated
     dtype = None if isinstance(linear, nn.Linear) else torch.float32
     # what cuBLAS does on the way out
     fused = feedforward is not None and not gated and bias is not None and feedforward.activation in (ACTIVATIONS["relu"], ACTIVATIONS["gelu_tanh"])

@@ -13,7 +13,8 @@ from torch import Tensor
 from keepleft.attention.paged_kv_cache import EMPTY_SLOT, PagePool
 from keepleft.inference.beam_slots import BeamSlots
 from keepleft.inference.decode_layers import DecodeLayers
-from keepleft.inference.ops_torch_paged import PageBatch, PageBatchContext, PagedTorchOps
+from keepleft.inference.ops import PageBatch, PagedLayout
+from keepleft.inference.ops_torch import TorchOps
 from keepleft.inference.page_table import PageTable, next_slots
 
 
@@ -22,7 +23,7 @@ class PagedCPUStep:
 
     def __init__(self, model: Any, pool: PagePool, source_pool: PagePool | None, beam_slots: BeamSlots) -> None:
         self.model, self.pool, self.source_pool, self.beam_slots = model, pool, source_pool, beam_slots
-        self.decode_layers, self.device = DecodeLayers(model, PagedTorchOps()), model.token.weight.device
+        self.decode_layers, self.device = DecodeLayers(model, TorchOps(paged=True)), model.token.weight.device
 
     def step(self, page_tables: Sequence[PageTable], tokens: Sequence[int]) -> Tensor:
         page_size, to_tensor = self.pool.page_size, lambda values: torch.tensor(values, device=self.device)
@@ -32,22 +33,23 @@ class PagedCPUStep:
         self.pool.positions[page, offset] = lengths
         self.decode_layers.prepare_tables(max(page_table.num_tokens for page_table in page_tables) + 1)
         by_position = lambda table: F.embedding(lengths, table)
-        context = PageBatchContext([], page, offset, self.decode_layers.rotary(by_position))
-        source_batches, first_row = [], 0
+        layout = PagedLayout([], page, offset)
+        first_row = 0
         for width, group in groupby(page_tables, lambda page_table: page_table.width):
             group_tables = list(group)
             page_batch = self._page_batch(self.pool, [page_table.pages for page_table in group_tables], [page_table.num_slots + page_table.width for page_table in group_tables], first_row, width)
             positions = lengths[first_row:first_row + width * len(group_tables):width]
             for window in set(self.decode_layers.windows):
                 page_batch.biases[window] = self._attention_bias(page_batch, positions, window)
-            context.page_batches.append(page_batch)
+            layout.page_batches.append(page_batch)
             if self.source_pool is not None:
                 page_batch = self._page_batch(self.source_pool, [page_table.source_pages for page_table in group_tables], [page_table.num_source_tokens for page_table in group_tables], first_row, width)
                 page_batch.biases[None] = self._expand_bias(page_batch, hidden=_select_pages(self.source_pool.positions, page_batch)[:, None] == EMPTY_SLOT)
-                source_batches.append(page_batch)
+                layout.source_batches.append(page_batch)
             first_row += width * len(group_tables)
         source_kv = None if self.source_pool is None else self.source_pool.layers
-        return self.decode_layers.forward(to_tensor(tokens), by_position, context, self.pool.layers, source_kv, source_batches)
+        context = self.decode_layers.context(lengths, layout, by_position)
+        return self.decode_layers.forward(to_tensor(tokens), by_position, context, self.pool.layers, source_kv)
 
     def _page_batch(self, pool: PagePool, pages: list[list[int]], num_slots: list[int], first_row: int, width: int) -> PageBatch:
         """The pages of some texts: as they lie, where few others lie among them; otherwise one by one."""

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.paged_kv_cache import PagePool
+from keepleft.cuda_graph import capture_graph
 from keepleft.inference.decode_layers import DecodeLayers
+from keepleft.inference.ops import SlotTableLayout
+from keepleft.inference.ops_triton import TritonOps
 from keepleft.inference.page_table import PageTable, next_slots
-from keepleft.kernels.decode_attention_paged import PagedTritonOps, SlotTableContext
 
 GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # numbers of rows that are recorded
 
@@ -27,7 +29,7 @@ class PagedCUDAStep:
     """For models that can take steady steps: at most `rows` texts of at most `longest` tokens."""
 
     def __init__(self, model: Any, pool: PagePool, source_pool: PagePool | None, max_rows: int, max_length: int, *, capture: bool = True) -> None:
-        self.decode_layers, self.pool, self.source_pool = DecodeLayers(model, PagedTritonOps()), pool, source_pool
+        self.decode_layers, self.pool, self.source_pool = DecodeLayers(model, TritonOps()), pool, source_pool
         self.device, self.capture = model.token.weight.device, capture
         self.scratch_page = pool.reserve_scratch_page()  # where rows to spare write to
         zeros = lambda *shape: torch.zeros(*shape, dtype=torch.int32, device=self.device)
@@ -101,31 +103,19 @@ class PagedCUDAStep:
         if not self.capture:
             return self._forward(num_rows)
         if num_rows not in self.graphs:
-            self.graphs[num_rows] = self._capture(num_rows)
+            # the same step several times changes nothing
+            self.graphs[num_rows] = capture_graph(lambda: self._forward(num_rows), warmup=2)
         graph, logits = self.graphs[num_rows]
         graph.replay()
         return logits
-
-    def _capture(self, num_rows: int) -> tuple[Any, Tensor]:
-        side_stream = torch.cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            for _ in range(2):  # kernels are compiled before anything is recorded; the same step twice changes nothing
-                self._forward(num_rows)
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._forward(num_rows)
-        return graph, logits
 
     def _forward(self, num_rows: int) -> Tensor:
         tokens, table_rows, lengths, slots = self.inputs[:, :num_rows]
         self.slot_table[table_rows, lengths] = slots.to(torch.int32)
         by_position = lambda table: F.embedding(lengths, table)
-        relative_bias = self.decode_layers.relative_bias if len(self.decode_layers.relative_bias) else None
-        context = SlotTableContext(self.slot_table, table_rows, lengths, slots, self.decode_layers.rotary(by_position), relative_bias)
-        if self.source_pool is None:
-            return self.decode_layers.forward(tokens, by_position, context, self.pool.layers)
-        assert self.source_slot_table is not None
-        cross_context = SlotTableContext(self.source_slot_table, table_rows, self.source_lengths, slots)
-        return self.decode_layers.forward(tokens, by_position, context, self.pool.layers, self.source_pool.layers, cross_context)
+        layout = SlotTableLayout(
+            self.slot_table, table_rows, slots, self.source_slot_table, None if self.source_pool is None else self.source_lengths
+        )
+        context = self.decode_layers.context(lengths, layout, by_position)
+        source_kv = None if self.source_pool is None else self.source_pool.layers
+        return self.decode_layers.forward(tokens, by_position, context, self.pool.layers, source_kv)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from keepleft import checks
 from keepleft.inference.compile import find_cxx_compiler
 from keepleft.inference.linear_cpu import PrepackedLinear, prepack_linear, unsupported_reason
+from keepleft.models.build import ModelT, share_weights
 from keepleft.models.embedding import Embed
 from keepleft.models.heads import LMHeadLayer, MaskedLMHeadLayer
-from keepleft.models.share_weights import ModelT, share_weights
 from keepleft.nn.attention import Attention
 from keepleft.nn.position import Sinusoidal, sinusoidal_encoding
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from keepleft.attention.cross_memory import Memory
 from keepleft.inference.decode_layers import ByPosition, DecodeLayers
-from keepleft.inference.ops_torch import DecodeContext, DecodeOps, TorchOps
+from keepleft.inference.ops import DecodeContext, DecodeOps, StaticLayout
+from keepleft.inference.ops_torch import TorchOps
 from keepleft.models.embedding import check_tokens
 from keepleft.models.heads import first_real
 from keepleft.models.state import DecoderState
@@ -151,17 +152,19 @@ class StaticRunner:
     def forward(self, tokens: Tensor, static_kv: StaticKV) -> Tensor:
         """(R,) → (R, V), by tensors alone."""
         by_position = lambda table: self._at_position(table, static_kv)
-        return self.decode_layers.forward(tokens, by_position, self.decode_context(static_kv, by_position), static_kv.layers,
-                             None if static_kv.memory is None else static_kv.memory.layers, static_kv.source_bias)
+        context = self.decode_context(static_kv, by_position)
+        source_kv = None if static_kv.memory is None else static_kv.memory.layers
+        return self.decode_layers.forward(tokens, by_position, context, static_kv.layers, source_kv)
 
     def decode_context(self, static_kv: StaticKV, by_position: ByPosition) -> DecodeContext:
         """What all layers share in this step."""
-        relative_bias = self.decode_layers.relative_bias
-        context = DecodeContext(static_kv.length, static_kv.position, self.decode_layers.rotary(by_position), static_kv.starts, relative_bias if len(relative_bias) else None, static_kv.beam_rows)
+        layout = StaticLayout(
+            static_kv.length, static_kv.starts, static_kv.beam_rows, source_bias=static_kv.source_bias
+        )
         if isinstance(self.ops, TorchOps):
             make_bias = self._static_attention_bias if self.ops.static_shapes else self._attention_bias
-            context.biases = {window: make_bias(window, static_kv) for window in set(self.decode_layers.windows)}
-        return context
+            layout.biases = {window: make_bias(window, static_kv) for window in set(self.decode_layers.windows)}
+        return self.decode_layers.context(static_kv.position, layout, by_position)
 
     def _attention_bias(self, window: int | None, static_kv: StaticKV) -> Tensor | None:
         """What is added to scores of the filled part, (R · Hk, G or 1, K); None: nothing."""

@@ -1,4 +1,4 @@
-"""Products of inference/ops_triton.py: one row or a few against a matrix, with the bend or the residual behind it, in one kernel."""
+"""GEMV and skinny GEMM in Triton: one or a few rows times a matrix, with the activation or residual in the same kernel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from keepleft.kernels.triton_compat import (
     pdl_kwargs,
     tl,
 )
-from keepleft.nn.feedforward import ACTIVATIONS
 
 MAX_FUSED_ROWS = 128     # rows up to which a product and what is around it are one kernel
-ACTIVATION_IDS = {activation: n + 1 for n, activation in enumerate(ACTIVATIONS.values())}  # relu, gelu, gelu_tanh, silu
+ACTIVATION_IDS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # 0: none
 
 
 def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, *, residual: Tensor | None = None, activation_id: int = 0,

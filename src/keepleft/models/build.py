@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +14,8 @@ from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.nn.attention import CrossAttention, SelfAttention
 from keepleft.nn.feedforward import FeedForwardLayer
 from keepleft.nn.position import LearnedPositionEmbedding, RelativePositionBias
+
+ModelT = TypeVar("ModelT", bound=Model)
 
 
 def build(design: Design, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
@@ -92,3 +96,10 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
         init_linear(weight, init.std if isinstance(init, NormalInit) else design.dim ** -0.5)
     if isinstance(bias := getattr(model.head, "bias", None), nn.Parameter):
         bias.zero_()
+
+
+def share_weights(model: ModelT) -> ModelT:
+    """A copy of the model over the same weights, which need no gradient: changing one model's structure leaves the other's."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    return deepcopy(model, shared)

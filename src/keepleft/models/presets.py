@@ -7,7 +7,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from keepleft.attention.masks import causal, full, window
-from keepleft.models.design import Design, LMHead, MaskedLMHead, NormalInit, PoolingHead, StackDesign, T5Init, XavierInit
+from keepleft.models.design import (
+    Design,
+    LMHead,
+    MaskedLMHead,
+    NormalInit,
+    PoolingHead,
+    StackDesign,
+    T5Init,
+    XavierInit,
+)
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import LayerNorm, RMSNorm
 from keepleft.nn.position import LearnedPositions, Llama3RopeScaling, RelativeBias, Rotary, Sinusoidal

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
-from keepleft.training.distributed import pick_device
+from keepleft.devices import pick_device
 from keepleft.weights.model_directory import load
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from keepleft.data.objectives import Classification, Denoising, MaskedToken, NextToken, Objective, SpanCorruption, Translation
+from keepleft.data.objectives import (
+    Classification,
+    Denoising,
+    MaskedToken,
+    NextToken,
+    Objective,
+    SpanCorruption,
+    Translation,
+)
 from keepleft.data.prepare import Overlong
 from keepleft.data.tokenizer import SENTINEL_FORMAT, SpecialTokens, special_tokens, vocab_size
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from keepleft.devices import pick_device
 from keepleft.training.loss_module import stack_layers
 
 ParallelStrategy = Literal["alone", "ddp", "fsdp"]
@@ -102,18 +103,6 @@ class DistributedContext:
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.broadcast(tensor, 0)
         return float(tensor)
-
-
-def pick_device(device: str | None = None, local_rank: int | None = None) -> torch.device:
-    """The device that was asked for, or a GPU where there is one; `local`: which GPU, where several processes share them."""
-    device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch_device = torch.device(device_type, local_rank) if device_type == "cuda" and local_rank is not None else torch.device(device_type)
-        torch.empty(0, device=torch_device)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"the device {device_type!r} was asked for, but PyTorch {torch.__version__} does not find it here: leave it "
-                         "out, or give cpu; `keepleft doctor` shows what there is") from error
-    return torch_device
 
 
 def init_distributed(strategy: ParallelStrategy | None = None, device: str | None = None) -> DistributedContext:

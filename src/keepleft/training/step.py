@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import MIN_QUERIES_WITHOUT_TABLE
+from keepleft.cuda_graph import capture_graph
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.ema import EMA
 from keepleft.training.loss_module import LossModule, checkpoint_activations
@@ -137,21 +138,22 @@ class CUDAGraphTrainStep(TrainStep):
             self.static_inputs = {name: tensor.clone() for name, tensor in {**inputs, "": targets}.items()}
             for p in self.parameters:
                 p.grad = None  # so that what is recorded writes and does not add
-        self.graphs[first] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graphs[first]):
-            super().accumulate({name: self.static_inputs[name] for name in inputs}, self.static_inputs[""], first)
+        static_inputs = {name: self.static_inputs[name] for name in inputs}
+        accumulate = super().accumulate
+        self.graphs[first], _ = capture_graph(lambda: accumulate(static_inputs, self.static_inputs[""], first))
 
     def apply(self, check_stats: Callable[[Tensor], None]) -> Tensor:
         self.steps_done += 1
         if not self.graphs:
             return super().apply(check_stats)
         if self.update_graph is None:
-            self.update_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.update_graph):
-                self.grad_norm.copy_(self.clip_gradients())
-                self.update()
+            self.update_graph, _ = capture_graph(self._clip_and_update)
         self.update_graph.replay()
         return self.collect_stats(self.grad_norm)
+
+    def _clip_and_update(self) -> None:
+        self.grad_norm.copy_(self.clip_gradients())
+        self.update()
 
     def zero_grad(self) -> None:
         if not self.graphs:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from keepleft.decoding.rng import uniform
-from keepleft.decoding.sampling import sample_tokens
-from keepleft.kernels.topk import topk_logsumexp
+from keepleft.decoding.sampling import select_tokens
 from keepleft.serving.engine.sequence import Sequences
 
 SampledLogprobs = tuple[float, list[tuple[int, float]]]
@@ -42,18 +41,13 @@ def sample_batch(batch: Sequence[tuple[Sequences, int]], logits: Tensor) -> list
 def _sample_group(group: list[tuple[Sequences, int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
     """Texts that are chosen alike: greedily, or drawn after the same filters, each with its own seed."""
     sequences = group[0][0]
-    if sequences.strategy.processors or sequences.seeds:
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-    for processor in sequences.strategy.processors:
-        logits = processor(logits, None)  # type: ignore[arg-type]
-    if not sequences.seeds:
-        top = topk_logsumexp(logits, 1)
-        return top.tokens[:, 0], top.values[:, 0] - top.logsumexp
-    to_tensor = lambda values: torch.tensor(values, device=logits.device)
-    uniforms = uniform(to_tensor([sequences.seeds[index] for sequences, index, _ in group]),
-                      to_tensor([len(sequences.new_tokens[index]) for sequences, index, _ in group]))
-    tokens = sample_tokens(logits, uniforms)
-    return tokens, logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    random_values = None
+    if sequences.seeds:
+        to_tensor = lambda values: torch.tensor(values, device=logits.device)
+        seeds = to_tensor([sequences.seeds[index] for sequences, index, _ in group])
+        positions = to_tensor([len(sequences.new_tokens[index]) for sequences, index, _ in group])
+        random_values = uniform(seeds, positions)
+    return select_tokens(logits, sequences.strategy.processors, None, random_values)
 
 
 def logprobs_of(sampled: SampledToken, logits: Tensor) -> SampledLogprobs | None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from keepleft.auditing.report import json_safe
+from keepleft.models.build import share_weights
 from keepleft.models.design import LMHead
-from keepleft.models.share_weights import share_weights
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer import (
     alignment,

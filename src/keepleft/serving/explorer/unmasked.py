@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.attention.masks import And, Mask, causal, full
-from keepleft.models.share_weights import share_weights
+from keepleft.models.build import share_weights
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.attention_store import store_attentions
 from keepleft.serving.explorer.params import Params
