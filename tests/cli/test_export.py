@@ -28,7 +28,12 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("to", OUT)
 def test_every_format_is_written_and_found_the_same(folder, tmp_path, capsys, to):
-    assert main(["export", str(folder), "--to", to, "--out", str(tmp_path / OUT[to]), "--text", "the sea is calm"]) == 0
+    assert (
+        main(
+            ["export", str(folder), "--to", to, "--out", str(tmp_path / OUT[to]), "--text", "the sea is calm"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith(f"written      {tmp_path / OUT[to]} (")
     assert len(lines) > 1
@@ -37,7 +42,22 @@ def test_every_format_is_written_and_found_the_same(folder, tmp_path, capsys, to
 
 
 def test_json_says_the_same(folder, tmp_path, capsys):
-    assert main(["export", str(folder), "--to", "gguf", "--dtype", "f32", "--out", str(tmp_path / "x.gguf"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(folder),
+                "--to",
+                "gguf",
+                "--dtype",
+                "f32",
+                "--out",
+                str(tmp_path / "x.gguf"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert [check["ok"] for check in said["checks"]] == [True, True, True]
     assert said["out"] == str(tmp_path / "x.gguf")
@@ -51,7 +71,9 @@ def test_what_differs_ends_with_1_and_is_written_all_the_same(folder, tmp_path, 
 
 
 def test_unchecked_only_writes(folder, tmp_path, capsys):
-    assert main(["export", str(folder), "--to", "onnx", "--out", str(tmp_path / "x.onnx"), "--no-verify"]) == 0
+    assert (
+        main(["export", str(folder), "--to", "onnx", "--out", str(tmp_path / "x.onnx"), "--no-verify"]) == 0
+    )
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -71,16 +93,19 @@ def test_a_design_that_no_one_knows_is_said_not_to_be_checked(tmp_path, capsys):
     assert "not checked  scores, by transformers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("wrong", "why"), [
-    (["--to", "gguf"], "say what to write and where"),
-    (["--to", "ggfu", "--out", "x"], "did you mean gguf"),
-    (["--to", "gguf", "--out", "x"], "ends in .gguf"),
-    (["--to", "onnx", "--out", "x.onnx", "--dtype", "f16"], "--dtype f16 is GGUF's"),
-    (["--to", "gguf", "--out", "x.gguf", "--quantization", "int8"], "CTranslate2's"),
-    (["--to", "onnx", "--out", "things"], "is a folder"),
-    (["--to", "hf", "--out", "note.txt"], "is a file"),
-    (["--to", "hf", "--out", "things", "--force"], "a folder of other things"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (["--to", "gguf"], "say what to write and where"),
+        (["--to", "ggfu", "--out", "x"], "did you mean gguf"),
+        (["--to", "gguf", "--out", "x"], "ends in .gguf"),
+        (["--to", "onnx", "--out", "x.onnx", "--dtype", "f16"], "--dtype f16 is GGUF's"),
+        (["--to", "gguf", "--out", "x.gguf", "--quantization", "int8"], "CTranslate2's"),
+        (["--to", "onnx", "--out", "things"], "is a folder"),
+        (["--to", "hf", "--out", "note.txt"], "is a file"),
+        (["--to", "hf", "--out", "things", "--force"], "a folder of other things"),
+    ],
+)
 def test_wrong_use_is_told_in_one_line(folder, tmp_path, capsys, monkeypatch, wrong, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "things").mkdir()

@@ -19,7 +19,9 @@ from keepleft.cli import main
 from keepleft.data.token_text import token_pieces
 
 TOKENS = byte_tokens()
-LETTERS = str(sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha()))
+LETTERS = str(
+    sorted(number for word, number in TOKENS.get_vocab().items() if word.isascii() and word.isalpha())
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,9 @@ def decoder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    design = kl.presets.small(kl.presets.pegasus).but(vocab=TOKENS.get_vocab_size(), initial=kl.NormalInit(0.4))
+    design = kl.presets.small(kl.presets.pegasus).but(
+        vocab=TOKENS.get_vocab_size(), initial=kl.NormalInit(0.4)
+    )
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
     model.notes = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
     kl.save(model, TOKENS, folder)
@@ -43,7 +47,9 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classes")
-    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), head=kl.ClassificationHead(2))
+    design = kl.presets.small(kl.presets.bert).but(
+        vocab=TOKENS.get_vocab_size(), head=kl.ClassificationHead(2)
+    )
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
     model.notes = {"id2label": {"0": "sad", "1": "glad"}}
     kl.save(model, TOKENS, folder)
@@ -60,14 +66,18 @@ def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> 
 @pytest.mark.slow
 def test_a_command_that_writes_does_not_wait_for_the_compiler(decoder):
     """Importing it takes longer than all the rest."""
-    said = (f"import sys; from keepleft.cli import main; main(['generate', {decoder!r}, 'the sea', '--max-new-tokens', '2']); "
-            "sys.exit('torch._dynamo' in sys.modules)")
+    said = (
+        f"import sys; from keepleft.cli import main; main(['generate', {decoder!r}, 'the sea', '--max-new-tokens', '2']); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", said], check=True, capture_output=True)
 
 
 def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
     texts = ["the sea", "a", "calm, and the ship", "12"]
-    code, out, _ = run(capsys, "generate", decoder, "--max-new-tokens", "5", stdin="\n".join(texts), monkeypatch=monkeypatch)
+    code, out, _ = run(
+        capsys, "generate", decoder, "--max-new-tokens", "5", stdin="\n".join(texts), monkeypatch=monkeypatch
+    )
     model, tokenizer = kl.load(decoder)
     alone = [kl.generate(model, tokenizer, text, max_new_tokens=5)[0] for text in texts]
     assert code == 0
@@ -76,15 +86,37 @@ def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
 
 def test_a_file_in_and_a_file_out(decoder, capsys, tmp_path):
     (tmp_path / "in.txt").write_text("the sea\nthe ship\n")
-    code, out, _ = run(capsys, "generate", decoder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"),
-                       "--max-new-tokens", "3")
+    code, out, _ = run(
+        capsys,
+        "generate",
+        decoder,
+        "--input",
+        str(tmp_path / "in.txt"),
+        "--output",
+        str(tmp_path / "out.txt"),
+        "--max-new-tokens",
+        "3",
+    )
     assert (code, out) == (0, "")
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 2
 
 
 def test_json_has_scores_tokens_and_likely_ones(pair, capsys):
-    code, out, _ = run(capsys, "translate", pair, "the sea", "--json", "--logprobs", "2", "--num-beams", "3", "--n-best", "2",
-                       "--max_new_tokens", "6")
+    code, out, _ = run(
+        capsys,
+        "translate",
+        pair,
+        "the sea",
+        "--json",
+        "--logprobs",
+        "2",
+        "--num-beams",
+        "3",
+        "--n-best",
+        "2",
+        "--max_new_tokens",
+        "6",
+    )
     found = json.loads(out)
     assert code == 0
     assert found["input"] == "the sea"
@@ -104,7 +136,9 @@ def test_several_texts_are_numbered_with_their_scores(pair, capsys):
 
 
 def test_alternatives_begin_differently(decoder, capsys):
-    code, out, _ = run(capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3", "--json")
+    code, out, _ = run(
+        capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3", "--json"
+    )
     assert code == 0
     assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
 
@@ -112,37 +146,87 @@ def test_alternatives_begin_differently(decoder, capsys):
 @pytest.mark.parametrize("beams", ["1", "2"])
 def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, pair, capsys, beams):
     for command, model in (("generate", decoder), ("translate", pair)):
-        wish = lambda *more, of=(command, model, "the sea"): json.loads(run(
-            capsys, *of, "--alternatives", "3", "--max-new-tokens", "5", "--num-beams", beams, "--shortlist", LETTERS, "--json",
-            *more)[1])["n_best"]
+        wish = lambda *more, of=(command, model, "the sea"): json.loads(
+            run(
+                capsys,
+                *of,
+                "--alternatives",
+                "3",
+                "--max-new-tokens",
+                "5",
+                "--num-beams",
+                beams,
+                "--shortlist",
+                LETTERS,
+                "--json",
+                *more,
+            )[1]
+        )["n_best"]
         plain = wish()
         assert [len(one["tokens"]) for one in plain] == [5, 5, 5]
         for n, one in enumerate(plain):
             ended = wish("--stop_strings", TOKENS.decode(one["tokens"][:1]))[n]
             assert ended["tokens"] == one["tokens"][:1]
             if beams == "1":  # a string of which the first token is the beginning
-                assert wish("--stop_strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+                assert (
+                    wish("--stop_strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+                )
 
 
 def test_alternatives_begin_with_the_prefix(decoder, pair, capsys):
     for command, model in (("generate", decoder), ("translate", pair)):
-        code, out, _ = run(capsys, command, model, "the sea", "--alternatives", "3", "--max-new-tokens", "4",
-                           "--prefix", " calm", "--shortlist", LETTERS, "--json", "--logprobs", "1")
+        code, out, _ = run(
+            capsys,
+            command,
+            model,
+            "the sea",
+            "--alternatives",
+            "3",
+            "--max-new-tokens",
+            "4",
+            "--prefix",
+            " calm",
+            "--shortlist",
+            LETTERS,
+            "--json",
+            "--logprobs",
+            "1",
+        )
         found, begun = json.loads(out), len(TOKENS.encode(" calm").ids)
         assert code == 0
-        assert all(one["text"].startswith(" calm") and len(one["tokens"]) == begun + 4 for one in found["n_best"])
-        assert found["score"] == pytest.approx(sum(part["logprob"] for part in found["logprobs"][begun:]), abs=1e-4)
-    _, out, _ = run(capsys, "translate", pair, "the sea", "the ship", "--alternatives", "2", "--max-new-tokens", "2", "--json",
-                    "--prefix", '["calm","sails"]')
+        assert all(
+            one["text"].startswith(" calm") and len(one["tokens"]) == begun + 4 for one in found["n_best"]
+        )
+        assert found["score"] == pytest.approx(
+            sum(part["logprob"] for part in found["logprobs"][begun:]), abs=1e-4
+        )
+    _, out, _ = run(
+        capsys,
+        "translate",
+        pair,
+        "the sea",
+        "the ship",
+        "--alternatives",
+        "2",
+        "--max-new-tokens",
+        "2",
+        "--json",
+        "--prefix",
+        '["calm","sails"]',
+    )
     assert [json.loads(line)["text"][:4] for line in out.splitlines()] == ["calm", "sail"]
 
 
 def test_alternatives_are_only_what_may_come(decoder, capsys):
     said = ["--alternatives", "5", "--max-new-tokens", "3", "--json"]
-    found = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *said)[1])["n_best"]
+    found = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *said)[1])[
+        "n_best"
+    ]
     assert {token for one in found for token in one["tokens"]} <= {70, 71}
     assert len(found) == 2
-    code, out, _ = run(capsys, "generate", decoder, "the sea", *said, "--max-new-tokens", "0", "--prefix", " calm")
+    code, out, _ = run(
+        capsys, "generate", decoder, "the sea", *said, "--max-new-tokens", "0", "--prefix", " calm"
+    )
     assert (code, json.loads(out)["text"]) == (0, " calm")
 
 
@@ -150,8 +234,18 @@ def test_alternatives_are_only_what_may_come(decoder, capsys):
 def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
     for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
         path = tmp_path / f"{n}.svg"
-        code, _, told = run(capsys, command, model, "the sea <&", "--plot", str(path), "--num-beams", beams,
-                            "--max-new-tokens", "5")
+        code, _, told = run(
+            capsys,
+            command,
+            model,
+            "the sea <&",
+            "--plot",
+            str(path),
+            "--num-beams",
+            beams,
+            "--max-new-tokens",
+            "5",
+        )
         assert (code, str(path) in told) == (0, True)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
@@ -160,21 +254,41 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
 def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
     for command, model in (("generate", decoder), ("translate", pair)):
         path = tmp_path / f"{command}.svg"
-        code, out, _ = run(capsys, command, model, "calm", "--prefix", " ship sails", "--plot", str(path), "--json",
-                           "--num-beams", beams, "--max-new-tokens", "3", "--shortlist", LETTERS)
+        code, out, _ = run(
+            capsys,
+            command,
+            model,
+            "calm",
+            "--prefix",
+            " ship sails",
+            "--plot",
+            str(path),
+            "--json",
+            "--num-beams",
+            beams,
+            "--max-new-tokens",
+            "3",
+            "--shortlist",
+            LETTERS,
+        )
         found = json.loads(out)
-        shown = ["".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")]
+        shown = [
+            "".join(text.itertext())
+            for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
+        ]
         assert code == 0
         assert found["text"].startswith(" ship sails")
         if command == "translate" and beams == "1":  # a token a row, those of the prefix too
             rows = [svg.show_invisibles(word) for word in token_pieces(TOKENS, found["tokens"])]
-            assert shown[-len(rows):] == rows
+            assert shown[-len(rows) :] == rows
         else:
             assert any(found["text"] in line for line in shown)
 
 
 def test_an_alignment_has_a_pair_for_each_token(pair, capsys):
-    code, out, _ = run(capsys, "translate", pair, "the sea", "--alignments", "--json", "--max-new-tokens", "5")
+    code, out, _ = run(
+        capsys, "translate", pair, "the sea", "--alignments", "--json", "--max-new-tokens", "5"
+    )
     found = json.loads(out)
     assert code == 0
     assert [int(one.split("-")[1]) for one in found["alignment"].split()] == list(range(len(found["tokens"])))
@@ -188,15 +302,28 @@ def test_a_stream_is_the_text(decoder, capsys):
 
 
 def test_what_changes_nothing_is_told_once(decoder, capsys, monkeypatch):
-    code, _, told = run(capsys, "generate", decoder, "--top-p", "0.5", "--max-new-tokens", "2", "--batch-size", "1",
-                        stdin="a\nb\nc", monkeypatch=monkeypatch)
+    code, _, told = run(
+        capsys,
+        "generate",
+        decoder,
+        "--top-p",
+        "0.5",
+        "--max-new-tokens",
+        "2",
+        "--batch-size",
+        "1",
+        stdin="a\nb\nc",
+        monkeypatch=monkeypatch,
+    )
     assert code == 0
     assert told.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
 
 
 @pytest.mark.parametrize("more", [(), ("--alternatives", "2"), ("--stream",)])
 def test_a_prompt_without_room_is_told_once(decoder, capsys, more):
-    code, out, told = run(capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *more)
+    code, out, told = run(
+        capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *more
+    )
     assert (code, out) == (0, "\n")
     assert told.count("max_length is 3, and a prompt has") == 1
 
@@ -239,12 +366,32 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
     assert (code, found["count"]) == (0, 10)
     assert {"bleu", "chrf", "ter", "exact"} <= found["measures"].keys()
     (tmp_path / "other.txt").write_text("calm\nsails on\n" * 5)
-    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--baseline",
-                       str(tmp_path / "other.txt"), "--fail-under", "99")
+    code, out, _ = run(
+        capsys,
+        "eval",
+        pair,
+        str(tmp_path / "t.tsv"),
+        "--max-new-tokens",
+        "4",
+        "--baseline",
+        str(tmp_path / "other.txt"),
+        "--fail-under",
+        "99",
+    )
     assert code == 1
     assert "other.txt" in out
-    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--dtype", "int8", "--baseline",
-                       str(tmp_path / "other.txt"))
+    code, out, _ = run(
+        capsys,
+        "eval",
+        pair,
+        str(tmp_path / "t.tsv"),
+        "--max-new-tokens",
+        "4",
+        "--dtype",
+        "int8",
+        "--baseline",
+        str(tmp_path / "other.txt"),
+    )
     assert code == 0
     assert "float32" in out
     assert "other.txt" in out
@@ -261,7 +408,10 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
 def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
-    assert "num_beams is 0: it must be a whole number" in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
+    assert (
+        "num_beams is 0: it must be a whole number"
+        in run(capsys, "generate", decoder, "x", "--num-beams", "0")[2]
+    )
     assert "a stream is for one text" in run(capsys, "generate", decoder, "x", "--stream", "--json")[2]
     assert "this model has no labels" in run(capsys, "classify", decoder, "x")[2]
     code, _, told = run(capsys, "generate", decoder, "--max-new-token", "3", "x")
@@ -272,15 +422,32 @@ def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]
 
 
-def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(decoder, capsys, monkeypatch, tmp_path):
+def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
+    decoder, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
     code, _, told = run(capsys, "generate", "word " * 60, "--max-new-tokens", "2", "--do-sample=false")
     assert code == 0, told
     assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
     drawn = []
-    monkeypatch.setattr("keepleft.pipelines.text_generation.TextGenerator.plot", lambda self, path, text, options, tag: drawn.append(text) or path)
-    run(capsys, "generate", decoder, "first", "second", "third", "--batch-size", "2", "--max-new-tokens", "1", "--plot",
-        str(tmp_path / "p.svg"))
+    monkeypatch.setattr(
+        "keepleft.pipelines.text_generation.TextGenerator.plot",
+        lambda self, path, text, options, tag: drawn.append(text) or path,
+    )
+    run(
+        capsys,
+        "generate",
+        decoder,
+        "first",
+        "second",
+        "third",
+        "--batch-size",
+        "2",
+        "--max-new-tokens",
+        "1",
+        "--plot",
+        str(tmp_path / "p.svg"),
+    )
     assert drawn == ["first"]
 
 
@@ -291,8 +458,22 @@ def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
     assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")
 
 
-@pytest.mark.parametrize("words", [["and/or"], ["and/or", "he/she"], ["TCP/IP"], ["24/7"], ["OS/2", "the sea"], ["yes/no?"],
-                                   ["the and/or the sea"], ["e.g./i.e."], ["https://a.b/c"], ["हाँ/ना", "the sea"], ["a/"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["and/or"],
+        ["and/or", "he/she"],
+        ["TCP/IP"],
+        ["24/7"],
+        ["OS/2", "the sea"],
+        ["yes/no?"],
+        ["the and/or the sea"],
+        ["e.g./i.e."],
+        ["https://a.b/c"],
+        ["हाँ/ना", "the sea"],
+        ["a/"],
+    ],
+)
 def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
     code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", "--json")
@@ -300,31 +481,51 @@ def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
     assert [json.loads(line)["input"] for line in out.splitlines()] == words
 
 
-@pytest.mark.parametrize("words", [["no-such/model"], ["nobody/gtp2"], ["Nobody/NoModel"], ["nobody/bloom", "the sea"],
-                                   ["nobody/bloom", "--input", "-"], ["nobody/bloom", "and/or", "the sea"], ["runs/nvoel"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["no-such/model"],
+        ["nobody/gtp2"],
+        ["Nobody/NoModel"],
+        ["nobody/bloom", "the sea"],
+        ["nobody/bloom", "--input", "-"],
+        ["nobody/bloom", "and/or", "the sea"],
+        ["runs/nvoel"],
+    ],
+)
 def test_a_mistaken_name_on_the_hub_is_told(words, decoder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch)
+    code, out, told = run(
+        capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
+    )
     assert (code, out) == (2, "")
     assert f"there is no directory {words[0]}, and the hub gives no model of that name" in told
 
 
-@pytest.mark.parametrize("words", [["/no/such/model", "hi"], ["runs/novel/model"], ["./nothing"], ["no.gguf", "hi"]])
+@pytest.mark.parametrize(
+    "words", [["/no/such/model", "hi"], ["runs/novel/model"], ["./nothing"], ["no.gguf", "hi"]]
+)
 def test_a_path_that_leads_nowhere_is_no_text(words, decoder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch)
+    code, out, told = run(
+        capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
+    )
     assert (code, out) == (2, "")
     assert words[0].removeprefix("./") in told
 
 
 def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):
     said = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
-    together = run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said)[1]
-    alone = [run(capsys, "generate", decoder, text, "--seed", seed, "--json", *said)[1]
-             for text, seed in (("a", "1"), ("b", "2"), ("c", "3"))]
+    together = run(
+        capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said
+    )[1]
+    alone = [
+        run(capsys, "generate", decoder, text, "--seed", seed, "--json", *said)[1]
+        for text, seed in (("a", "1"), ("b", "2"), ("c", "3"))
+    ]
     tokens = lambda out: [json.loads(line)["tokens"] for line in out.splitlines()]
     assert tokens(together) == [row for out in alone for row in tokens(out)]
     assert "seed has 2 values" in run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2]", *said)[2]

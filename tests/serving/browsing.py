@@ -30,7 +30,9 @@ def browser():
 @pytest.fixture
 def visit(browser):
     """Opens the page of a stand-in; afterwards the console must be clean."""
-    contexts, servers, troubles = [], [], []
+    contexts = []
+    servers = []
+    troubles = []
 
     def open_(stand_in, words: str = "", *, width: int = 1200, wait: str | None = "[role=tab]", **more):
         context = browser.new_context(viewport={"width": width, "height": 860}, **more)
@@ -38,7 +40,10 @@ def visit(browser):
         contexts.append(context)
         servers.append(serve(stand_in))
         page = context.new_page()
-        page.on("console", lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.goto(f"http://127.0.0.1:{servers[-1].server_port}/explore/{words}")
         if wait:

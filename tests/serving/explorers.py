@@ -25,8 +25,13 @@ def words() -> Tokenizer:
 
 
 def model(family: str, seed: int = 0, **said):
-    design = kl.presets.small(FAMILIES[family]).but(vocab=words().get_vocab_size(), dim=24, heads=6, dropout=0.0,
-                                                    **({"initial": kl.NormalInit(0.3)} | said))
+    design = kl.presets.small(FAMILIES[family]).but(
+        vocab=words().get_vocab_size(),
+        dim=24,
+        heads=6,
+        dropout=0.0,
+        **({"initial": kl.NormalInit(0.3)} | said),
+    )
     out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
     out.notes = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     return out

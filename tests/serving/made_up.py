@@ -13,7 +13,11 @@ VOCAB = 5_000
 SOURCE = "The little ship sails on the calm blue sea today."
 TARGET = "Le petit bateau navigue aujourd'hui sur la mer bleue et calme."
 HINDI = "नमस्ते दुनिया, समुद्र शांत है और हिन्दी में क्ष त्र ज्ञ।"
-EVIL = ["<img src=x onerror=window.broken=1>", "</script><script>window.broken=2</script>", "\"><svg onload=window.broken=3>"]
+EVIL = [
+    "<img src=x onerror=window.broken=1>",
+    "</script><script>window.broken=2</script>",
+    '"><svg onload=window.broken=3>',
+]
 WORDS = [" sea", " ship", "ing", " नीला", " é", " bleu", " calm", "s", "ा", " sails"]
 
 
@@ -63,8 +67,12 @@ def weights(rows: int, columns: int, causal: bool, layer: int, head: int, leak: 
     i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
     diagonal = i * (columns / rows) if rows != columns else i
     noise = np.random.default_rng(layer * 97 + head).normal(size=(1, columns)).astype(np.float32)
-    scores = {0: -np.abs(diagonal - 1 - j) * 1.5, 1: 3.0 * (j == 0) - 0.02 * np.abs(diagonal - j),
-              2: -np.abs(diagonal - j) / (2 + layer), 3: 1.5 * noise - 0.01 * np.abs(diagonal - j)}[head % 4].astype(np.float32)
+    scores = {
+        0: -np.abs(diagonal - 1 - j) * 1.5,
+        1: 3.0 * (j == 0) - 0.02 * np.abs(diagonal - j),
+        2: -np.abs(diagonal - j) / (2 + layer),
+        3: 1.5 * noise - 0.01 * np.abs(diagonal - j),
+    }[head % 4].astype(np.float32)
     if causal:
         scores = np.where(j <= i, scores, -np.inf)
     out = np.exp(scores - scores.max(1, keepdims=True))

@@ -10,25 +10,55 @@ from keepleft.serving.engine.request import Event, FinishEvent, GenerationReques
 from keepleft.serving.engine.sequential import SequentialEngine
 
 KINDS: tuple[dict[str, Any], ...] = (
-    {}, {}, {"num_beams": 3}, {"num_beams": 2, "length_penalty": 0.5},
+    {},
+    {},
+    {"num_beams": 3},
+    {"num_beams": 2, "length_penalty": 0.5},
     {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
-    {"num_beams": 3, "early_stopping": True, "num_return_sequences": 2}, {"num_beams": 2, "do_sample": True},
-    {"do_sample": True}, {"do_sample": True, "temperature": 0.7, "top_k": 5}, {"do_sample": True, "top_p": 0.8, "min_p": 0.02},
-    {"do_sample": True, "num_return_sequences": 3}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2},
-    {"do_sample": True, "frequency_penalty": 0.6, "presence_penalty": 0.3}, {"min_new_tokens": 4}, {"suppress_tokens": [4, 5]},
-    {"num_beams": 2, "repetition_penalty": 1.3}, {"deterministic": True}, {"forced_eos_token_id": 2}, {"logit_bias": {7: 2.0}},
-    {"exponential_decay_length_penalty": (2, 1.3)}, {"encoder_no_repeat_ngram_size": 2}, {"begin_suppress_tokens": [3]})
+    {"num_beams": 3, "early_stopping": True, "num_return_sequences": 2},
+    {"num_beams": 2, "do_sample": True},
+    {"do_sample": True},
+    {"do_sample": True, "temperature": 0.7, "top_k": 5},
+    {"do_sample": True, "top_p": 0.8, "min_p": 0.02},
+    {"do_sample": True, "num_return_sequences": 3},
+    {"repetition_penalty": 1.4},
+    {"no_repeat_ngram_size": 2},
+    {"do_sample": True, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+    {"min_new_tokens": 4},
+    {"suppress_tokens": [4, 5]},
+    {"num_beams": 2, "repetition_penalty": 1.3},
+    {"deterministic": True},
+    {"forced_eos_token_id": 2},
+    {"logit_bias": {7: 2.0}},
+    {"exponential_decay_length_penalty": (2, 1.3)},
+    {"encoder_no_repeat_ngram_size": 2},
+    {"begin_suppress_tokens": [3]},
+)
 
 
-def asks(count: int, *, seed: int = 0, vocab: int = 53, longest: int = 12, limit: int = 10, tenants: int = 3,
-         **more: Any) -> list[GenerationRequest]:
+def asks(
+    count: int,
+    *,
+    seed: int = 0,
+    vocab: int = 53,
+    longest: int = 12,
+    limit: int = 10,
+    tenants: int = 3,
+    **more: Any,
+) -> list[GenerationRequest]:
     dice = random.Random(seed)
     out = []
     for n in range(count):
         kind = dice.choice(KINDS)
         size = dice.randint(kind.get("min_new_tokens", 1), limit)
-        options = GenerationConfig(max_new_tokens=size, eos_token_id=2, decoder_start_token_id=1, seed=dice.randint(0, 99), **kind,
-                          **more)
+        options = GenerationConfig(
+            max_new_tokens=size,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            seed=dice.randint(0, 99),
+            **kind,
+            **more,
+        )
         logprobs = 2 if options.beam_count == 1 and dice.random() < 0.2 else None
         tokens = [dice.randint(3, vocab - 1) for _ in range(dice.randint(1, longest))]
         if dice.random() < 0.3:
@@ -43,8 +73,11 @@ def summed(events: list[Event]) -> Any:
     for event in events:
         if isinstance(event, TokenEvent):
             tokens.setdefault(event.index, []).append(event.token)
-    ends = {event.index: (event.finish_reason, None if event.sequence is None else tuple(event.sequence.tokens))
-            for event in events if isinstance(event, FinishEvent)}
+    ends = {
+        event.index: (event.finish_reason, None if event.sequence is None else tuple(event.sequence.tokens))
+        for event in events
+        if isinstance(event, FinishEvent)
+    }
     return tokens, ends
 
 

@@ -20,8 +20,10 @@ from keepleft.serving.http.service import Service
 
 TOKENS = byte_tokens()
 PLAIN = Limits()
-CHAT = ("{{ bos_token }}{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}</s>{% endfor %}"
-        "{% if add_generation_prompt %}<s>assistant: {% endif %}")
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
 
 
 def decoder(**notes) -> LoadedModel:
@@ -36,12 +38,17 @@ def talker() -> LoadedModel:
 
 def translator() -> LoadedModel:
     model = pair(0, vocab=TOKENS.get_vocab_size())
-    model.notes = {"decoder_start_token_id": TOKENS.token_to_id(BOS_TOKEN), "eos_token_id": TOKENS.token_to_id(EOS_TOKEN)}
+    model.notes = {
+        "decoder_start_token_id": TOKENS.token_to_id(BOS_TOKEN),
+        "eos_token_id": TOKENS.token_to_id(EOS_TOKEN),
+    }
     return LoadedModel(model, TOKENS)
 
 
 def encoder(head=None) -> LoadedModel:
-    design = kl.presets.small(kl.presets.bert).but(vocab=TOKENS.get_vocab_size(), dim=16, heads=2, head=head, dropout=0.0)
+    design = kl.presets.small(kl.presets.bert).but(
+        vocab=TOKENS.get_vocab_size(), dim=16, heads=2, head=head, dropout=0.0
+    )
     model = kl.build(design, generator=torch.Generator().manual_seed(1)).eval()
     if isinstance(head, kl.ClassificationHead):
         model.notes["id2label"] = {"0": "calm", "1": "rough", "2": "none"}
@@ -72,7 +79,15 @@ def service(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN
 
 
 @contextmanager
-def client(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, explorer=None, page=None, reach=None, **given):
+def client(
+    opened: LoadedModel,
+    engine=SequentialEngine,
+    limits: Limits = PLAIN,
+    explorer=None,
+    page=None,
+    reach=None,
+    **given,
+):
     """In this process, without a socket."""
     from starlette.testclient import TestClient
 
@@ -84,7 +99,9 @@ def client(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN,
 
 
 @contextmanager
-def running(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **given):
+def running(
+    opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **given
+):
     """A real server on a free port of this machine: its port and the service."""
     from keepleft.serving.http.server import Server
 

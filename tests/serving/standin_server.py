@@ -1,6 +1,6 @@
 """The stand-in behind HTTP, with the page beside it and the strictest policy: as a server would carry it.
 
-    python tests/serving/standin_server.py [--port 8900] [--family decoder]
+python tests/serving/standin_server.py [--port 8900] [--family decoder]
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from serving.standin import Refusal, StandIn
 
 PAGE = Path(__file__).parents[2] / "src" / "keepleft" / "serving" / "explorer" / "page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -40,7 +44,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer = self.stand_in.ask(self.path.rpartition("/")[2], json.loads(body))
         except Refusal as error:
-            return self._json(error.status, {"error": {"message": str(error), **({"code": error.code} if error.code else {})}})
+            return self._json(
+                error.status,
+                {"error": {"message": str(error), **({"code": error.code} if error.code else {})}},
+            )
         return self._json(200, answer)
 
     def _json(self, status: int, answer: dict[str, Any]) -> None:
@@ -48,8 +55,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
-        for name, value in {"content-type": kind, "content-length": str(len(body)), "content-security-policy": POLICY,
-                            "cache-control": "no-store"}.items():
+        for name, value in {
+            "content-type": kind,
+            "content-length": str(len(body)),
+            "content-security-policy": POLICY,
+            "cache-control": "no-store",
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -15,14 +15,29 @@ from keepleft.serving.explorer.params import ExpiredError
 from keepleft.serving.explorer.rollout import attention_rollout
 from keepleft.serving.explorer.text_cache import TextCache, max_tokens
 from keepleft.serving.explorer.unmasked import without_causal_mask
-from serving.explorers import FAMILIES, SOURCE, TEXT, ask, bits, explorer, f32, model, shades, texts, u8, words
+from serving.explorers import (
+    FAMILIES,
+    SOURCE,
+    TEXT,
+    ask,
+    bits,
+    explorer,
+    f32,
+    model,
+    shades,
+    texts,
+    u8,
+    words,
+)
 from strategies import MASKS, designs, made, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def given_to(net, length: int, other: int = 7) -> list[torch.Tensor]:
-    return [tokens(1, other), tokens(1, length)] if isinstance(net, kl.EncoderDecoder) else [tokens(1, length)]
+    return (
+        [tokens(1, other), tokens(1, length)] if isinstance(net, kl.EncoderDecoder) else [tokens(1, length)]
+    )
 
 
 @given(designs(), st.data())
@@ -38,20 +53,28 @@ def test_weights_are_those_that_watch_shows(design, data):
     for name, layer in kept.items():
         whole = maps[name][0]
         heads = data.draw(st.lists(st.integers(0, design.heads - 1), min_size=1, max_size=3, unique=True))
-        rows = torch.tensor(data.draw(st.lists(st.integers(0, layer.rows - 1), min_size=1, max_size=4, unique=True)))
-        torch.testing.assert_close(layer.weights(range(design.heads), torch.arange(layer.rows)), whole, atol=1e-12, rtol=1e-9)
+        rows = torch.tensor(
+            data.draw(st.lists(st.integers(0, layer.rows - 1), min_size=1, max_size=4, unique=True))
+        )
+        torch.testing.assert_close(
+            layer.weights(range(design.heads), torch.arange(layer.rows)), whole, atol=1e-12, rtol=1e-9
+        )
         torch.testing.assert_close(layer.weights(heads, rows), whole[heads][:, rows], atol=1e-12, rtol=1e-9)
         tall = data.draw(st.sampled_from([1, 3, 128]))
         for strip in layer.strips(heads, height=tall):
-            part = whole[heads][:, strip.begin:strip.end]
-            torch.testing.assert_close(strip.weights, part[..., strip.left:strip.right], atol=1e-12, rtol=1e-9)
+            part = whole[heads][:, strip.begin : strip.end]
+            torch.testing.assert_close(
+                strip.weights, part[..., strip.left : strip.right], atol=1e-12, rtol=1e-9
+            )
             assert float(part.sum()) == pytest.approx(float(strip.weights.sum()))  # nothing lies beyond
 
 
 @given(MASKS, st.sampled_from([1, 4, 9]))
 @settings(max_examples=40)
 def test_any_mask_is_kept_to_even_by_those_who_see_nothing(mask, length):
-    net = made(kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(2, (mask,))))
+    net = made(
+        kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(2, (mask,)))
+    )
     with torch.no_grad(), kl.watch(net) as maps:
         net.hidden_states(tokens(1, length))
     kept = store_attentions(net, lambda: net.hidden_states(tokens(1, length)))
@@ -72,7 +95,11 @@ def plain_rollout(maps: list[torch.Tensor]) -> torch.Tensor:
 @given(st.lists(MASKS, min_size=1, max_size=3), st.integers(1, 9))
 @settings(max_examples=40)
 def test_a_rollout_is_the_plain_product_and_its_claim_is_who_can_be_known_of(masks, length):
-    net = made(kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(3, tuple(masks))))
+    net = made(
+        kl.presets.small(kl.presets.llama).but(
+            vocab=31, dim=24, heads=6, decoder=kl.StackDesign(3, tuple(masks))
+        )
+    )
     with torch.no_grad(), kl.watch(net) as maps:
         net.hidden_states(tokens(1, length))
     layers = list(store_attentions(net, lambda: net.hidden_states(tokens(1, length))).values())
@@ -85,15 +112,23 @@ def test_a_rollout_is_the_plain_product_and_its_claim_is_who_can_be_known_of(mas
         reach = (step.double() @ reach.double()) > 0
         assert torch.equal(known.claim, reach)
         assert not (known.weights[~known.claim] != 0).any()
-    back = attention_rollout("decoder.self", layers, 0, known)  # one layer fewer is found again from the beginning
-    torch.testing.assert_close(back.weights, plain_rollout([maps["decoder.0.self"][0]]), atol=1e-12, rtol=1e-9)
+    back = attention_rollout(
+        "decoder.self", layers, 0, known
+    )  # one layer fewer is found again from the beginning
+    torch.testing.assert_close(
+        back.weights, plain_rollout([maps["decoder.0.self"][0]]), atol=1e-12, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiles_and_rows_and_columns_are_parts_of_the_whole(family):
     asked = explorer(family)
     read = ask(asked, "attention", **texts(family))
-    ids = [[token["id"] for token in read["tokens"][side]] for side in ("source", "text") if side in read["tokens"]]
+    ids = [
+        [token["id"] for token in read["tokens"][side]]
+        for side in ("source", "text")
+        if side in read["tokens"]
+    ]
     with torch.no_grad(), kl.watch(asked.model) as maps:
         asked.model.hidden_states(*(torch.tensor([side]) for side in ids))
     for one in read["attentions"]:
@@ -104,7 +139,7 @@ def test_tiles_and_rows_and_columns_are_parts_of_the_whole(family):
         for layer, whole in enumerate(layers):
             heads = {2: whole[2], "mean": whole.mean(0)}
             if kind == "self":
-                heads["rollout"] = plain_rollout(layers[:layer + 1])
+                heads["rollout"] = plain_rollout(layers[: layer + 1])
             for head, want in heads.items():
                 which = dict(key=read["key"], name=one["name"], layer=layer, head=head)
                 part = ask(asked, "tile", **which, row=1, column=2, size=3)
@@ -112,9 +147,13 @@ def test_tiles_and_rows_and_columns_are_parts_of_the_whole(family):
                 here = want[1:4, 2:5]
                 assert (part["rows"], part["columns"]) == here.shape
                 assert np.abs(u8(part["map_u8"], *here.shape) - shades(here)).max() <= 1
-                claim = kl.mask_table(kl.causal if one["kind"] == "masked" else kl.full, max(rows, columns))[:rows, :columns]
+                claim = kl.mask_table(kl.causal if one["kind"] == "masked" else kl.full, max(rows, columns))[
+                    :rows, :columns
+                ]
                 assert (bits(part["claim_bits"], *here.shape) == claim[1:4, 2:5].numpy()).all()
-                reads, by = (f32(ask(asked, "reads", **which, token=1, by=by)["weights_f32"]) for by in (False, True))
+                reads, by = (
+                    f32(ask(asked, "reads", **which, token=1, by=by)["weights_f32"]) for by in (False, True)
+                )
                 assert reads == pytest.approx(want[1].numpy(), abs=1e-6)
                 assert by == pytest.approx(want[:, 1].numpy(), abs=1e-6)
 
@@ -125,23 +164,31 @@ def test_an_overview_is_the_largest_of_each_cell(length, size, head):
     asked = LONG
     read = asked.text_cache.read(tokens(1, length)[0].tolist(), [])
     which = dict(key=read.key, name="decoder.self", layer=1, head=head)
-    whole = torch.tensor(np.stack([f32(ask(asked, "reads", **which, token=n)["weights_f32"]) for n in range(length)]))
+    whole = torch.tensor(
+        np.stack([f32(ask(asked, "reads", **which, token=n)["weights_f32"]) for n in range(length)])
+    )
     found = ask(asked, "overview", **which, size=size)
     step = -(-length // size)
     cells = -(-length // step)
     assert (found["rows"], found["columns"], found["step"]) == (length, length, step)
-    square = lambda table, row, column: table[row * step:(row + 1) * step, column * step:(column + 1) * step]
+    square = lambda table, row, column: table[
+        row * step : (row + 1) * step, column * step : (column + 1) * step
+    ]
     want = torch.tensor([[square(whole, q, k).max() for k in range(cells)] for q in range(cells)])
     claim = kl.mask_table(kl.causal if head == "rollout" else kl.causal & kl.window(5), length)
     assert found["top"] == pytest.approx(float(whole.max()))
     assert np.abs(u8(found["map_u8"], cells, cells) - shades(want, found["top"])).max() <= 1
     may = bits(found["claim_bits"], cells, cells)
     if head != "rollout":
-        assert (may == np.array([[bool(square(claim, q, k).any()) for k in range(cells)] for q in range(cells)])).all()
+        assert (
+            may == np.array([[bool(square(claim, q, k).any()) for k in range(cells)] for q in range(cells)])
+        ).all()
     assert not (u8(found["map_u8"], cells, cells)[~may] > 0).any()
 
 
-BANDED = kl.presets.small(kl.presets.gpt3_small).but(vocab=31, decoder=kl.StackDesign(2, (kl.causal, kl.causal & kl.window(5))))
+BANDED = kl.presets.small(kl.presets.gpt3_small).but(
+    vocab=31, decoder=kl.StackDesign(2, (kl.causal, kl.causal & kl.window(5)))
+)
 LONG = Explorer(kl.build(BANDED, generator=torch.Generator().manual_seed(1)), words())
 
 
@@ -152,7 +199,12 @@ def test_a_summary_says_of_each_head_what_its_map_says(family):
     for one in read["attentions"]:
         found = ask(asked, "summary", key=read["key"], name=one["name"], layer=1)
         assert len(found["heads"]) == one["heads"]
-        whole = asked.text_cache[read["key"]].attentions[one["name"]][1].weights([3], torch.arange(one["rows"]))[0].double()
+        whole = (
+            asked.text_cache[read["key"]]
+            .attentions[one["name"]][1]
+            .weights([3], torch.arange(one["rows"]))[0]
+            .double()
+        )
         here = found["heads"][3]
         q, k = torch.arange(one["rows"])[:, None], torch.arange(one["columns"])
         mean = lambda table, rows=one["rows"]: float(table.sum() / rows)
@@ -172,13 +224,21 @@ def test_what_looks_beyond_its_claim_is_told():
     asked_of.text_cache = asked
     found = ask(asked_of, "summary", key=read.key, name="decoder.self", layer=1)
     assert max(head["outside"] for head in found["heads"]) > 0.1
-    part = ask(asked_of, "tile", key=read.key, name="decoder.self", layer=0, head="mean", row=0, column=0, size=256)
+    part = ask(
+        asked_of, "tile", key=read.key, name="decoder.self", layer=0, head="mean", row=0, column=0, size=256
+    )
     size = (part["rows"], part["columns"])
     assert u8(part["map_u8"], *size)[~bits(part["claim_bits"], *size)].max() > 0
 
 
 def test_a_long_text_is_summed_up_from_some_of_its_rows():
-    found = ask(LONG, "summary", key=LONG.text_cache.read(tokens(1, 300)[0].tolist(), []).key, name="decoder.self", layer=0)
+    found = ask(
+        LONG,
+        "summary",
+        key=LONG.text_cache.read(tokens(1, 300)[0].tolist(), []).key,
+        name="decoder.self",
+        layer=0,
+    )
     assert found["rows"] == 256
 
 
@@ -201,7 +261,9 @@ def test_a_text_is_read_as_far_as_someone_looks_and_each_layer_is_that_of_a_whol
         whole = store_attentions(net, lambda: net.hidden_states(*side))
         lazy = not isinstance(design.position, kl.RelativeBias)
         for name, layers in read.attentions.items():
-            assert not lazy or name.endswith("cross") or not set(layers.names) & set(layers.forward_pass.layers)
+            assert (
+                not lazy or name.endswith("cross") or not set(layers.names) & set(layers.forward_pass.layers)
+            )
             for n, layer in enumerate(layers):
                 want = whole[layers.names[n]]
                 torch.testing.assert_close(layer.q, want.q, rtol=1e-9, atol=1e-9)
@@ -247,7 +309,11 @@ def test_the_same_text_is_read_again_where_the_weights_have_changed():
 
 
 def test_a_long_text_is_cut_and_it_is_said():
-    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(12)))
+    net = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(
+            vocab=words().get_vocab_size(), position=kl.LearnedPositions(12)
+        )
+    )
     read = ask(Explorer(net, words()), "attention", text="sea " * 20)
     assert len(read["tokens"]["text"]) == 12
     assert read["shortened"] == "the text has 41 tokens, the first 12 are shown"
@@ -271,21 +337,28 @@ def test_nothing_is_left_on_the_model_and_it_may_be_trained():
     assert not any(getattr(part, "watcher", None) for part in net.modules())
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"name": "decoder.cross"}, "no name is called 'decoder.cross'"),
-    ({"layer": 2}, "layer is 2: it must be a whole number from 0 to 1"),
-    ({"layer": True}, "layer is True"),
-    ({"head": 6}, "head is 6: it must be a whole number from 0 to 5"),
-    ({"head": "max"}, "no head is called 'max': there are mean, rollout"),
-    ({"size": 257}, "size is 257"),
-    ({"row": -1}, "row is -1"),
-    ({"column": 99}, "column is 99"),
-    ({"key": 7}, "key is 7: it must be a text"),
-    ({"row": None}, "tile needs row: give a whole number"),
-    ({"path": "x"}, "tile takes no 'path'"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "decoder.cross"}, "no name is called 'decoder.cross'"),
+        ({"layer": 2}, "layer is 2: it must be a whole number from 0 to 1"),
+        ({"layer": True}, "layer is True"),
+        ({"head": 6}, "head is 6: it must be a whole number from 0 to 5"),
+        ({"head": "max"}, "no head is called 'max': there are mean, rollout"),
+        ({"size": 257}, "size is 257"),
+        ({"row": -1}, "row is -1"),
+        ({"column": 99}, "column is 99"),
+        ({"key": 7}, "key is 7: it must be a text"),
+        ({"row": None}, "tile needs row: give a whole number"),
+        ({"path": "x"}, "tile takes no 'path'"),
+    ],
+)
 def test_what_is_out_of_bounds_is_refused_by_name(change, said):
     asked = explorer("decoder")
     key = ask(asked, "attention", text=TEXT)["key"]
     with pytest.raises(ValueError, match=said):
-        ask(asked, "tile", **{**dict(key=key, name="decoder.self", layer=0, head=0, row=0, column=0, size=8), **change})
+        ask(
+            asked,
+            "tile",
+            **{**dict(key=key, name="decoder.self", layer=0, head=0, row=0, column=0, size=8), **change},
+        )

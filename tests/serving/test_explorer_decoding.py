@@ -26,7 +26,9 @@ def whole_pass(asked: Explorer, tokens: list[int]) -> torch.Tensor:
     """(V,) by one pass over everything."""
     with torch.no_grad():
         if asked.generator.is_encoder_decoder:
-            return asked.model(torch.tensor([words().encode(SOURCE).ids]), torch.tensor([[1, *tokens]]))[0, -1]
+            return asked.model(torch.tensor([words().encode(SOURCE).ids]), torch.tensor([[1, *tokens]]))[
+                0, -1
+            ]
         return asked.model(torch.tensor([[*words().encode(TEXT).ids, *tokens]]))[0, -1]
 
 
@@ -36,7 +38,9 @@ def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
     asked = EXPLORERS[family]
     for tokens in path:
         found = ask(asked, "next", **texts(family), tokens=tokens, unmasked=False)
-        torch.testing.assert_close(torch.tensor(f32(found["scores_f32"])), whole_pass(asked, tokens), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(f32(found["scores_f32"])), whole_pass(asked, tokens), atol=1e-4, rtol=1e-4
+        )
         assert [token["id"] for token in found["written"]] == tokens
     assert found["ends"] == [2]
     assert found["start"] == (1 if asked.generator.is_encoder_decoder else -1)
@@ -54,7 +58,9 @@ def test_a_further_token_costs_one_step(monkeypatch):
 
 
 def test_what_is_refused_leaves_no_state_behind():
-    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8)))
+    net = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8))
+    )
     asked = Explorer(net, words())
     ask(asked, "next", text="the", tokens=[7])
     with pytest.raises(ValueError, match="at most 8 fit: shorten it"):
@@ -74,9 +80,15 @@ def test_learning_on_is_noticed():
     torch.testing.assert_close(torch.tensor(f32(found)), whole_pass(asked, [7]), atol=1e-4, rtol=1e-4)
 
 
-FILTERS = st.fixed_dictionaries({}, optional={
-    "temperature": st.sampled_from([0.5, 1.7]), "top_k": st.sampled_from([1, 5, 40]), "top_p": st.sampled_from([0.2, 0.7]),
-    "min_p": st.sampled_from([0.0, 0.05, 0.5])})
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.5, 1.7]),
+        "top_k": st.sampled_from([1, 5, 40]),
+        "top_p": st.sampled_from([0.2, 0.7]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.5]),
+    },
+)
 
 
 @given(st.sampled_from(WRITERS), FILTERS, TOKENS, st.integers(0, 1 << 40))
@@ -86,16 +98,29 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
     asked = EXPLORERS[family]
     scores = torch.tensor(f32(ask(asked, "next", **texts(family), tokens=tokens)["scores_f32"]))[None]
     options = resolve_options(asked.model, None, {"do_sample": True, **filters})
-    work = DecodeBatch.build(asked.model, [words().encode(SOURCE if asked.generator.is_encoder_decoder else TEXT).ids], options)
+    work = DecodeBatch.build(
+        asked.model, [words().encode(SOURCE if asked.generator.is_encoder_decoder else TEXT).ids], options
+    )
     for transform in make_processors(options, work.prompt_context()):
         scores = transform(scores, None)
     token = sample_tokens(scores, uniform(derive_seeds(seed, torch.arange(1)), len(tokens)))
-    found = ask(asked, "write", **texts(family), tokens=tokens, options={"do_sample": True, "seed": seed, **filters}, limit=1)
+    found = ask(
+        asked,
+        "write",
+        **texts(family),
+        tokens=tokens,
+        options={"do_sample": True, "seed": seed, **filters},
+        limit=1,
+    )
     assert [one["id"] for one in found["tokens"]] == token.tolist()
 
 
-@given(st.sampled_from(WRITERS), FILTERS, st.integers(1, 7), st.sampled_from([{}, {"presence_penalty": 0.7},
-                                                                             {"repetition_penalty": 1.4, "min_new_tokens": 4}]))
+@given(
+    st.sampled_from(WRITERS),
+    FILTERS,
+    st.integers(1, 7),
+    st.sampled_from([{}, {"presence_penalty": 0.7}, {"repetition_penalty": 1.4, "min_new_tokens": 4}]),
+)
 @settings(max_examples=10)
 def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, more):
     asked = EXPLORERS[family]
@@ -110,7 +135,13 @@ def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(fam
         rest = ask(asked, "write", **texts(family), tokens=begun, options=options, limit=9 - cut)
         assert begun + [token["id"] for token in rest["tokens"]] == ids
         assert first["logprobs"] + rest["logprobs"] == pytest.approx(at_once["logprobs"], abs=1e-4)
-    want, = kl.completions(asked.model, words(), SOURCE if asked.generator.is_encoder_decoder else TEXT, max_new_tokens=9, **options)[0]
+    (want,) = kl.completions(
+        asked.model,
+        words(),
+        SOURCE if asked.generator.is_encoder_decoder else TEXT,
+        max_new_tokens=9,
+        **options,
+    )[0]
     assert ids == want.tokens
     assert at_once["ended"] == want.ended
     for n, (token, log) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
@@ -119,7 +150,12 @@ def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(fam
 
 def test_greedy_is_greedy_whatever_the_directory_wishes():
     net = model("encoder-decoder")
-    net.notes["generation"] = {"num_beams": 4, "forced_eos_token_id": 2, "max_length": 5, "num_return_sequences": 2}
+    net.notes["generation"] = {
+        "num_beams": 4,
+        "forced_eos_token_id": 2,
+        "max_length": 5,
+        "num_return_sequences": 2,
+    }
     asked = Explorer(net, words())
     found = ask(asked, "write", text="", source=SOURCE, tokens=[], options={"do_sample": False}, limit=7)
     plain = ask(EXPLORERS["encoder-decoder"], "write", text="", source=SOURCE, tokens=[], options={}, limit=7)
@@ -127,22 +163,33 @@ def test_greedy_is_greedy_whatever_the_directory_wishes():
 
 
 def test_a_text_that_fills_the_model_goes_no_further():
-    net = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8)))
+    net = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8))
+    )
     found = ask(Explorer(net, words()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
     assert found == {"tokens": [], "logprobs": [], "ended": False}
 
 
 @pytest.mark.parametrize("family", WRITERS)
-@pytest.mark.parametrize(("width", "penalty", "early"), [(1, 1.0, False), (4, 1.0, False), (5, 0.3, True), (16, 0, False)])
+@pytest.mark.parametrize(
+    ("width", "penalty", "early"), [(1, 1.0, False), (4, 1.0, False), (5, 0.3, True), (16, 0, False)]
+)
 def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
     asked = EXPLORERS[family]
-    found = ask(asked, "beam", **texts(family), width=width, limit=8, length_penalty=penalty, early_stopping=early)
+    found = ask(
+        asked, "beam", **texts(family), width=width, limit=8, length_penalty=penalty, early_stopping=early
+    )
     prompt = SOURCE if asked.generator.is_encoder_decoder else TEXT
     more = {"length_penalty": float(penalty), "early_stopping": early} if width > 1 else {}
-    several = kl.completions(asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more)[0]
-    assert [[token["id"] for token in one["tokens"]] for one in found["finished"]] == [one.tokens for one in several]
-    assert [one["score"] for one in found["finished"]] == pytest.approx([
-        one.score if width > 1 else one.score / len(one.tokens) for one in several], abs=1e-5)
+    several = kl.completions(
+        asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more
+    )[0]
+    assert [[token["id"] for token in one["tokens"]] for one in found["finished"]] == [
+        one.tokens for one in several
+    ]
+    assert [one["score"] for one in found["finished"]] == pytest.approx(
+        [one.score if width > 1 else one.score / len(one.tokens) for one in several], abs=1e-5
+    )
     assert found["best"] == {"tokens": found["finished"][0]["tokens"], "score": found["finished"][0]["score"]}
     assert [one["step"] for one in found["finished"]] == [len(one.tokens) - 1 for one in several]
 
@@ -175,7 +222,9 @@ def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
     source = words().encode(SOURCE).ids
     with torch.no_grad(), kl.watch(asked.model, "decoder.*.cross") as maps:
         asked.model.hidden_states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
-    some = torch.stack([map_[0] for name, map_ in maps.items() if layer == "mean" or name == f"decoder.{layer}.cross"])
+    some = torch.stack(
+        [map_[0] for name, map_ in maps.items() if layer == "mean" or name == f"decoder.{layer}.cross"]
+    )
     want = (some.mean(1) if head == "mean" else some[:, head]).mean(0)
     assert (found["rows"], found["columns"]) == (3, len(source))
     assert abs(u8(found["weights_u8"], *want.shape) - shades(want)).max() <= 1
@@ -186,7 +235,9 @@ def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
 def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
     asked = EXPLORERS["decoder"]
     ids = words().encode("the sea आप").ids
-    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == token_pieces(words(), ids)
+    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == token_pieces(
+        words(), ids
+    )
     assert ask(asked, "spell", ids=[2], before=ids)["tokens"] == [{"id": 2, "text": "</s>", "special": True}]
     found = ask(asked, "vocabulary")["words"]
     assert len(found) == asked.model.design.vocab
@@ -196,7 +247,10 @@ def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
 
 def test_a_source_may_begin_with_a_tag():
     from keepleft.data.tokenizer import train_tokenizer
-    tokenizer = train_tokenizer("word", [SOURCE, "la mer"], 40, extra_special_tokens=("<2fr>",), min_frequency=1)
+
+    tokenizer = train_tokenizer(
+        "word", [SOURCE, "la mer"], 40, extra_special_tokens=("<2fr>",), min_frequency=1
+    )
     net = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
     net.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
     asked = Explorer(net, tokenizer)
@@ -205,32 +259,41 @@ def test_a_source_may_begin_with_a_tag():
     assert ask(asked, "next", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
     read = ask(asked, "attention", text="la mer", source="<2fr> ship on")
     assert read["tokens"]["source"][0] == {"id": tag, "text": "<2fr>", "special": True}
-    assert tag not in [one["id"] for one in ask(asked, "attention", text="la mer", source="<2de> ship")["tokens"]["source"]]
+    assert tag not in [
+        one["id"] for one in ask(asked, "attention", text="la mer", source="<2de> ship")["tokens"]["source"]
+    ]
 
 
-@pytest.mark.parametrize(("question", "change", "said"), [
-    ("write", {"limit": 65}, "limit is 65: it must be a whole number from 1 to 64"),
-    ("write", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
-    ("write", {"options": {"regex": "(a+)+"}}, "options takes no 'regex'"),
-    ("write", {"options": {"temperature": 0}}, "temperature is 0: it must be a number above 0"),
-    ("write", {"options": {"top_k": "many"}}, "top_k is 'many': it must be a whole number, at least 0"),
-    ("write", {"options": {"do_sample": 1}}, "do_sample is 1: it must be true or false"),
-    ("write", {"options": {"seed": 1 << 60}}, "seed is"),
-    ("write", {"options": []}, r"options is \[\]: it must be an object"),
-    ("next", {"tokens": [999]}, "tokens holds 999: each must be a whole number from 0 to"),
-    ("next", {"tokens": [True]}, "tokens holds True"),
-    ("next", {"tokens": [5] * 4097}, "tokens has 4,097 numbers: give at most 4,096"),
-    ("next", {"tokens": "abc"}, "tokens is 'abc': it must be a list"),
-    ("next", {"source": "x"}, "source is 'x', and this model reads none: leave it out"),
-    ("next", {"text": "a" * 200_001}, "text has 200,001 characters: give at most 200,000"),
-    ("next", {"text": "a" * 9000}, "the text has [0-9,]+ tokens: give at most 4,096"),
-    ("next", {"text": "\ud800"}, "lone surrogate"),
-    ("beam", {"width": 17}, "width is 17"),
-    ("beam", {"width": 2.5}, "width is 2.5"),
-    ("beam", {"length_penalty": float("nan")}, "length_penalty is nan"),
-    ("beam", {"limit": 0}, "limit is 0"),
-])
+@pytest.mark.parametrize(
+    ("question", "change", "said"),
+    [
+        ("write", {"limit": 65}, "limit is 65: it must be a whole number from 1 to 64"),
+        ("write", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
+        ("write", {"options": {"regex": "(a+)+"}}, "options takes no 'regex'"),
+        ("write", {"options": {"temperature": 0}}, "temperature is 0: it must be a number above 0"),
+        ("write", {"options": {"top_k": "many"}}, "top_k is 'many': it must be a whole number, at least 0"),
+        ("write", {"options": {"do_sample": 1}}, "do_sample is 1: it must be true or false"),
+        ("write", {"options": {"seed": 1 << 60}}, "seed is"),
+        ("write", {"options": []}, r"options is \[\]: it must be an object"),
+        ("next", {"tokens": [999]}, "tokens holds 999: each must be a whole number from 0 to"),
+        ("next", {"tokens": [True]}, "tokens holds True"),
+        ("next", {"tokens": [5] * 4097}, "tokens has 4,097 numbers: give at most 4,096"),
+        ("next", {"tokens": "abc"}, "tokens is 'abc': it must be a list"),
+        ("next", {"source": "x"}, "source is 'x', and this model reads none: leave it out"),
+        ("next", {"text": "a" * 200_001}, "text has 200,001 characters: give at most 200,000"),
+        ("next", {"text": "a" * 9000}, "the text has [0-9,]+ tokens: give at most 4,096"),
+        ("next", {"text": "\ud800"}, "lone surrogate"),
+        ("beam", {"width": 17}, "width is 17"),
+        ("beam", {"width": 2.5}, "width is 2.5"),
+        ("beam", {"length_penalty": float("nan")}, "length_penalty is nan"),
+        ("beam", {"limit": 0}, "limit is 0"),
+    ],
+)
 def test_what_is_out_of_bounds_is_refused_by_name(question, change, said):
-    usual = {"next": {"tokens": []}, "write": {"tokens": [], "options": {}, "limit": 3}, "beam": {"width": 2, "limit": 3}}
+    usual = {
+        "next": {"tokens": []},
+        "write": {"tokens": [], "options": {}, "limit": 3},
+        "beam": {"width": 2, "limit": 3},
+    }
     with pytest.raises(ValueError, match=said):
         EXPLORERS["decoder"].ask(question, {"text": TEXT, **usual[question], **change})

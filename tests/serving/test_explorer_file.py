@@ -80,7 +80,9 @@ def test_what_the_page_asks_first_is_there(family):
     assert about["example"] == texts(family)
     for one in read["attentions"]:
         for layer in range(one["layers"]):
-            assert len(ask("summary", key=read["key"], name=one["name"], layer=layer)["heads"]) == one["heads"]
+            assert (
+                len(ask("summary", key=read["key"], name=one["name"], layer=layer)["heads"]) == one["heads"]
+            )
             heads = ["mean", *range(one["heads"]), *(["rollout"] if one["kind"] != "cross" else [])]
             for head in heads:
                 which = dict(key=read["key"], name=one["name"], layer=layer, head=head)
@@ -115,7 +117,9 @@ def test_a_few_views_alone():
     found = build_snapshot(explorer("decoder"), TEXT, views=["masks"])
     assert {one["question"] for one in found} == {"about", "mask"}
     assert found[0]["answer"]["views"] == ["masks"]
-    with pytest.raises(ValueError, match="there is no view 'training' of this model: there are attention, decoding"):
+    with pytest.raises(
+        ValueError, match="there is no view 'training' of this model: there are attention, decoding"
+    ):
         build_snapshot(explorer("decoder"), TEXT, views=["training"])
 
 
@@ -123,7 +127,9 @@ def test_training_is_recorded_as_it_stands(tmp_path):
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (tmp_path / "compare.json").write_text('{"ok": true}')
-    found = build_snapshot(explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"])
+    found = build_snapshot(
+        explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"]
+    )
     answers = {one["question"]: one["answer"] for one in found}
     assert answers["run"]["lines"] == [{"step": 1, "loss": 2.0}]
     assert answers["run"]["ended"]  # no more will come to a file
@@ -155,7 +161,11 @@ NASTY = "</script><script>alert(1)</script> <!-- ]]> </SCRIPT  <b onmouseover=x>
 
 def test_no_token_gets_out_of_its_data(tmp_path):
     net = model("decoder")
-    found = build_snapshot(Explorer(net, words(), name="</title><script>alert(2)</script>"), NASTY, views=["attention", "decoding"])
+    found = build_snapshot(
+        Explorer(net, words(), name="</title><script>alert(2)</script>"),
+        NASTY,
+        views=["attention", "decoding"],
+    )
     path = write_html(tmp_path / "new" / "page.html", found, title="</title><script>alert(2)</script>")
     text = path.read_text("utf-8")
     assert len(re.findall("</script", text, re.I)) == len(re.findall("<script", text, re.I)) == 2
@@ -165,7 +175,9 @@ def test_no_token_gets_out_of_its_data(tmp_path):
     assert data == {"type": "application/json", "id": "keepleft-answers"}
     assert "<" not in answers
     assert json.loads(answers) == json.loads(json.dumps(found))
-    spelt = next(one for one in json.loads(answers) if one["question"] == "attention")["answer"]["tokens"]["text"]
+    spelt = next(one for one in json.loads(answers) if one["question"] == "attention")["answer"]["tokens"][
+        "text"
+    ]
     assert "".join(token["text"] for token in spelt) == NASTY
     assert elements.all("title") == [({}, "</title><script>alert(2)</script>")]
     assert [attrs.get("id") for attrs, _ in elements.all("div")] == ["keepleft"]
@@ -174,12 +186,20 @@ def test_no_token_gets_out_of_its_data(tmp_path):
 
 def test_only_our_own_script_and_style_may_run():
     elements = Elements(html_page([]))
-    (_, style), = elements.all("style")
+    ((_, style),) = elements.all("style")
     (_, answers), (kind, script) = elements.all("script")
-    rules, = [attrs["content"] for attrs, _ in elements.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    (rules,) = [
+        attrs["content"]
+        for attrs, _ in elements.all("meta")
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
     said = dict(part.strip().split(" ", 1) for part in rules.split(";"))
     hashed = lambda text: f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-    assert (said["default-src"], said["script-src"], said["style-src"]) == ("'none'", hashed(script), hashed(style))
+    assert (said["default-src"], said["script-src"], said["style-src"]) == (
+        "'none'",
+        hashed(script),
+        hashed(style),
+    )
     assert kind == {"type": "module"}
     assert answers == "[]"
     assert script.endswith("export default { render() {} };\n")
@@ -188,13 +208,17 @@ def test_only_our_own_script_and_style_may_run():
 @given(st.text(max_size=60))
 @settings(max_examples=60)
 def test_any_text_comes_back_as_it_was(text):
-    (_, answers), _ = Elements(html_page([{"question": "x", "given": {}, "answer": {"text": text}}], title=text)).all("script")
+    (_, answers), _ = Elements(
+        html_page([{"question": "x", "given": {}, "answer": {"text": text}}], title=text)
+    ).all("script")
     assert json.loads(answers)[0]["answer"]["text"] == text
 
 
 def test_a_page_that_was_not_built_is_told_in_a_line(built, tmp_path, capsys):
     (built / "explorer.css").unlink()
-    with pytest.raises(FileNotFoundError, match=r"explorer\.css, a part of the explorer's page, is missing: `make page`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"explorer\.css, a part of the explorer's page, is missing: `make page`"
+    ):
         write_html(tmp_path / "page.html", [])
     assert not (tmp_path / "page.html").exists()
     assert main(["show", "nowhere/model", "--html", str(tmp_path / "page.html")]) == 2
@@ -221,15 +245,18 @@ def test_the_command_writes_the_page(directory, tmp_path, capsys):
     assert about["views"] == ["attention", "masks"]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "say where the page goes: keepleft show MODEL TEXT --html page.html"),
-    (["--html", "{folder}"], "is a folder: name a file in it"),
-    (["one", "two", "--html", "p.html"], "2 texts were given: one at a time, in quotes"),
-    (["--source", "x", "--html", "p.html"], "source is 'x', and this model reads none"),
-    (["--views", "decodings", "--html", "p.html"], "there is no view 'decodings' of this model"),
-    (["--runs", "nowhere", "--html", "p.html"], "--runs is 'nowhere', and there is no such folder"),
-    (["--htm", "p.html"], "there is no option --htm: did you mean --html?"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say where the page goes: keepleft show MODEL TEXT --html page.html"),
+        (["--html", "{folder}"], "is a folder: name a file in it"),
+        (["one", "two", "--html", "p.html"], "2 texts were given: one at a time, in quotes"),
+        (["--source", "x", "--html", "p.html"], "source is 'x', and this model reads none"),
+        (["--views", "decodings", "--html", "p.html"], "there is no view 'decodings' of this model"),
+        (["--runs", "nowhere", "--html", "p.html"], "--runs is 'nowhere', and there is no such folder"),
+        (["--htm", "p.html"], "there is no option --htm: did you mean --html?"),
+    ],
+)
 def test_wrong_use_is_told_in_a_line(directory, tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     assert main(["show", directory, *(given.format(folder=tmp_path) for given in arguments)]) == 2

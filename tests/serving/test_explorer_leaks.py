@@ -90,9 +90,16 @@ def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     assert ask(packed, "attention", text=TEXT)["attentions"]
 
 
-@pytest.mark.parametrize(("mask", "left"), [
-    (kl.causal, kl.full), (kl.causal & kl.window(3), kl.window(3)), (kl.causal | kl.prefix(2), kl.full),
-    (kl.causal & kl.window(3) & kl.block(4), kl.window(3) & kl.block(4)), (kl.window(3) & kl.block(2), kl.full)])
+@pytest.mark.parametrize(
+    ("mask", "left"),
+    [
+        (kl.causal, kl.full),
+        (kl.causal & kl.window(3), kl.window(3)),
+        (kl.causal | kl.prefix(2), kl.full),
+        (kl.causal & kl.window(3) & kl.block(4), kl.window(3) & kl.block(4)),
+        (kl.window(3) & kl.block(2), kl.full),
+    ],
+)
 def test_what_is_left_of_a_mask(mask, left):
     assert drop_causal(mask) == left
 
@@ -109,7 +116,10 @@ def test_losses_with_the_mask_and_without(family):
     if pair:
         bare.decoder.nearness.bidirectional = False  # the weights of its biases were made for looking left
     source = [torch.tensor([words().encode(SOURCE).ids])] if pair else []
-    for net, name, picture in ((asked.model, "with_f32", "before_u8"), (bare.eval(), "without_f32", "after_u8")):
+    for net, name, picture in (
+        (asked.model, "with_f32", "before_u8"),
+        (bare.eval(), "without_f32", "after_u8"),
+    ):
         with torch.no_grad(), kl.watch(net, "decoder.*.self") as maps:
             scores = net(*source, torch.tensor([ids[:-1]]))[0]
         want = F.cross_entropy(scores, torch.tensor(ids[1:]), reduction="none")
@@ -122,11 +132,15 @@ def test_losses_with_the_mask_and_without(family):
     peeking = ask(asked, "next", **texts(family), tokens=[70, 71], unmasked=True)
     row = torch.tensor([[1, 70, 71] if pair else [*words().encode(TEXT).ids, 70, 71]])
     with torch.no_grad():
-        torch.testing.assert_close(torch.tensor(f32(peeking["scores_f32"])), bare(*source, row)[0, -1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(f32(peeking["scores_f32"])), bare(*source, row)[0, -1], atol=1e-4, rtol=1e-4
+        )
 
 
-@pytest.mark.parametrize(("masked", "bare", "said"), [
-    (3.0, 1.0, "gives the answer away"), (3.0, 6.0, "only misleads it"), (3.0, 2.9, "much the same")])
+@pytest.mark.parametrize(
+    ("masked", "bare", "said"),
+    [(3.0, 1.0, "gives the answer away"), (3.0, 6.0, "only misleads it"), (3.0, 2.9, "much the same")],
+)
 def test_the_difference_is_told_in_a_sentence(masked, bare, said):
     told = _verdict(masked, bare)
     assert told.startswith(f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: ")
@@ -137,7 +151,7 @@ def test_a_pair_without_a_text_is_asked_for_what_it_wrote_itself():
     asked = explorer("encoder-decoder")
     found = ask(asked, "unmasked", text="", source=SOURCE)
     shown = [token["id"] for token in ask(asked, "attention", text="", source=SOURCE)["tokens"]["text"]]
-    assert [token["id"] for token in found["tokens"]][:len(shown)] == shown
+    assert [token["id"] for token in found["tokens"]][: len(shown)] == shown
 
 
 def test_a_single_token_cannot_be_foreseen():

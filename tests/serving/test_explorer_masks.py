@@ -15,15 +15,23 @@ ASKED = explorer("encoder")
 
 
 def seen(expression: str, length: int, left: int = 0, right: int = 0, packing=()) -> np.ndarray:
-    found = ask(ASKED, "mask", expression=expression, length=length, padding={"left": left, "right": right},
-                packing=list(packing))
+    found = ask(
+        ASKED,
+        "mask",
+        expression=expression,
+        length=length,
+        padding={"left": left, "right": right},
+        packing=list(packing),
+    )
     return bits(found["seen_bits"], length, length)
 
 
 @given(MASKS, st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_mask_is_drawn_as_it_is(mask, length):
-    found = ask(ASKED, "mask", expression=str(mask), length=length, padding={"left": 0, "right": 0}, packing=[])
+    found = ask(
+        ASKED, "mask", expression=str(mask), length=length, padding={"left": 0, "right": 0}, packing=[]
+    )
     table = bits(found["seen_bits"], length, length)
     assert "\n".join(" ".join("■" if on else "·" for on in row) for row in table) == kl.draw(mask, length)
     assert found["mask"] == str(mask)
@@ -31,11 +39,13 @@ def test_a_mask_is_drawn_as_it_is(mask, length):
     wrong = kl.faults(mask, length)
     assert found["faults"] == wrong[:5] + ([f"and {len(wrong) - 5} more"] if len(wrong) > 5 else [])
     cost = found["cost"]
-    assert (cost["seen"], cost["all"], cost["share"]) == (table.sum(), length ** 2, table.sum() / length ** 2)
+    assert (cost["seen"], cost["all"], cost["share"]) == (table.sum(), length**2, table.sum() / length**2)
     assert cost["words"].endswith(".")
 
 
-@given(MASKS, st.integers(0, 3), st.integers(0, 3), st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4))
+@given(
+    MASKS, st.integers(0, 3), st.integers(0, 3), st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4)
+)
 @settings(max_examples=40)
 def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, packing, over):
     length = left + sum(packing) + over + right
@@ -44,13 +54,15 @@ def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, pac
     table = seen(str(mask), length, left, right, packing)
     want, at = np.zeros((length, length), dtype=bool), left
     for size in [*packing, *([over] if over else [])]:
-        want[at:at + size, at:at + size] = kl.mask_table(mask, size).numpy()
+        want[at : at + size, at : at + size] = kl.mask_table(mask, size).numpy()
         at += size
     assert (table == want).all()
 
 
 def test_the_cost_is_told_in_words():
-    words = lambda expression, **more: ask(ASKED, "mask", expression=expression, length=16, **more)["cost"]["words"]
+    words = lambda expression, **more: ask(ASKED, "mask", expression=expression, length=16, **more)["cost"][
+        "words"
+    ]
     assert "skips the half" in words("causal")
     assert "four times as much" in words("full")
     assert "Each token looks at 3 at most" in words("causal & window(3)")
@@ -58,24 +70,27 @@ def test_the_cost_is_told_in_words():
     assert "one by one" in words("causal", packing=[5, 4])
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"expression": "casual"}, "no mask is called 'casual'"),
-    ({"expression": "__import__('os')"}, "cannot stand in a mask"),
-    ({"expression": "causal and full"}, "cannot stand in a mask"),
-    ({"expression": "window((1, 2))"}, "needs a whole number"),
-    ({"expression": "window(0)"}, "at least 1"),
-    ({"expression": "prefix((1, 2))"}, "speaks of 2 rows, and one is drawn here"),
-    ({"expression": "~" * 1999 + "causal"}, "expression has 2,005 characters"),
-    ({"expression": "("}, "is not a mask"),
-    ({"expression": 5}, "expression is 5"),
-    ({"length": 513}, "length is 513: it must be a whole number from 1 to 512"),
-    ({"padding": {"left": 9, "right": 0}}, "left is 9"),
-    ({"padding": {"left": 4, "right": 4}}, "do not fit a row of 8"),
-    ({"padding": {"top": 1}}, "padding takes no 'top'"),
-    ({"packing": [5, 4]}, "do not fit a row of 8"),
-    ({"packing": [0]}, "packing holds 0"),
-    ({"packing": [-1]}, "packing holds -1"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"expression": "casual"}, "no mask is called 'casual'"),
+        ({"expression": "__import__('os')"}, "cannot stand in a mask"),
+        ({"expression": "causal and full"}, "cannot stand in a mask"),
+        ({"expression": "window((1, 2))"}, "needs a whole number"),
+        ({"expression": "window(0)"}, "at least 1"),
+        ({"expression": "prefix((1, 2))"}, "speaks of 2 rows, and one is drawn here"),
+        ({"expression": "~" * 1999 + "causal"}, "expression has 2,005 characters"),
+        ({"expression": "("}, "is not a mask"),
+        ({"expression": 5}, "expression is 5"),
+        ({"length": 513}, "length is 513: it must be a whole number from 1 to 512"),
+        ({"padding": {"left": 9, "right": 0}}, "left is 9"),
+        ({"padding": {"left": 4, "right": 4}}, "do not fit a row of 8"),
+        ({"padding": {"top": 1}}, "padding takes no 'top'"),
+        ({"packing": [5, 4]}, "do not fit a row of 8"),
+        ({"packing": [0]}, "packing holds 0"),
+        ({"packing": [-1]}, "packing holds -1"),
+    ],
+)
 def test_what_is_wrong_is_said(change, said):
     with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
         ASKED.ask("mask", {"expression": "causal", "length": 8, **change})

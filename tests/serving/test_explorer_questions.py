@@ -13,30 +13,88 @@ from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, text
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = {"id": int, "text": str, "special": bool}
 NUMBER = (int, float)
-NODE = {"id": int, "parent": int, "token": TOKEN, "score": NUMBER, "total": NUMBER, "ended": bool, "kept": bool, "best": bool}
+NODE = {
+    "id": int,
+    "parent": int,
+    "token": TOKEN,
+    "score": NUMBER,
+    "total": NUMBER,
+    "ended": bool,
+    "kept": bool,
+    "best": bool,
+}
 SHAPES = {  # a type, a tuple of types, a list of one shape, or names with shapes; the contract with web/src/answers.ts
-    "about": {"name": str, "family": str, "parameters": int, "dim": int, "vocab": int, "longest": (int, type(None)),
-              "attentions": [{"name": str, "kind": str, "layers": int, "heads": int, "mask": str}], "views": [str],
-              "example": dict, "version": str},
-    "attention": {"key": str, "tokens": dict, "shortened": (str, type(None)),
-                  "attentions": [{"name": str, "kind": str, "layers": int, "heads": int, "rows": int, "columns": int,
-                                  "row_side": str, "column_side": str, "mask": [str]}]},
+    "about": {
+        "name": str,
+        "family": str,
+        "parameters": int,
+        "dim": int,
+        "vocab": int,
+        "longest": (int, type(None)),
+        "attentions": [{"name": str, "kind": str, "layers": int, "heads": int, "mask": str}],
+        "views": [str],
+        "example": dict,
+        "version": str,
+    },
+    "attention": {
+        "key": str,
+        "tokens": dict,
+        "shortened": (str, type(None)),
+        "attentions": [
+            {
+                "name": str,
+                "kind": str,
+                "layers": int,
+                "heads": int,
+                "rows": int,
+                "columns": int,
+                "row_side": str,
+                "column_side": str,
+                "mask": [str],
+            }
+        ],
+    },
     "overview": {"rows": int, "columns": int, "step": int, "map_u8": str, "top": NUMBER, "claim_bits": str},
     "tile": {"row": int, "column": int, "rows": int, "columns": int, "map_u8": str, "claim_bits": str},
     "reads": {"weights_f32": str},
-    "summary": {"rows": int, "heads": [{"entropy": NUMBER, "distance": NUMBER, "first": NUMBER, "previous": NUMBER,
-                                        "itself": NUMBER, "outside": NUMBER}]},
+    "summary": {
+        "rows": int,
+        "heads": [
+            {
+                "entropy": NUMBER,
+                "distance": NUMBER,
+                "first": NUMBER,
+                "previous": NUMBER,
+                "itself": NUMBER,
+                "outside": NUMBER,
+            }
+        ],
+    },
     "next": {"prompt": [TOKEN], "written": [TOKEN], "scores_f32": str, "ends": [int], "start": int},
     "spell": {"tokens": [TOKEN]},
     "vocabulary": {"words": [str]},
     "write": {"tokens": [TOKEN], "logprobs": [NUMBER], "ended": bool},
-    "beam": {"steps": [[NODE]], "finished": [{"tokens": [TOKEN], "score": NUMBER, "step": int}],
-             "best": {"tokens": [TOKEN], "score": NUMBER}},
+    "beam": {
+        "steps": [[NODE]],
+        "finished": [{"tokens": [TOKEN], "score": NUMBER, "step": int}],
+        "best": {"tokens": [TOKEN], "score": NUMBER},
+    },
     "alignment": {"source": [TOKEN], "written": [TOKEN], "weights_u8": str, "rows": int, "columns": int},
-    "mask": {"mask": str, "seen_bits": str, "rows": int, "columns": int, "faults": [str],
-             "cost": {"seen": int, "all": int, "share": NUMBER, "words": str}},
-    "unmasked": {"tokens": [TOKEN], "with_f32": str, "without_f32": str, "words": str,
-                 "reads": {"rows": int, "columns": int, "before_u8": str, "after_u8": str}},
+    "mask": {
+        "mask": str,
+        "seen_bits": str,
+        "rows": int,
+        "columns": int,
+        "faults": [str],
+        "cost": {"seen": int, "all": int, "share": NUMBER, "words": str},
+    },
+    "unmasked": {
+        "tokens": [TOKEN],
+        "with_f32": str,
+        "without_f32": str,
+        "words": str,
+        "reads": {"rows": int, "columns": int, "before_u8": str, "after_u8": str},
+    },
     "runs": {"runs": [dict]},
     "compare": {},
 }
@@ -59,14 +117,29 @@ def fits(value, shape, where: str) -> None:
 
 def givens(family: str, key: str, name: str) -> dict[str, dict]:
     which, both = {"key": key, "name": name, "layer": 1, "head": "mean"}, texts(family)
-    return {"about": {}, "attention": both, "overview": {**which, "size": 4}, "summary": {"key": key, "name": name, "layer": 0},
-            "tile": {**which, "row": 0, "column": 0, "size": 256}, "reads": {**which, "token": 1, "by": True},
-            "next": {**both, "tokens": [70], "unmasked": False}, "spell": {"ids": [70, 2], "before": [71]}, "vocabulary": {},
-            "write": {**both, "tokens": [70], "options": {"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0}, "limit": 4},
-            "beam": {**both, "width": 3, "limit": 4, "length_penalty": 1, "early_stopping": False},
-            "alignment": {"source": SOURCE, "tokens": [70, 71], "layer": "mean", "head": "mean"},
-            "mask": {"expression": "causal", "length": 9, "padding": {"left": 1, "right": 0}, "packing": [3]},
-            "unmasked": both, "runs": {}, "compare": {}}
+    return {
+        "about": {},
+        "attention": both,
+        "overview": {**which, "size": 4},
+        "summary": {"key": key, "name": name, "layer": 0},
+        "tile": {**which, "row": 0, "column": 0, "size": 256},
+        "reads": {**which, "token": 1, "by": True},
+        "next": {**both, "tokens": [70], "unmasked": False},
+        "spell": {"ids": [70, 2], "before": [71]},
+        "vocabulary": {},
+        "write": {
+            **both,
+            "tokens": [70],
+            "options": {"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0},
+            "limit": 4,
+        },
+        "beam": {**both, "width": 3, "limit": 4, "length_penalty": 1, "early_stopping": False},
+        "alignment": {"source": SOURCE, "tokens": [70, 71], "layer": "mean", "head": "mean"},
+        "mask": {"expression": "causal", "length": 9, "padding": {"left": 1, "right": 0}, "packing": [3]},
+        "unmasked": both,
+        "runs": {},
+        "compare": {},
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,7 +148,9 @@ def test_every_question_is_answered_in_its_shape(family):
     read = ask(asked, "attention", **texts(family))
     for one in read["attentions"]:
         for question, given in givens(family, read["key"], one["name"]).items():
-            wrong = (question in WRITING and family == "encoder") or (question == "alignment" and family != "encoder-decoder")
+            wrong = (question in WRITING and family == "encoder") or (
+                question == "alignment" and family != "encoder-decoder"
+            )
             if wrong:
                 with pytest.raises(ValueError, match=r"only reads|reads no source"):
                     ask(asked, question, **given)
@@ -90,7 +165,9 @@ def test_a_model_says_what_it_is(family):
     found = ask(asked, "about")
     assert (found["name"], found["family"], found["version"]) == ("mine", family, kl.__version__)
     assert found["parameters"] == sum(p.numel() for p in asked.model.parameters())
-    kinds = {"encoder": ["self"], "decoder": ["masked"], "encoder-decoder": ["self", "masked", "cross"]}[family]
+    kinds = {"encoder": ["self"], "decoder": ["masked"], "encoder-decoder": ["self", "masked", "cross"]}[
+        family
+    ]
     assert [one["kind"] for one in found["attentions"]] == kinds
     assert found["views"] == ["attention", *([] if family == "encoder" else ["decoding"]), "masks", "leaks"]
     read = ask(asked, "attention", **found["example"])
@@ -98,19 +175,26 @@ def test_a_model_says_what_it_is(family):
     assert ("source" in read["tokens"]) == (family == "encoder-decoder") == ("source" in found["example"])
 
 
-@pytest.mark.parametrize(("question", "given", "said"), [
-    ("abuot", {}, "there is no question 'abuot': did you mean about?"),
-    ("__init__", {}, "there is no question '__init__'"),
-    (["about"], {}, r"there is no question \['about'\]"),
-    ("about", {"x": 1}, "about takes no 'x': leave it out"),
-    ("attention", {"txt": "a"}, "attention takes no 'txt': did you mean text?"),
-    ("attention", {}, "attention needs text: give a text"),
-    ("attention", {"text": ["a"]}, r"text is \['a'\]: it must be a text"),
-    ("attention", "a text", "attention was asked with 'a text': give an object of names and values, with text, source"),
-    ("spell", {"ids": [1e9]}, "ids holds 1000000000.0"),
-    ("leaks", {"wait": "yes"}, "wait is 'yes': it must be true or false"),
-    ("run", {"name": "x", "after": -1}, "after is -1"),
-])
+@pytest.mark.parametrize(
+    ("question", "given", "said"),
+    [
+        ("abuot", {}, "there is no question 'abuot': did you mean about?"),
+        ("__init__", {}, "there is no question '__init__'"),
+        (["about"], {}, r"there is no question \['about'\]"),
+        ("about", {"x": 1}, "about takes no 'x': leave it out"),
+        ("attention", {"txt": "a"}, "attention takes no 'txt': did you mean text?"),
+        ("attention", {}, "attention needs text: give a text"),
+        ("attention", {"text": ["a"]}, r"text is \['a'\]: it must be a text"),
+        (
+            "attention",
+            "a text",
+            "attention was asked with 'a text': give an object of names and values, with text, source",
+        ),
+        ("spell", {"ids": [1e9]}, "ids holds 1000000000.0"),
+        ("leaks", {"wait": "yes"}, "wait is 'yes': it must be true or false"),
+        ("run", {"name": "x", "after": -1}, "after is -1"),
+    ],
+)
 def test_a_wrong_question_is_answered_by_a_sentence(question, given, said):
     with pytest.raises(ValueError, match=said):
         explorer("decoder").ask(question, given)

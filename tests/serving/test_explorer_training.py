@@ -19,7 +19,10 @@ def run_at(folder, name: str, steps: int, *, task: str = "lm", last: bool = Fals
     place = folder / name
     place.mkdir(parents=True)
     (place / "config.yaml").write_text(f"task: {task}\nout: runs/{name}\n")
-    lines = [{**LINE, "step": n + 1, "after": n, **({"last": True} if last and n == steps - 1 else {})} for n in range(steps)]
+    lines = [
+        {**LINE, "step": n + 1, "after": n, **({"last": True} if last and n == steps - 1 else {})}
+        for n in range(steps)
+    ]
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return place
 
@@ -51,12 +54,20 @@ def test_lines_come_as_they_are_written(folder):
     assert [line["step"] for line in first["lines"]] == [1, 2, 3]
     assert first["config"].startswith("task: lm")
     assert (first["from"], first["next"], first["ended"]) == (0, 3, False)
-    assert ask(asked, "run", name="mine", after=3) == {"lines": [], "from": 3, "next": 3, "config": "", "ended": False}
+    assert ask(asked, "run", name="mine", after=3) == {
+        "lines": [],
+        "from": 3,
+        "next": 3,
+        "config": "",
+        "ended": False,
+    }
     with (place / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": NaN}\n{"step": 5, "lo')
         file.flush()
         half = ask(asked, "run", name="mine", after=3)
-        assert half["lines"] == [{"step": 4, "loss": None}]  # JSON knows no NaN; half a line is left for later
+        assert half["lines"] == [
+            {"step": 4, "loss": None}
+        ]  # JSON knows no NaN; half a line is left for later
         assert half["next"] == 4
         file.write('ss": 1.5, "last": true}\nnot json\n[1]\n')
     rest = ask(asked, "run", name="mine", after=4)
@@ -87,7 +98,9 @@ def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
     place = run_at(folder, "mine", 9)
     asked = explorer("decoder", runs=folder)
     assert ask(asked, "run", name="mine", after=0)["next"] == 9
-    (place / "new").write_text("".join(json.dumps({**LINE, "step": n, "loss": 1.0}) + "\n" for n in range(1, 5)))
+    (place / "new").write_text(
+        "".join(json.dumps({**LINE, "step": n, "loss": 1.0}) + "\n" for n in range(1, 5))
+    )
     (place / "new").replace(place / "metrics.jsonl")
     again = ask(asked, "run", name="mine", after=9)
     assert (again["from"], again["next"]) == (0, 4)
@@ -106,7 +119,9 @@ def test_an_answer_is_bounded(folder, monkeypatch):
     assert steps == list(range(1, 10))
 
 
-@pytest.mark.parametrize("name", ["../secret", "..", ".", "", "/etc", "mine/../../secret", "mine\0", "link", "linked", "MINE/"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "..", ".", "", "/etc", "mine/../../secret", "mine\0", "link", "linked", "MINE/"]
+)
 def test_no_name_leads_out_of_the_folder(folder, name):
     run_at(folder.parent, "secret", 2)
     run_at(folder, "mine", 2)

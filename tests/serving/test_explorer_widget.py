@@ -46,15 +46,23 @@ def test_a_question_is_answered_under_its_number(widget):
     assert widget.sent[1]["answer"] == ask(explorer("decoder"), "next", text=TEXT, tokens=[])
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ({"question": "abuot", "given": {}}, {"message": "there is no question 'abuot': did you mean about?"}),
-    ({"question": "summary", "given": {"key": "x", "name": "decoder.self", "layer": 0}}, {
-        "message": "the text 'x' is no longer kept: ask for its attention again", "code": "forgotten"}),
-    ({}, {"message": "there is no question '': there are"}),
-])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"question": "abuot", "given": {}},
+            {"message": "there is no question 'abuot': did you mean about?"},
+        ),
+        (
+            {"question": "summary", "given": {"key": "x", "name": "decoder.self", "layer": 0}},
+            {"message": "the text 'x' is no longer kept: ask for its attention again", "code": "forgotten"},
+        ),
+        ({}, {"message": "there is no question '': there are"}),
+    ],
+)
 def test_an_error_is_an_answer(widget, content, said):
     widget._handle_custom_msg({"id": 5, **content}, [])
-    reply, = widget.sent
+    (reply,) = widget.sent
     assert reply["id"] == 5
     assert reply["error"]["message"].startswith(said["message"])
     assert reply["error"].get("code") == said.get("code")
@@ -97,5 +105,9 @@ except ImportError as error:
     print(error)
 assert "torch" not in sys.modules
 """
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert ran.stdout == "the explorer in a notebook needs anywidget: pip install 'keepleft[notebook]'\n", ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout == "the explorer in a notebook needs anywidget: pip install 'keepleft[notebook]'\n", (
+        ran.stderr
+    )

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "mistral", "t5", "bart", "vaswani"])
 def test_mixed_requests_by_recorded_steps(name, warm):
-    design = kl.presets.small(getattr(kl.presets, name)).but(vocab=53, dropout=0.0, initial=kl.NormalInit(0.3))
+    design = kl.presets.small(getattr(kl.presets, name)).but(
+        vocab=53, dropout=0.0, initial=kl.NormalInit(0.3)
+    )
     model = kl.build(design, generator=torch.Generator().manual_seed(3)).eval().cuda()
     some = asks(120, seed=5)
     engine = ContinuousBatchingEngine(model, max_num_seqs=40, pages=64, page_size=16, prefill_chunk_size=64)
@@ -23,5 +25,7 @@ def test_mixed_requests_by_recorded_steps(name, warm):
         engine.runner.warm_up()
     told, right = run(engine, some), alone(model, some)
     same = [summed(a) == summed(b) for a, b in zip(told, right, strict=True)]
-    assert sum(same) >= 118, [ask for ask, fine in zip(some, same, strict=True) if not fine]  # sums in another order: near ties
+    assert sum(same) >= 118, [
+        ask for ask, fine in zip(some, same, strict=True) if not fine
+    ]  # sums in another order: near ties
     assert engine.stats()["pages_used"] == engine.stats()["prefix_cache_pages"]

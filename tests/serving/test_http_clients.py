@@ -67,13 +67,16 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_at_once():
             made.sendall(request({**LONG, "stream": True}))
             until(lambda: b"data:" in made.recv(4096))
             assert service.engine_thread.stats()["in_flight"] == 1
-            ticket, = service.engine_thread.in_flight
+            (ticket,) = service.engine_thread.in_flight
         until(lambda: service.engine_thread.stats()["in_flight"] == 0)
         assert ticket.cancelled
         until(lambda: lines)
         assert lines[0]["ended"] == "left"
         assert lines[0]["completion_tokens"] < 4000
-        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+        assert (
+            httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={**LONG, "max_tokens": 2}).status_code
+            == 200
+        )
 
 
 def test_clients_that_leave_while_they_wait_are_noticed_too(slow):
@@ -122,9 +125,14 @@ def test_a_gigabyte_is_not_read(slow, chunked):
             pass
         assert sent < 64 << 20
         answer = everything(made)
-    assert answer == b"" or b" 413 " in answer.split(b"\r\n")[0]  # what was on its way may be lost when the other side closes
-    quick = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"a" * (5 << 20),
-                       headers={"content-type": "application/json"})
+    assert (
+        answer == b"" or b" 413 " in answer.split(b"\r\n")[0]
+    )  # what was on its way may be lost when the other side closes
+    quick = httpx.post(
+        f"http://127.0.0.1:{port}/v1/completions",
+        content=b"a" * (5 << 20),
+        headers={"content-type": "application/json"},
+    )
     assert quick.status_code == 413
     assert quick.headers["connection"] == "close"
 
@@ -138,7 +146,9 @@ def test_one_who_asks_before_sending_much_is_told_not_to(slow):
 
 @pytest.fixture(scope="module")
 def hasty():
-    limits = Limits(header_seconds=0.3, body_seconds=0.3, idle_seconds=1, headers=4096, connections=6, requests=2)
+    limits = Limits(
+        header_seconds=0.3, body_seconds=0.3, idle_seconds=1, headers=4096, connections=6, requests=2
+    )
     with running(decoder(), Slow, limits) as found:
         yield found
 
@@ -170,8 +180,11 @@ def test_a_body_that_does_not_come_is_not_waited_for(hasty):
 
 
 def test_headers_that_are_too_large_and_what_is_no_http(hasty):
-    for begun in (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 9000, b"\x16\x03\x01 hello\r\n\r\n",
-                  b"GET /health HTTP/1.1\r\n\r\n"):
+    for begun in (
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-large: " + b"a" * 9000,
+        b"\x16\x03\x01 hello\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+    ):
         with wire(hasty[0]) as made:
             made.sendall(begun)
             answer = everything(made)

@@ -23,8 +23,11 @@ def with_key(key):
 
 
 def every_route(made):
-    return [(method.upper(), path.replace("{model}", "tiny").replace("{question}", "about"))
-            for path, methods in made.app.openapi()["paths"].items() for method in methods]
+    return [
+        (method.upper(), path.replace("{model}", "tiny").replace("{question}", "about"))
+        for path, methods in made.app.openapi()["paths"].items()
+        for method in methods
+    ]
 
 
 def as_password(key):
@@ -35,11 +38,28 @@ def test_every_address_but_health_wants_a_key():
     with client(decoder(), keys=KEYS) as made:
         routes = every_route(made)
         assert len(routes) >= 12
-        files = [("GET", path) for path in ("/", "/explore/", "/explore/explorer.js", "/explore/explorer.css", "/explore/x")]
-        for method, path in [*routes, *files, ("GET", "/openapi.json"), ("GET", "/nowhere"), ("POST", "/health/x")]:
-            for headers in ({}, with_key("wrong"), with_key(""), with_key("first-key "[:-2]), {"authorization": "first-key"},
-                            {"authorization": "Basic first-key"}, {"authorization": "Bearer"}, {"x-api-key": "first-key"},
-                            as_password("wrong")):
+        files = [
+            ("GET", path)
+            for path in ("/", "/explore/", "/explore/explorer.js", "/explore/explorer.css", "/explore/x")
+        ]
+        for method, path in [
+            *routes,
+            *files,
+            ("GET", "/openapi.json"),
+            ("GET", "/nowhere"),
+            ("POST", "/health/x"),
+        ]:
+            for headers in (
+                {},
+                with_key("wrong"),
+                with_key(""),
+                with_key("first-key "[:-2]),
+                {"authorization": "first-key"},
+                {"authorization": "Basic first-key"},
+                {"authorization": "Bearer"},
+                {"x-api-key": "first-key"},
+                as_password("wrong"),
+            ):
                 answer = made.request(method, path, headers=headers)
                 if path == "/health":
                     assert answer.status_code == 200
@@ -58,12 +78,22 @@ def test_every_address_but_health_wants_a_key():
 def test_a_browser_sends_the_key_as_a_password_and_for_the_page_alone():
     with client(decoder(), keys=KEYS, explorer=Answers()) as made:
         other = as_password("second-key")
-        for headers in (with_key("first-key"), as_password("first-key"), {**other, "sec-fetch-site": "none"},
-                        {**other, "sec-fetch-site": "same-origin"}):
+        for headers in (
+            with_key("first-key"),
+            as_password("first-key"),
+            {**other, "sec-fetch-site": "none"},
+            {**other, "sec-fetch-site": "same-origin"},
+        ):
             assert made.get("/", headers=headers, follow_redirects=False).status_code == 307
             assert made.post("/explore/about", json={}, headers=headers).status_code == 200
-        for site in ("cross-site", "same-site", "nonsense"):  # what a browser sends by itself counts only where the page asks
-            answer = made.post("/explore/about", json={}, headers={**as_password("first-key"), "sec-fetch-site": site})
+        for site in (
+            "cross-site",
+            "same-site",
+            "nonsense",
+        ):  # what a browser sends by itself counts only where the page asks
+            answer = made.post(
+                "/explore/about", json={}, headers={**as_password("first-key"), "sec-fetch-site": site}
+            )
             assert answer.status_code == 401
         assert made.get("/v1/models", headers=as_password("first-key")).status_code == 401
         for nonsense in ("Basic", "Basic !", "Basic " + b64encode(b"first-key").decode(), "Basic " + "A" * 5):
@@ -84,7 +114,13 @@ def test_a_key_is_a_tenant_and_a_user_is_inside_it():
     with client(decoder(), keys=KEYS) as made:
         submit = made.service.engine_thread.submit
         made.service.engine_thread.submit = lambda ask, hear: heard.append(ask.tenant) or submit(ask, hear)
-        for key, user in (("first", None), ("second", None), ("first", "ann"), ("first", "bob"), ("first", "ann")):
+        for key, user in (
+            ("first", None),
+            ("second", None),
+            ("first", "ann"),
+            ("first", "bob"),
+            ("first", "ann"),
+        ):
             made.post("/v1/completions", json={**BODY, "user": user}, headers=with_key(f"{key}-key"))
     assert len(set(heard)) == 4
     assert heard[2] == heard[4]
@@ -97,11 +133,22 @@ def test_a_key_that_no_header_can_carry_is_refused(key):
         APIKeys([key])
 
 
-@pytest.mark.parametrize(("host", "fine"), [
-    ("localhost", True), ("localhost:8000", True), ("127.0.0.1:8000", True), ("[::1]:8000", True), ("[::1]", True),
-    ("LOCALHOST", True), ("evil.example", False), ("evil.example:8000", False), ("127.0.0.1.evil.example", False),
-    ("localhost.evil.example:80", False), ("", False),
-])
+@pytest.mark.parametrize(
+    ("host", "fine"),
+    [
+        ("localhost", True),
+        ("localhost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("LOCALHOST", True),
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:80", False),
+        ("", False),
+    ],
+)
 def test_on_loopback_other_names_are_turned_away(host, fine):
     with client(decoder(), allowed_hosts=allowed_hosts("127.0.0.1")) as made:
         answer = made.get("/v1/models", headers={"host": host})
@@ -120,8 +167,11 @@ def test_elsewhere_any_name_will_do():
 
 def test_pages_elsewhere_may_not_ask_unless_they_are_named():
     from_page = {"origin": "https://page.example"}
-    ahead = {**from_page, "access-control-request-method": "POST",
-             "access-control-request-headers": "content-type,authorization"}
+    ahead = {
+        **from_page,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type,authorization",
+    }
     with client(decoder()) as made:
         assert "access-control-allow-origin" not in made.get("/v1/models", headers=from_page).headers
         assert made.options("/v1/completions", headers=ahead).status_code == 405
@@ -129,22 +179,37 @@ def test_pages_elsewhere_may_not_ask_unless_they_are_named():
         answer = made.options("/v1/completions", headers=ahead)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        assert made.get("/v1/models", headers=from_page).headers["access-control-allow-origin"] == "https://page.example"
-        assert made.options("/v1/completions", headers={**ahead, "origin": "https://evil.example"}).status_code == 400
+        assert (
+            made.get("/v1/models", headers=from_page).headers["access-control-allow-origin"]
+            == "https://page.example"
+        )
+        assert (
+            made.options("/v1/completions", headers={**ahead, "origin": "https://evil.example"}).status_code
+            == 400
+        )
 
 
 # the page ---------------------------------------------------------------------------------------
 
 
 def test_the_page_is_served_strictly(tmp_path):
-    for name, text in (("index.html", "<!doctype html>"), ("explorer.js", "1"), ("explorer.css", "a{}"), ("secret.txt", "no")):
+    for name, text in (
+        ("index.html", "<!doctype html>"),
+        ("explorer.js", "1"),
+        ("explorer.css", "a{}"),
+        ("secret.txt", "no"),
+    ):
         (tmp_path / name).write_text(text)
     with client(decoder(), page=tmp_path, keys=KEYS) as made:
         made.headers.update(with_key("first-key"))
         answer = made.get("/")
         assert answer.url.path == "/explore/"
         assert answer.text == "<!doctype html>"
-        for name, kind in (("", "text/html"), ("explorer.js", "text/javascript"), ("explorer.css", "text/css")):
+        for name, kind in (
+            ("", "text/html"),
+            ("explorer.js", "text/javascript"),
+            ("explorer.css", "text/css"),
+        ):
             answer = made.get(f"/explore/{name}")
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith(kind)
@@ -153,7 +218,12 @@ def test_the_page_is_served_strictly(tmp_path):
             assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
-        for path in ("/explore/secret.txt", "/explore/..%2fsecret.txt", "/explore/../secret.txt", "/explore/index.html"):
+        for path in (
+            "/explore/secret.txt",
+            "/explore/..%2fsecret.txt",
+            "/explore/../secret.txt",
+            "/explore/index.html",
+        ):
             assert made.get(path).status_code in (404, 405)
 
 
@@ -189,7 +259,9 @@ def test_questions_are_answered_in_the_engines_thread():
         answer = made.post("/explore/key", json={})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "forgotten"
-        assert made.post("/explore/wrong", json={}).json()["error"]["message"] == "there is no question 'wrong'"
+        assert (
+            made.post("/explore/wrong", json={}).json()["error"]["message"] == "there is no question 'wrong'"
+        )
         assert made.post("/explore/about", json=[1]).status_code == 400
     with client(decoder()) as made:
         assert made.post("/explore/about", json={}).status_code == 404
@@ -201,13 +273,21 @@ def test_questions_are_answered_in_the_engines_thread():
 def test_a_request_is_a_line_and_says_nothing_of_what_was_said():
     lines = []
     with client(decoder(), keys=KEYS, log=lambda level, what: lines.append({"level": level, **what})) as made:
-        answer = made.post("/v1/completions", json={**BODY, "prompt": "the secret sea", "user": "ann@example.org"},
-                           headers=with_key("first-key"))
+        answer = made.post(
+            "/v1/completions",
+            json={**BODY, "prompt": "the secret sea", "user": "ann@example.org"},
+            headers=with_key("first-key"),
+        )
         made.get("/v1/models?prompt=the+secret")
         made.get("/health")
     line = lines[0]
     assert line["id"] == answer.headers["x-request-id"]
-    assert (line["method"], line["route"], line["status"], line["level"]) == ("POST", "/v1/completions", 200, "info")
+    assert (line["method"], line["route"], line["status"], line["level"]) == (
+        "POST",
+        "/v1/completions",
+        200,
+        "info",
+    )
     assert line["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"]
     assert line["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
     assert 0 < line["ttft_ms"] <= line["ms"]

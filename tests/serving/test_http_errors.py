@@ -16,8 +16,25 @@ from keepleft.serving.http.middleware.body_limit import check_json
 from serving.small import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LITTLE = Limits(body=20_000, depth=8, prompts=3, choices=4, n=3, beams=2, new_tokens=50, characters=500, logprobs=2, stop_strings=2,
-                stop_characters=5, tokens=4, messages=3, grammar=100, inputs=3, cells=200, user=8)
+LITTLE = Limits(
+    body=20_000,
+    depth=8,
+    prompts=3,
+    choices=4,
+    n=3,
+    beams=2,
+    new_tokens=50,
+    characters=500,
+    logprobs=2,
+    stop_strings=2,
+    stop_characters=5,
+    tokens=4,
+    messages=3,
+    grammar=100,
+    inputs=3,
+    cells=200,
+    user=8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,42 +56,81 @@ def refused(answer, status=400, code=None, param=None, said=""):
     return error
 
 
-@pytest.mark.parametrize(("said", "param"), [
-    ({"max_tokens": 51}, "max_tokens"), ({"max_new_tokens": 51}, "max_tokens"), ({"n": 4}, "n"),
-    ({"best_of": 4}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
-    ({"prompt": ["a"] * 4}, "prompt"), ({"prompt": ["a"] * 3, "n": 2}, "n"), ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"), ({"prompt": [1.5]}, "prompt"), ({"prompt": None}, "prompt"),
-    ({"num_beams": 3}, "num_beams"), ({"logprobs": 3}, "logprobs"), ({"logprobs": -1}, "logprobs"),
-    ({"stop": ["a", "b", "c"]}, "stop"), ({"stop": "abcdef"}, "stop"), ({"stop": ""}, "stop"), ({"stop": [1]}, "stop"),
-    ({"logit_bias": {str(n): 1 for n in range(5)}}, "logit_bias"), ({"logit_bias": {"x": 1}}, None),
-    ({"logit_bias": {"5": 101}}, None), ({"logit_bias": {"9999": 1}}, "logit_bias"),
-    ({"suppress_tokens": [1, 2, 3, 4, 5]}, "suppress_tokens"), ({"suppress_tokens": [9999]}, "suppress_tokens"),
-    ({"bad_words_ids": [[1, 2], [3, 4, 5]]}, "bad_words_ids"), ({"sequence_bias": [[[9999], 1.0]]}, "sequence_bias"),
-    ({"temperature": 2.1}, "temperature"), ({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"),
-    ({"temperature": 0, "do_sample": True}, "temperature"),
-    ({"presence_penalty": 3}, "presence_penalty"), ({"seed": 2**63}, "seed"), ({"seed": 1.5}, "seed"), ({"n": True}, "n"),
-    ({"suffix": "end"}, "suffix"), ({"user": "u" * 9}, "user"), ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"best_of": 2, "stream": True}, "best_of"), ({"max_tokens": 1, "max_new_tokens": 1}, "max_new_tokens"),
-    ({"regex": "a" * 101}, "regex"), ({"json_schema": {"enum": ["a" * 101]}}, "json_schema"),
-    ({"min_new_tokens": 20, "max_tokens": 10}, "min_new_tokens"), ({"eos_token_id": [9999]}, "eos_token_id"),
-    ({"prompt": "a" * 501}, None), ({"top_k": -1}, "top_k"), ({"max_tokens": "many"}, "max_tokens"), ({"stream": 1}, "stream"),
-])
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ({"max_tokens": 51}, "max_tokens"),
+        ({"max_new_tokens": 51}, "max_tokens"),
+        ({"n": 4}, "n"),
+        ({"best_of": 4}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"prompt": ["a"] * 4}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 2}, "n"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"num_beams": 3}, "num_beams"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"stop": ["a", "b", "c"]}, "stop"),
+        ({"stop": "abcdef"}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"logit_bias": {str(n): 1 for n in range(5)}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, None),
+        ({"logit_bias": {"5": 101}}, None),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"suppress_tokens": [1, 2, 3, 4, 5]}, "suppress_tokens"),
+        ({"suppress_tokens": [9999]}, "suppress_tokens"),
+        ({"bad_words_ids": [[1, 2], [3, 4, 5]]}, "bad_words_ids"),
+        ({"sequence_bias": [[[9999], 1.0]]}, "sequence_bias"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"temperature": 0, "do_sample": True}, "temperature"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"n": True}, "n"),
+        ({"suffix": "end"}, "suffix"),
+        ({"user": "u" * 9}, "user"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 1, "max_new_tokens": 1}, "max_new_tokens"),
+        ({"regex": "a" * 101}, "regex"),
+        ({"json_schema": {"enum": ["a" * 101]}}, "json_schema"),
+        ({"min_new_tokens": 20, "max_tokens": 10}, "min_new_tokens"),
+        ({"eos_token_id": [9999]}, "eos_token_id"),
+        ({"prompt": "a" * 501}, None),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+    ],
+)
 def test_what_is_beyond_a_limit_is_refused_by_name(ask, said, param):
     refused(ask.post("/v1/completions", json={"prompt": "the sea", **said}), param=param)
 
 
-@pytest.mark.parametrize(("said", "message"), [
-    ({"top_pp": 0.5}, "there is no field 'top_pp': did you mean top_p?"),
-    ({"xyzzy": 1}, "there is no field 'xyzzy': leave it out"),
-    ({"num_beams": 2, "num_beam_groups": 3}, "num_beams is 2 and num_beam_groups 3: the second must divide the first"),
-    ({"regex": "a", "grammar": "b"}, "give one of them"),
-    ({"regex": "(("}, "the rule cannot be used"),
-    ({"grammar": "start: nothing"}, "the rule cannot be used"),
-    ({"shortlist": [7], "suppress_tokens": [7]}, "no token is left to choose from"),
-    ({"shortlist": []}, "shortlist is empty"),
-    ({"penalty_alpha": 0.5, "n": 2, "do_sample": True}, "penalty_alpha is contrastive search"),
-    ({"prompt": [9999]}, "prompt 0 holds token 9999, and the model knows"),
-])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"top_pp": 0.5}, "there is no field 'top_pp': did you mean top_p?"),
+        ({"xyzzy": 1}, "there is no field 'xyzzy': leave it out"),
+        (
+            {"num_beams": 2, "num_beam_groups": 3},
+            "num_beams is 2 and num_beam_groups 3: the second must divide the first",
+        ),
+        ({"regex": "a", "grammar": "b"}, "give one of them"),
+        ({"regex": "(("}, "the rule cannot be used"),
+        ({"grammar": "start: nothing"}, "the rule cannot be used"),
+        ({"shortlist": [7], "suppress_tokens": [7]}, "no token is left to choose from"),
+        ({"shortlist": []}, "shortlist is empty"),
+        ({"penalty_alpha": 0.5, "n": 2, "do_sample": True}, "penalty_alpha is contrastive search"),
+        ({"prompt": [9999]}, "prompt 0 holds token 9999, and the model knows"),
+    ],
+)
 def test_what_contradicts_itself_is_told_in_words(ask, said, message):
     refused(ask.post("/v1/completions", json={"prompt": "the sea", **said}), said=message)
 
@@ -87,31 +143,46 @@ def test_a_prompt_that_is_longer_than_the_model_has_its_own_code(ask):
     refused(ask.post("/v1/chat/completions", json={"messages": messages}), code="context_length_exceeded")
     refused(ask.post("/v1/embeddings", json={"input": [20] * 65}), code="context_length_exceeded")
     refused(ask.post("/v1/score", json={"input": "the sea is calm " * 20}), code="context_length_exceeded")
-    refused(ask.post("/v1/attention", json={"input": "the sea is calm " * 20}), code="context_length_exceeded")
+    refused(
+        ask.post("/v1/attention", json={"input": "the sea is calm " * 20}), code="context_length_exceeded"
+    )
 
 
-@pytest.mark.parametrize(("said", "param", "code"), [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools_not_supported"),
-    ({"tool_choice": "required"}, "tool_choice", "tools_not_supported"), ({"functions": [{}]}, None, "tools_not_supported"),
-    ({"messages": []}, "messages", None), ({"messages": [{"role": "user", "content": "a"}] * 4}, "messages", None),
-    ({"messages": [{"role": "user", "content": "a" * 501}]}, "messages", "context_length_exceeded"),
-    ({"messages": [{"role": "u u", "content": "a"}]}, "messages.0.role", None),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content",
-     None),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", None),
-    ({"top_logprobs": 2}, "top_logprobs", None), ({"logprobs": True, "top_logprobs": 3}, "logprobs", None),
-    ({"response_format": {"type": "json_schema"}}, "response_format", None), ({"response_format": {"type": "xml"}}, None, None),
-    ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", None),
-    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", None), ({"max_completion_tokens": 0}, None, None),
-    ({"max_completion_tokens": 51}, "max_completion_tokens", None),
-])
+@pytest.mark.parametrize(
+    ("said", "param", "code"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools_not_supported"),
+        ({"tool_choice": "required"}, "tool_choice", "tools_not_supported"),
+        ({"functions": [{}]}, None, "tools_not_supported"),
+        ({"messages": []}, "messages", None),
+        ({"messages": [{"role": "user", "content": "a"}] * 4}, "messages", None),
+        ({"messages": [{"role": "user", "content": "a" * 501}]}, "messages", "context_length_exceeded"),
+        ({"messages": [{"role": "u u", "content": "a"}]}, "messages.0.role", None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content",
+            None,
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", None),
+        ({"top_logprobs": 2}, "top_logprobs", None),
+        ({"logprobs": True, "top_logprobs": 3}, "logprobs", None),
+        ({"response_format": {"type": "json_schema"}}, "response_format", None),
+        ({"response_format": {"type": "xml"}}, None, None),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", None),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", None),
+        ({"max_completion_tokens": 0}, None, None),
+        ({"max_completion_tokens": 51}, "max_completion_tokens", None),
+    ],
+)
 def test_what_a_chat_cannot_do_is_told(ask, said, param, code):
     body = {"messages": [{"role": "user", "content": "a"}], **said}
     refused(ask.post("/v1/chat/completions", json=body), param=param, code=code)
 
 
 def test_a_template_that_refuses_is_heard():
-    talk = decoder(chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}x")
+    talk = decoder(
+        chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}x"
+    )
     with client(talk) as made:
         answer = made.post("/v1/chat/completions", json={"messages": [{"role": "system", "content": "a"}]})
         refused(answer, code="invalid_messages", said="begin with the user")
@@ -135,30 +206,48 @@ def test_a_rule_that_takes_too_long_is_stopped():
         refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="grammar_too_complex")
 
 
-@pytest.mark.parametrize(("opened", "route", "code"), [
-    (decoder, "/v1/chat/completions", "no_chat_template"), (decoder, "/v1/translate", "model_not_suited"),
-    (decoder, "/v1/classify", "model_not_suited"), (encoder, "/v1/completions", "model_not_suited"),
-    (encoder, "/v1/score", "model_not_suited"), (translator, "/v1/classify", "model_not_suited"),
-    (translator, "/v1/chat/completions", "no_chat_template"), (lambda: encoder(kl.ClassificationHead(3)), "/v1/score", "model_not_suited"),
-])
+@pytest.mark.parametrize(
+    ("opened", "route", "code"),
+    [
+        (decoder, "/v1/chat/completions", "no_chat_template"),
+        (decoder, "/v1/translate", "model_not_suited"),
+        (decoder, "/v1/classify", "model_not_suited"),
+        (encoder, "/v1/completions", "model_not_suited"),
+        (encoder, "/v1/score", "model_not_suited"),
+        (translator, "/v1/classify", "model_not_suited"),
+        (translator, "/v1/chat/completions", "no_chat_template"),
+        (lambda: encoder(kl.ClassificationHead(3)), "/v1/score", "model_not_suited"),
+    ],
+)
 def test_a_model_that_is_for_something_else_says_for_what(opened, route, code):
-    body = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]}, "/v1/completions": {"prompt": "a"}}
+    body = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/v1/completions": {"prompt": "a"},
+    }
     with client(opened()) as made:
         refused(made.post(route, json=body.get(route, {"input": "a"})), code=code)
 
 
-@pytest.mark.parametrize(("route", "said", "param"), [
-    ("/v1/embeddings", {"input": ["a"] * 4}, "input"), ("/v1/embeddings", {"input": [[]]}, "prompt"),
-    ("/v1/embeddings", {"input": ""}, "input"), ("/v1/embeddings", {"input": [9999]}, "input"),
-    ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions"),
-    ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, None),
-    ("/v1/score", {"input": ["a"] * 4}, "input"), ("/v1/score", {"input": []}, "input"), ("/v1/score", {"input": ""}, "input"),
-    ("/v1/score", {"input": "a", "source": "b"}, "source"),
-    ("/v1/attention", {"input": "the sea is calm and the ship"}, "layers"),
-    ("/v1/attention", {"input": "a", "layers": ["encoder.9.self"]}, "layers"),
-    ("/v1/attention", {"input": "a", "layers": []}, "layers"),
-    ("/v1/attention", {"input": "a", "heads": [99]}, "heads"), ("/v1/attention", {"input": "a", "source": "b"}, "source"),
-])
+@pytest.mark.parametrize(
+    ("route", "said", "param"),
+    [
+        ("/v1/embeddings", {"input": ["a"] * 4}, "input"),
+        ("/v1/embeddings", {"input": [[]]}, "prompt"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [9999]}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 8}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, None),
+        ("/v1/score", {"input": ["a"] * 4}, "input"),
+        ("/v1/score", {"input": []}, "input"),
+        ("/v1/score", {"input": ""}, "input"),
+        ("/v1/score", {"input": "a", "source": "b"}, "source"),
+        ("/v1/attention", {"input": "the sea is calm and the ship"}, "layers"),
+        ("/v1/attention", {"input": "a", "layers": ["encoder.9.self"]}, "layers"),
+        ("/v1/attention", {"input": "a", "layers": []}, "layers"),
+        ("/v1/attention", {"input": "a", "heads": [99]}, "heads"),
+        ("/v1/attention", {"input": "a", "source": "b"}, "source"),
+    ],
+)
 def test_other_routes_have_limits_too(ask, route, said, param):
     refused(ask.post(route, json=said), param=param)
 
@@ -168,15 +257,28 @@ def test_a_pair_wants_its_source():
         refused(made.post("/v1/score", json={"input": "a"}), param="source")
         refused(made.post("/v1/score", json={"input": ["a", "b"], "source": "c"}), param="source")
         refused(made.post("/v1/attention", json={"input": "a"}), param="source")
-        refused(made.post("/v1/translate", json={"input": "a", "tag": "<2xx>"}), said="the model has no tag '<2xx>'")
-        refused(made.post("/v1/translate", json={"input": "a", "tag": "sea"}), said="the model has no tag 'sea': leave it out")
+        refused(
+            made.post("/v1/translate", json={"input": "a", "tag": "<2xx>"}),
+            said="the model has no tag '<2xx>'",
+        )
+        refused(
+            made.post("/v1/translate", json={"input": "a", "tag": "sea"}),
+            said="the model has no tag 'sea': leave it out",
+        )
         for wrong in ("text", "texts", "source"):
-            refused(made.post("/v1/translate", json={wrong: "a"}), said=f"there is no field '{wrong}': did you mean input?")
+            refused(
+                made.post("/v1/translate", json={wrong: "a"}),
+                said=f"there is no field '{wrong}': did you mean input?",
+            )
         refused(made.post("/v1/completions", json={"prompt": "a", "echo": True, "logprobs": 1}), param="echo")
 
 
 def test_another_model_is_not_here(ask):
-    bodies = {"/v1/completions": {"prompt": "a"}, "/v1/embeddings": {"input": "a"}, "/v1/attention": {"input": "a"}}
+    bodies = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/embeddings": {"input": "a"},
+        "/v1/attention": {"input": "a"},
+    }
     for route, body in bodies.items():
         refused(ask.post(route, json={**body, "model": "gpt-4"}), 404, "model_not_found", "model")
         assert ask.post(route, json={**body, "model": "tiny"}).status_code == 200
@@ -184,8 +286,16 @@ def test_another_model_is_not_here(ask):
 
 
 def test_addresses_and_methods_that_are_not_there(ask):
-    for where in ("/nowhere", "/v1", "/docs", "/redoc", "/v1/models/", "/v1/completions/", "/explore/../x",
-                  "/..%2f..%2fetc/passwd"):
+    for where in (
+        "/nowhere",
+        "/v1",
+        "/docs",
+        "/redoc",
+        "/v1/models/",
+        "/v1/completions/",
+        "/explore/../x",
+        "/..%2f..%2fetc/passwd",
+    ):
         refused(ask.get(where), 404)
     answer = ask.get("/v1/completions")
     refused(answer, 405)
@@ -194,17 +304,32 @@ def test_addresses_and_methods_that_are_not_there(ask):
         assert ask.request(method, "/v1/models").status_code in (405, 415)
 
 
-@pytest.mark.parametrize(("body", "code"), [
-    (b"", "invalid_json"), (b"{", "invalid_json"), (b"nothing", "invalid_json"), (b'{"prompt": "\xff"}', "invalid_json"),
-    (b'{"prompt": NaN}', "invalid_json"), (b'{"seed": ' + b"9" * 5000 + b"}", "invalid_json"),
-    (b'{"prompt": "\\ud800"}', "invalid_unicode"), (b'{"\\udfff": 1}', "invalid_unicode"),
-    (b'{"prompt": ' + b"[" * 9 + b"]" * 9 + b"}", "too_deep"), (b"[" * 9000 + b"]" * 9000, "too_deep"),
-    (b"[]", None), (b'"a"', None), (b"null", None), (b'{"prompt": "a", "temperature": 1e999}', None),
-    (b'{"prompt": "a", "seed": 1e30}', None),
-    (b'{"prompt": "a", "seed": 99999999999999999999999}', None), (b'{"prompt": [99999999999999999999999]}', None),
-])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"nothing", "invalid_json"),
+        (b'{"prompt": "\xff"}', "invalid_json"),
+        (b'{"prompt": NaN}', "invalid_json"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "invalid_json"),
+        (b'{"prompt": "\\ud800"}', "invalid_unicode"),
+        (b'{"\\udfff": 1}', "invalid_unicode"),
+        (b'{"prompt": ' + b"[" * 9 + b"]" * 9 + b"}", "too_deep"),
+        (b"[" * 9000 + b"]" * 9000, "too_deep"),
+        (b"[]", None),
+        (b'"a"', None),
+        (b"null", None),
+        (b'{"prompt": "a", "temperature": 1e999}', None),
+        (b'{"prompt": "a", "seed": 1e30}', None),
+        (b'{"prompt": "a", "seed": 99999999999999999999999}', None),
+        (b'{"prompt": [99999999999999999999999]}', None),
+    ],
+)
 def test_a_body_that_is_no_sound_json(ask, body, code):
-    refused(ask.post("/v1/completions", content=body, headers={"content-type": "application/json"}), code=code)
+    refused(
+        ask.post("/v1/completions", content=body, headers={"content-type": "application/json"}), code=code
+    )
 
 
 def test_nesting_up_to_the_limit_is_fine():
@@ -215,7 +340,12 @@ def test_nesting_up_to_the_limit_is_fine():
 
 def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
     refused(ask.post("/v1/completions", json={"prompt": "a" * 30_000}), 413, "too_large")
-    refused(ask.post("/v1/completions", content=iter([b"a" * 9000] * 5), headers={"content-type": "application/json"}), 413)
+    refused(
+        ask.post(
+            "/v1/completions", content=iter([b"a" * 9000] * 5), headers={"content-type": "application/json"}
+        ),
+        413,
+    )
     refused(ask.post("/v1/completions", content=b"{}"), 415)
     refused(ask.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 415)
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
@@ -225,7 +355,10 @@ def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
 def test_our_faults_are_told_by_number_alone(monkeypatch):
     lines = []
     with client(decoder(), log=lambda level, what: lines.append((level, what))) as made:
-        monkeypatch.setattr("keepleft.serving.http.routes.completions.resolve_options", lambda *_, **__: Path("/secret/place").read_text())
+        monkeypatch.setattr(
+            "keepleft.serving.http.routes.completions.resolve_options",
+            lambda *_, **__: Path("/secret/place").read_text(),
+        )
         answer = made.post("/v1/completions", json={"prompt": "a private thing"})
     error = refused(answer, 500, "internal_error")
     assert "secret" not in answer.text
@@ -250,7 +383,12 @@ class Broken(SequentialEngine):
 
 def test_an_engine_that_fails_is_told_and_the_next_request_is_served():
     with client(decoder(), Broken) as made:
-        refused(made.post("/v1/completions", json={"prompt": "the"}), 500, "model_failed", said="ZeroDivisionError")
+        refused(
+            made.post("/v1/completions", json={"prompt": "the"}),
+            500,
+            "model_failed",
+            said="ZeroDivisionError",
+        )
         text = made.post("/v1/completions", json={"prompt": "the", "stream": True}).text
         assert '"code":"model_failed"' in text
         assert "secret" not in text
@@ -264,7 +402,9 @@ def test_a_full_engine_says_when_to_come_again(monkeypatch):
         answer = made.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
         refused(answer, 429, "rate_limit_exceeded")
         assert answer.headers["retry-after"] == "1"
-        assert made.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 200  # those two were let go
+        assert (
+            made.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 200
+        )  # those two were let go
 
         def full(*_):
             raise OverloadedError("no room", retry_after=6.2)

@@ -41,8 +41,10 @@ def test_models(there):
 
 def test_completions_with_everything(there):
     made, _, _ = there
-    found = made.completions.create(**SAID, max_tokens=8, temperature=0, logprobs=2, echo=True, stop=["zzz"], user="ann")
-    text, = kl.generate(decoder().model, TOKENS, "the sea", max_new_tokens=8)
+    found = made.completions.create(
+        **SAID, max_tokens=8, temperature=0, logprobs=2, echo=True, stop=["zzz"], user="ann"
+    )
+    (text,) = kl.generate(decoder().model, TOKENS, "the sea", max_new_tokens=8)
     assert found.choices[0].text == "the sea" + text
     assert len(found.choices[0].logprobs.tokens) == found.usage.total_tokens
     several = made.completions.create(**SAID, max_tokens=8, n=3, seed=5, best_of=4, logit_bias={"9": -100})
@@ -57,7 +59,10 @@ def test_streams(there):
     whole = made.completions.create(**said)
     pieces = list(made.completions.create(**said, stream=True, stream_options={"include_usage": True}))
     for choice in whole.choices:
-        assert "".join(one.text for piece in pieces for one in piece.choices if one.index == choice.index) == choice.text
+        assert (
+            "".join(one.text for piece in pieces for one in piece.choices if one.index == choice.index)
+            == choice.text
+        )
         assert "a" not in choice.text
     assert pieces[-1].usage == whole.usage
     assert whole.seed == 9
@@ -71,12 +76,19 @@ def test_chats(there):
     assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
     assert made.chat.completions.create(**said).choices == whole.choices  # the seed repeats it
     pieces = list(made.chat.completions.create(**said, stream=True))
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "minimum": 1, "maximum": 9}}}
+    assert (
+        "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
+    )
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {"type": "integer", "minimum": 1, "maximum": 9}},
+    }
     found = made.chat.completions.create(model="tiny", messages=CHAT, response_format=form, max_tokens=9)
     assert 1 <= json.loads(found.choices[0].message.content) <= 9
     with pytest.raises(openai.BadRequestError) as told:
-        made.chat.completions.create(model="tiny", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}])
+        made.chat.completions.create(
+            model="tiny", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
     assert told.value.code == "tools_not_supported"
     assert told.value.param == "tools"
 
@@ -98,7 +110,9 @@ def test_many_at_once(there):
 
     async def all_of_them():
         async with ask(port, kind=openai.AsyncOpenAI) as made:
-            one = lambda n: made.completions.create(model="tiny", prompt=f"the sea {n}", max_tokens=5, temperature=0)
+            one = lambda n: made.completions.create(
+                model="tiny", prompt=f"the sea {n}", max_tokens=5, temperature=0
+            )
             return await asyncio.gather(*map(one, range(24)))
 
     found = asyncio.run(all_of_them())
@@ -109,7 +123,9 @@ def test_many_at_once(there):
 
 def test_embeddings():
     with running(encoder(kl.PoolingHead("mean", unit=True))) as (port, _, _), ask(port) as made:
-        found = made.embeddings.create(model="tiny", input=["the sea", "a ship"])  # in base64, as the client likes it
+        found = made.embeddings.create(
+            model="tiny", input=["the sea", "a ship"]
+        )  # in base64, as the client likes it
         plain = made.embeddings.create(model="tiny", input=["the sea", "a ship"], encoding_format="float")
         for one, other in zip(found.data, plain.data, strict=True):
             assert np.linalg.norm(one.embedding) == pytest.approx(1, abs=1e-4)
@@ -119,10 +135,19 @@ def test_embeddings():
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_curl(there):
     _, port, _ = there
-    run = lambda *words: subprocess.run(["curl", "-sS", "-N", "--max-time", "30", *words], capture_output=True, text=True,
-                                        check=True).stdout
+    run = lambda *words: (
+        subprocess.run(
+            ["curl", "-sS", "-N", "--max-time", "30", *words], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert json.loads(run(f"http://localhost:{port}/health")) == {"status": "ready"}
-    said = ["-H", "authorization: Bearer a-key", "-H", "content-type: application/json",
-            f"http://127.0.0.1:{port}/v1/completions", "-d"]
+    said = [
+        "-H",
+        "authorization: Bearer a-key",
+        "-H",
+        "content-type: application/json",
+        f"http://127.0.0.1:{port}/v1/completions",
+        "-d",
+    ]
     assert json.loads(run(*said, '{"prompt": "the sea", "max_tokens": 3}'))["object"] == "text_completion"
     assert run(*said, '{"prompt": "the sea", "max_tokens": 3, "stream": true}').endswith("data: [DONE]\n\n")

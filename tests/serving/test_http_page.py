@@ -30,8 +30,13 @@ def test_every_block_runs(tmp_path):
                 assert "curl " in command
                 command = command.replace("localhost:8000", address.removeprefix("http://"))
                 command = command.replace("curl ", "curl -sS --fail-with-body ", 1)
-                ran = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60,
-                                     check=False)
+                ran = subprocess.run(
+                    ["bash", "-o", "pipefail", "-c", command],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
                 assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
                 assert ran.stdout
         for code in blocks("python"):
@@ -42,7 +47,7 @@ def test_every_block_runs(tmp_path):
 
 
 def test_every_limit_stands_there_with_its_default():
-    table = PAGE[PAGE.index("| limit |"):PAGE.index("## Logs")]
+    table = PAGE[PAGE.index("| limit |") : PAGE.index("## Logs")]
     told = {}
     for names, numbers in re.findall(r"^\| (`.+?) \| (.+?) \|", table, re.M):
         each = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", numbers)]
@@ -58,8 +63,13 @@ def test_every_route_and_metric_stands_there():
     with client(decoder(), ContinuousBatchingEngine) as made:
         document = make_app(made.service).openapi()
         made.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
-        names = {name for name in re.findall(r"^# TYPE (keepleft_\w+)", made.get("/metrics").text, re.M)
-                 if not name.startswith("keepleft_engine") and not name.endswith("_created")}
+        names = {
+            name
+            for name in re.findall(r"^# TYPE (keepleft_\w+)", made.get("/metrics").text, re.M)
+            if not name.startswith("keepleft_engine") and not name.endswith("_created")
+        }
     for path in document["paths"]:
         assert re.sub(r"\{\w+", "{", path).split("{")[0] in PAGE, path
-    assert names == {name for name in re.findall(r"`(keepleft_\w+)", PAGE) if not name.startswith("keepleft_engine")}
+    assert names == {
+        name for name in re.findall(r"`(keepleft_\w+)", PAGE) if not name.startswith("keepleft_engine")
+    }

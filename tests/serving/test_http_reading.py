@@ -30,8 +30,16 @@ def alone(opened, text):
     return Predictor(*opened).embed([TOKENS.encode(text).ids])[0].tolist()
 
 
-@pytest.mark.parametrize("opened", [lambda: encoder(kl.PoolingHead("mean", unit=True)), lambda: encoder(kl.PoolingHead("first")), encoder,
-                                    decoder, translator])
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda: encoder(kl.PoolingHead("mean", unit=True)),
+        lambda: encoder(kl.PoolingHead("first")),
+        encoder,
+        decoder,
+        translator,
+    ],
+)
 def test_embeddings_are_the_models(opened):
     with client(opened()) as made:
         found = post(made, "/v1/embeddings", {"input": TEXTS})
@@ -39,8 +47,12 @@ def test_embeddings_are_the_models(opened):
         for one, text in zip(found["data"], TEXTS, strict=True):
             assert one["embedding"] == pytest.approx(alone(opened(), text), abs=1e-4)
         assert found["usage"]["prompt_tokens"] == sum(len(TOKENS.encode(text).ids) for text in TEXTS)
-        coded = post(made, "/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"})["data"][0]["embedding"]
-        assert np.frombuffer(base64.b64decode(coded), "<f4").tolist() == pytest.approx(found["data"][0]["embedding"], abs=1e-4)
+        coded = post(made, "/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"})["data"][0][
+            "embedding"
+        ]
+        assert np.frombuffer(base64.b64decode(coded), "<f4").tolist() == pytest.approx(
+            found["data"][0]["embedding"], abs=1e-4
+        )
         tokens = post(made, "/v1/embeddings", {"input": TOKENS.encode(TEXTS[0]).ids})["data"][0]["embedding"]
         assert tokens == pytest.approx(found["data"][0]["embedding"], abs=1e-4)
 
@@ -78,8 +90,16 @@ def test_scores_are_the_models(opened, source):
 def test_attention_maps_are_the_models():
     opened = translator()
     with client(opened) as made:
-        found = post(made, "/v1/attention", {"input": "the sea", "source": "a ship sails", "heads": [1],
-                                             "layers": ["decoder.0.*", "encoder.1.self"]})
+        found = post(
+            made,
+            "/v1/attention",
+            {
+                "input": "the sea",
+                "source": "a ship sails",
+                "heads": [1],
+                "layers": ["decoder.0.*", "encoder.1.self"],
+            },
+        )
         assert set(found["maps"]) == {"decoder.0.self", "decoder.0.cross", "encoder.1.self"}
         source, tokens = TOKENS.encode("a ship sails").ids, [1, *TOKENS.encode("the sea").ids]
         with kl.watch(opened.model) as maps, torch.no_grad():
@@ -103,7 +123,9 @@ def test_texts_of_many_callers_are_read_together():
         return await asyncio.gather(*(gathered.submit([row]) for row in rows))
 
     with service(opened, limits=Limits(batch_tokens=60)) as made:
-        held = made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))  # so that all of them wait
+        held = made.engine_thread.run_between_steps(
+            lambda: asyncio.run(asyncio.sleep(0.2))
+        )  # so that all of them wait
         found = asyncio.run(ask_all(made.embedding_batcher))
         held.result()
         assert 1 < made.embedding_batcher.num_batches < len(rows)
@@ -116,20 +138,22 @@ def test_one_who_leaves_takes_nobody_along():
 
     async def two(made):
         made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))
-        first, second = asyncio.ensure_future(made.embedding_batcher.submit([[5, 6]])), asyncio.ensure_future(made.embedding_batcher.submit([[7]]))
+        first = asyncio.ensure_future(made.embedding_batcher.submit([[5, 6]]))
+        second = asyncio.ensure_future(made.embedding_batcher.submit([[7]]))
         await asyncio.sleep(0.05)
         first.cancel()
         return await second
 
     with service(opened) as made:
-        vector, = asyncio.run(two(made))
+        (vector,) = asyncio.run(two(made))
         assert vector.tolist() == pytest.approx(Predictor(*opened).embed([[7]])[0].tolist(), abs=1e-5)
         assert not made.embedding_batcher.waiting
 
 
 def test_a_batch_that_fails_is_told_to_all_and_the_next_is_read():
     with service(encoder(kl.PoolingHead("mean"))) as made:
-        work, made.embedding_batcher.batch_function = made.embedding_batcher.batch_function, lambda rows: 1 / 0
+        work = made.embedding_batcher.batch_function
+        made.embedding_batcher.batch_function = lambda rows: 1 / 0
         with pytest.raises(ZeroDivisionError):
             asyncio.run(made.embedding_batcher.submit([[5], [6]]))
         made.embedding_batcher.batch_function = work

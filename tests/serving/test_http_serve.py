@@ -34,8 +34,12 @@ def place(tmp_path_factory):
 def served(place, *words, env=None):
     """The command in a process of its own: its address, the process, and the lines that it writes."""
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-W", "error", "-m", "keepleft", "serve", str(place), "--port", "0", *words],
-                               stderr=subprocess.PIPE, text=True, env={**os.environ, **threads, **(env or {})})
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "keepleft", "serve", str(place), "--port", "0", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **threads, **(env or {})},
+    )
     lines = []
     there = threading.Event()
 
@@ -72,7 +76,10 @@ def streamed(address, body, heard):
 def begun(address, bodies):
     """Streams, each in a thread: the first has begun, the others wait."""
     heard = [[] for _ in bodies]
-    threads = [threading.Thread(target=streamed, args=(address, body, one)) for body, one in zip(bodies, heard, strict=True)]
+    threads = [
+        threading.Thread(target=streamed, args=(address, body, one))
+        for body, one in zip(bodies, heard, strict=True)
+    ]
     end = time.monotonic() + 30
     for n, thread in enumerate(threads, 1):
         thread.start()
@@ -145,7 +152,7 @@ def test_the_directory_is_served_with_a_key_and_a_name(place):
     with served(place, *words, env={"KEEPLEFT_API_KEY": "from-the-environment"}) as (address, process, lines):
         assert httpx.get(f"{address}/v1/models").status_code == 401
         with httpx.Client(base_url=address, headers={"authorization": "Bearer from-the-environment"}) as made:
-            model, = made.get("/v1/models").json()["data"]
+            (model,) = made.get("/v1/models").json()["data"]
             assert (model["id"], model["max_model_len"]) == ("sea", 32)
             assert made.post("/v1/completions", json={"prompt": "a", "n": 3}).status_code == 400
             chat = {"messages": [{"role": "user", "content": "hi"}], "model": "sea", "max_tokens": 3}
@@ -159,7 +166,10 @@ def test_the_directory_is_served_with_a_key_and_a_name(place):
 
 def test_an_audit_for_the_page_does_not_stand_in_the_way_of_the_end(place):
     with served(place) as (address, process, _):
-        assert httpx.post(f"{address}/explore/leaks", json={"wait": False}, timeout=60).json()["state"] == "running"
+        assert (
+            httpx.post(f"{address}/explore/leaks", json={"wait": False}, timeout=60).json()["state"]
+            == "running"
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
@@ -169,7 +179,9 @@ class Ran:
 
     def __init__(self, monkeypatch):
         self.made = []
-        monkeypatch.setattr("keepleft.serving.http.server.Server.run", lambda server: self.made.append(server))
+        monkeypatch.setattr(
+            "keepleft.serving.http.server.Server.run", lambda server: self.made.append(server)
+        )
 
 
 def test_wrong_use_is_told(place, tmp_path, monkeypatch, capsys):
@@ -178,16 +190,18 @@ def test_wrong_use_is_told(place, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     run.mkdir()
     (run / "model").symlink_to(place)
-    for words, said in ((["nowhere"], "there is no model directory nowhere"),
-                        ([str(place), "--port", "70000"], "port is 70000"),
-                        ([str(place), "--threads", "0"], "threads is 0"),
-                        ([str(run)], f"did you mean {run / 'model'}?"),
-                        ([str(place), "--device", "what"], "the device 'what' was asked"),
-                        ([str(place), "--max-model-len", "0"], "max_model_len is 0"),
-                        ([str(place), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
-                        ([str(place), "--limits.body", "0"], "the limit body is 0"),
-                        ([str(place), "--shutdown-timeout", "-1"], "shutdown_timeout is -1"),
-                        ([str(place), "--api-key", "a b\n"], "an API key is empty, or has characters")):
+    for words, said in (
+        (["nowhere"], "there is no model directory nowhere"),
+        ([str(place), "--port", "70000"], "port is 70000"),
+        ([str(place), "--threads", "0"], "threads is 0"),
+        ([str(run)], f"did you mean {run / 'model'}?"),
+        ([str(place), "--device", "what"], "the device 'what' was asked"),
+        ([str(place), "--max-model-len", "0"], "max_model_len is 0"),
+        ([str(place), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
+        ([str(place), "--limits.body", "0"], "the limit body is 0"),
+        ([str(place), "--shutdown-timeout", "-1"], "shutdown_timeout is -1"),
+        ([str(place), "--api-key", "a b\n"], "an API key is empty, or has characters"),
+    ):
         assert main(["serve", *words]) == 2, words
         assert said in capsys.readouterr().err
 

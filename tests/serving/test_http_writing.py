@@ -11,19 +11,23 @@ from keepleft.data.tokenizer import train_tokenizer
 from keepleft.decoding.detokenizer import IncrementalDetokenizer, held_back_length
 from serving.small import TOKENS
 
-KINDS = {"bytes": TOKENS,
-         "unigram": train_tokenizer("unigram", ["the sea is calm and blue", "the ship sails on"] * 9, 80),
-         "words": train_tokenizer("word", ["the sea is calm and blue"] * 3, 40),
-         "letters": train_tokenizer("char", ["the sea is calm"] * 3, 40, running_text=True)}
+KINDS = {
+    "bytes": TOKENS,
+    "unigram": train_tokenizer("unigram", ["the sea is calm and blue", "the ship sails on"] * 9, 80),
+    "words": train_tokenizer("word", ["the sea is calm and blue"] * 3, 40),
+    "letters": train_tokenizer("char", ["the sea is calm"] * 3, 40, running_text=True),
+}
 
 
 def reference(tokenizer, tokens, stops):
     """The slow definition: after each token the whole text is read again."""
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count], skip_special_tokens=True)
-        whole = text if count == len(tokens) else text.rstrip("\ufffd")  # the next token may make a character whole
+        whole = (
+            text if count == len(tokens) else text.rstrip("\ufffd")
+        )  # the next token may make a character whole
         if places := [at for stop in stops if (at := whole.find(stop)) >= 0]:
-            return whole[:min(places)]
+            return whole[: min(places)]
     return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
@@ -33,15 +37,21 @@ def test_what_is_streamed_is_the_text_up_to_its_first_stop_string(kind, data):
     tokenizer = KINDS[kind]
     tokens = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24))
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    pieces = [text[a:a + b] for a, b in data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=3))]
-    stops = [stop for stop in [*pieces, *data.draw(st.lists(st.text("ae s", min_size=1, max_size=4), max_size=2))]
-             if stop and "\ufffd" not in stop]
+    pieces = [
+        text[a : a + b]
+        for a, b in data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=3))
+    ]
+    stops = [
+        stop
+        for stop in [*pieces, *data.draw(st.lists(st.text("ae s", min_size=1, max_size=4), max_size=2))]
+        if stop and "\ufffd" not in stop
+    ]
     writing = IncrementalDetokenizer(tokenizer, stops)
     shown = ""
     for token in tokens:
         shown += writing.add(token)
         assert not any(stop in shown for stop in stops)
-        assert "".join(shown) == writing.text[:len(shown)]
+        assert "".join(shown) == writing.text[: len(shown)]
     shown += writing.end()
     assert shown == reference(tokenizer, tokens, stops)
 
@@ -51,7 +61,11 @@ def test_what_is_held_back_is_the_longest_end_that_begins_a_stop_string(text, st
     if any(stop in text for stop in stops):
         return  # it would have ended there
     size = held_back_length(text, stops)
-    begins = [n for n in range(1, len(text) + 1) if any(len(stop) > n and stop.startswith(text[-n:]) for stop in stops)]
+    begins = [
+        n
+        for n in range(1, len(text) + 1)
+        if any(len(stop) > n and stop.startswith(text[-n:]) for stop in stops)
+    ]
     assert size == max(begins, default=0)
 
 

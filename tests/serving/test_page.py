@@ -10,8 +10,13 @@ from serving.browsing import asked, settled, until
 from serving.standin import StandIn
 
 pytestmark = pytest.mark.slow
-VIEWS = {"attention": "canvas[aria-label*=attention]", "decoding": ".bars li", "masks": "canvas[aria-label^=Mask]",
-         "leaks": "canvas[aria-label^=Reading]", "training": ".chart .curve"}
+VIEWS = {
+    "attention": "canvas[aria-label*=attention]",
+    "decoding": ".bars li",
+    "masks": "canvas[aria-label^=Mask]",
+    "leaks": "canvas[aria-label^=Reading]",
+    "training": ".chart .curve",
+}
 
 
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder", "encoder"])
@@ -122,7 +127,12 @@ def test_a_text_is_written_token_by_token_and_taken_back(visit):
     settled(lambda: len(asked(stand_in, "next")[-1]["tokens"]) == 13)
     page.get_by_role("button", name="From the start").click()
     page.wait_for_selector(".written .token", state="detached")
-    assert asked(stand_in, "next")[0] == {"text": "", "source": stand_in.example["source"], "tokens": [], "unmasked": False}
+    assert asked(stand_in, "next")[0] == {
+        "text": "",
+        "source": stand_in.example["source"],
+        "tokens": [],
+        "unmasked": False,
+    }
 
 
 def test_the_beam_grows_step_by_step(visit):
@@ -137,7 +147,9 @@ def test_the_beam_grows_step_by_step(visit):
 
 def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
     stand_in = StandIn()
-    page = visit(stand_in, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']")
+    page = visit(
+        stand_in, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']"
+    )
     field = page.get_by_label("Who may look at whom")
     field.fill("causal & lookahead(2)")
     page.wait_for_selector("text=is not a mask")

@@ -20,7 +20,9 @@ def test_a_server_with_a_key_is_opened_by_a_password(browser, tmp_path):
     kl.save(*decoder()[:2], tmp_path / "model")
     with served(tmp_path / "model", "--api-key", "sesame") as (address, _, _):
         for password, fine in (("wrong", False), ("sesame", True)):
-            with browser.new_context(http_credentials={"username": "anybody", "password": password}) as context:
+            with browser.new_context(
+                http_credentials={"username": "anybody", "password": password}
+            ) as context:
                 page = context.new_page()
                 assert page.goto(address).status == (200 if fine else 401)
                 if fine:
@@ -42,22 +44,37 @@ def test_what_the_server_forgot_is_read_again(visit):
 def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
     stand_in = StandIn("decoder", {"text": "a few words"})
     given = {"text": "a few words"}
-    answers = [{"question": "about", "given": {}, "answer": stand_in.ask("about", {})},
-               {"question": "attention", "given": given, "answer": stand_in.ask("attention", given)}]
+    answers = [
+        {"question": "about", "given": {}, "answer": stand_in.ask("about", {})},
+        {"question": "attention", "given": given, "answer": stand_in.ask("attention", given)},
+    ]
     for head in ["mean", 0, 1, 2, 3]:
-        tile = {"key": "key-0", "name": "decoder.self", "layer": 0, "head": head, "row": 0, "column": 0, "size": 256}
+        tile = {
+            "key": "key-0",
+            "name": "decoder.self",
+            "layer": 0,
+            "head": head,
+            "row": 0,
+            "column": 0,
+            "size": 256,
+        }
         answers.append({"question": "tile", "given": tile, "answer": stand_in.ask("tile", tile)})
     data = json.dumps(answers).replace("<", "\\u003c")
     script, style = ((PAGE / name).read_text("utf-8") for name in ("explorer.js", "explorer.css"))
     assert "</script" not in script.lower()
     path = tmp_path / "file.html"
-    path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style><div id=keepleft></div>"
-                    f"<script type='application/json' id='keepleft-answers'>{data}</script>"
-                    f"<script type=module>{script}</script>", "utf-8")
+    path.write_text(
+        f"<!doctype html><meta charset=utf-8><style>{style}</style><div id=keepleft></div>"
+        f"<script type='application/json' id='keepleft-answers'>{data}</script>"
+        f"<script type=module>{script}</script>",
+        "utf-8",
+    )
     page = visit(StandIn(), wait=None)
     page.goto(path.as_uri())
     page.wait_for_selector(".panel canvas")
-    assert page.locator("[role=tab]").all_inner_texts() == ["Attention1"]  # what was not recorded is not offered
+    assert page.locator("[role=tab]").all_inner_texts() == [
+        "Attention1"
+    ]  # what was not recorded is not offered
     until(page, "document.querySelector('.panel .legend').textContent.includes('1.00')")
     page.get_by_label("Layer", exact=True).select_option("1")
     page.wait_for_selector("text=recorded beforehand")

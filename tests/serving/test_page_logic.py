@@ -28,8 +28,16 @@ def node() -> str:
 
 
 def ran(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=WEB, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False,
-                          env={**os.environ, **env})
+    return subprocess.run(
+        command,
+        cwd=WEB,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        env={**os.environ, **env},
+    )
 
 
 def test_the_page_keeps_its_own_laws_and_filters_as_keepleft_does(node, tmp_path):
@@ -50,12 +58,23 @@ def test_its_types_are_right(node):
 def cases():
     """Scores with ties and hopeless tokens among them, every combination of sliders, and what keepleft makes of both."""
     torch.manual_seed(7)
-    rows = [torch.randn(61) * 3, torch.tensor([1.0, 3.0, 3.0, -2.0, 3.0, 0.0, -0.0]), torch.tensor([2.0, -80.0, 1.0, 2.0])]
+    rows = [
+        torch.randn(61) * 3,
+        torch.tensor([1.0, 3.0, 3.0, -2.0, 3.0, 0.0, -0.0]),
+        torch.tensor([2.0, -80.0, 1.0, 2.0]),
+    ]
     dials = list(itertools.product((1.0, 0.3, 1.7), (0, 1, 2, 40), (1.0, 0.9, 0.35), (0.0, 0.05, 0.6)))
     for row, (temperature, k, p, least) in itertools.product(rows, dials):
         scores = row[None].double()  # exact sums on both sides: where float32 rounds, either may be right
-        for apply in (filters.temperature(temperature), *([filters.top_k(k)] if k else []),
-                      *([filters.top_p(p)] if p < 1 else []), filters.min_p(least)):
+        for apply in (
+            filters.temperature(temperature),
+            *([filters.top_k(k)] if k else []),
+            *([filters.top_p(p)] if p < 1 else []),
+            filters.min_p(least),
+        ):
             scores = apply(scores, None)
-        yield {"scores": row.tolist(), "dials": {"temperature": temperature, "topK": k, "topP": p, "minP": least},
-               "wanted": scores.softmax(-1)[0].tolist()}
+        yield {
+            "scores": row.tolist(),
+            "dials": {"temperature": temperature, "topK": k, "topP": p, "minP": least},
+            "wanted": scores.softmax(-1)[0].tolist(),
+        }

@@ -19,18 +19,30 @@ def built(name: str, **changes):
 def test_pages_fill_the_memory_that_is_given_and_no_more_than_rows_can_use(name, pools):
     model = built(name)
     shape = model.design.attention
-    assert capacity.kv_bytes_per_token(model) == 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * 4
+    assert (
+        capacity.kv_bytes_per_token(model)
+        == 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * 4
+    )
     page = 128 * capacity.kv_bytes_per_token(model)
-    few = capacity.plan_capacity(model, max_num_seqs=8, kv_cache_memory=20 * page / capacity.GIB, max_model_len=100_000)
+    few = capacity.plan_capacity(
+        model, max_num_seqs=8, kv_cache_memory=20 * page / capacity.GIB, max_model_len=100_000
+    )
     assert few.max_num_seqs == 8
     assert few.pages == min(20 // pools, 8 * -(-min(100_000, model.design.max_positions or 4096) // 128))
     assert few.source_pages == (few.pages if pools == 2 else 0)
-    assert capacity.plan_capacity(model, max_num_seqs=2, kv_cache_memory=4.0, max_model_len=300).pages == 2 * -(-min(300, model.design.max_positions or 300) // 128)
+    assert capacity.plan_capacity(
+        model, max_num_seqs=2, kv_cache_memory=4.0, max_model_len=300
+    ).pages == 2 * -(-min(300, model.design.max_positions or 300) // 128)
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"max_num_seqs": 0}, "max_num_seqs is 0: it must be more than nothing"), ({"kv_cache_memory": -1.0}, "kv_cache_memory is -1.0"),
-    ({"kv_cache_memory": 1e-7}, "do not hold one page of 128 tokens")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs is 0: it must be more than nothing"),
+        ({"kv_cache_memory": -1.0}, "kv_cache_memory is -1.0"),
+        ({"kv_cache_memory": 1e-7}, "do not hold one page of 128 tokens"),
+    ],
+)
 def test_what_cannot_hold_anything_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         capacity.plan_capacity(built("llama3"), **given)

@@ -21,11 +21,22 @@ if TYPE_CHECKING:
 EXIT_CODES = {"clean": 0, "leak": 1, "unchecked": 2}
 
 
-def audit(inputs: list[str], hf_config: str | None = None, arch: str | None = None,
-         with_: Literal["keepleft", "transformers"] = "keepleft", claim: str | None = None, checks: str | None = None,
-         budget: Literal["quick", "standard", "full"] = "standard", layers: int | None = None, limit: float | None = 60.0,
-         html: str | None = None, junit: str | None = None, zoo: str | None = None, json: bool = False,
-         explicit_options: frozenset[str] = frozenset()) -> int:
+def audit(
+    inputs: list[str],
+    hf_config: str | None = None,
+    arch: str | None = None,
+    with_: Literal["keepleft", "transformers"] = "keepleft",
+    claim: str | None = None,
+    checks: str | None = None,
+    budget: Literal["quick", "standard", "full"] = "standard",
+    layers: int | None = None,
+    limit: float | None = 60.0,
+    html: str | None = None,
+    junit: str | None = None,
+    zoo: str | None = None,
+    json: bool = False,
+    explicit_options: frozenset[str] = frozenset(),
+) -> int:
     """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no other row.
 
     Any model, ours or not:
@@ -70,16 +81,28 @@ def audit(inputs: list[str], hf_config: str | None = None, arch: str | None = No
     for option, number in (("layers", layers), ("limit", limit)):
         if number is not None and number <= 0:
             raise ValueError(f"--{option} is {number:g}: it must be more than 0")
-    overrides = {"claim": _parse_claim(claim), "checks": _split_names(checks), "budget": budget, "layers": layers, "limit": limit}
-    overrides = {key: value for key, value in overrides.items() if key in explicit_options and (value is not None or key == "limit")}
+    overrides = {
+        "claim": _parse_claim(claim),
+        "checks": _split_names(checks),
+        "budget": budget,
+        "layers": layers,
+        "limit": limit,
+    }
+    overrides = {
+        key: value
+        for key, value in overrides.items()
+        if key in explicit_options and (value is not None or key == "limit")
+    }
     with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # what a model prints is no verdict
         arguments = _load_target(inputs, hf_config, arch, with_)
         claim_assumed = claim is None and "claim" not in arguments
         report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
     exit_code = _write_report(report, html=html, junit=junit, json=json)
     if claim_assumed and any(finding.kind == "future" for finding in report.findings):
-        print("keepleft: the claim was taken to be causal; if the model is meant to see what comes later, give --claim full",
-              file=sys.stderr)
+        print(
+            "keepleft: the claim was taken to be causal; if the model is meant to see what comes later, give --claim full",
+            file=sys.stderr,
+        )
     return exit_code
 
 
@@ -101,11 +124,18 @@ def _split_names(text: str | None) -> list[str] | None:
 def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> str:
     """The name of what is audited: one thing, said in one way."""
     if len(inputs) + (hf_config is not None) != 1:
-        named_targets = " and ".join([*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])])
-        raise ValueError(f"{named_targets} were given: one model at a time" if named_targets else
-                         "say which model: a directory, FILE.py:FUNCTION, MODULE:FUNCTION, or --hf-config config.json")
+        named_targets = " and ".join(
+            [*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])]
+        )
+        raise ValueError(
+            f"{named_targets} were given: one model at a time"
+            if named_targets
+            else "say which model: a directory, FILE.py:FUNCTION, MODULE:FUNCTION, or --hf-config config.json"
+        )
     if arch is not None and hf_config is None and with_ != "transformers":
-        raise ValueError(f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers")
+        raise ValueError(
+            f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers"
+        )
     if hf_config is not None:
         return f"{hf_config}, random weights"
     if inputs[0].endswith(".py"):
@@ -133,7 +163,9 @@ def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, wit
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # transformers may raise anything
-        raise ValueError(f"{hf_config or inputs[0]} could not be built: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{hf_config or inputs[0]} could not be built: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str], None]) -> AuditReport:
@@ -189,7 +221,9 @@ def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json:
     for name in names:
         if not hasattr(transformers, name):
             suggestions = get_close_matches(name, classes(), 1)
-            raise ValueError(f"transformers has no {name}" + (f": did you mean {suggestions[0]}?" if suggestions else ""))
+            raise ValueError(
+                f"transformers has no {name}" + (f": did you mean {suggestions[0]}?" if suggestions else "")
+            )
     rows: list[Any] = []
     with Bar("auditing", len(names)) as bar:
         for row in run(names, budget):
@@ -198,6 +232,10 @@ def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json:
     about = {"transformers": transformers.__version__, "torch": str(torch.__version__), "budget": budget}
     if html is not None:
         atomic.write_text(Path(html), as_html(rows, about))
-    _print_stdout(as_json(rows, about) if json else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows))
+    _print_stdout(
+        as_json(rows, about)
+        if json
+        else "\n".join(f"{row.verdict:8} {row.name} {row.why}".rstrip() for row in rows)
+    )
     verdicts = {row.verdict for row in rows}
     return 1 if LEAK in verdicts else 0 if CLEAN in verdicts else 2

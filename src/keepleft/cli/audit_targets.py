@@ -30,8 +30,13 @@ def from_directory(path: str) -> AuditArguments:
     from keepleft.weights.model_directory import NATIVE_MODEL_TYPE, load
 
     file = Path(path) / "config.json"
-    if file.is_file() and (model_type := _read_config(file).get("model_type")) not in (NATIVE_MODEL_TYPE, *families()):
-        raise ValueError(f"{file}: 'model_type' is {model_type!r}, which is none of ours: --with transformers audits its own class")
+    if file.is_file() and (model_type := _read_config(file).get("model_type")) not in (
+        NATIVE_MODEL_TYPE,
+        *families(),
+    ):
+        raise ValueError(
+            f"{file}: 'model_type' is {model_type!r}, which is none of ours: --with transformers audits its own class"
+        )
     model, _ = load(path if os.path.exists(path) else installed_weights().get(path, path))
     stack = model.design.decoder or model.design.encoder
     assert stack is not None
@@ -43,18 +48,30 @@ def from_directory(path: str) -> AuditArguments:
 
 def is_code(reference: str) -> bool:
     """FILE.py:NAME or MODULE:NAME?"""
-    return ":" in reference and not os.path.exists(reference) and reference.rpartition(":")[2].replace(".", "").isidentifier()
+    return (
+        ":" in reference
+        and not os.path.exists(reference)
+        and reference.rpartition(":")[2].replace(".", "").isidentifier()
+    )
 
 
 def from_code(reference: str) -> AuditArguments:
     """What the function (or class, or model) of this name gives."""
     module_path, _, name = reference.rpartition(":")
-    target: Any = _import_file(Path(module_path)) if module_path.endswith(".py") else _import_by_name(module_path)
+    target: Any = (
+        _import_file(Path(module_path)) if module_path.endswith(".py") else _import_by_name(module_path)
+    )
     for part in name.split("."):
         if not hasattr(target, part):
             suggestions = get_close_matches(part, dir(target), 1)
-            raise ValueError(f"{module_path} has no {name!r}: " + (f"did you mean {suggestions[0]}?" if suggestions else
-                                                            "name a function in it that gives the model"))
+            raise ValueError(
+                f"{module_path} has no {name!r}: "
+                + (
+                    f"did you mean {suggestions[0]}?"
+                    if suggestions
+                    else "name a function in it that gives the model"
+                )
+            )
         target = getattr(target, part)
     return arguments(_build_target(target, reference), reference)
 
@@ -76,10 +93,14 @@ def arguments(built: Any, reference: str) -> AuditArguments:
     parameters = inspect.signature(audit).parameters
     for name in out:
         if name not in parameters:
-            raise ValueError(f"{reference} gives {name!r}, which is no argument of keepleft.audit: there are {', '.join(parameters)}")
+            raise ValueError(
+                f"{reference} gives {name!r}, which is no argument of keepleft.audit: there are {', '.join(parameters)}"
+            )
     if not callable(out.get("target")):
-        raise ValueError(f"{reference} gives {_describe(out.get('target', built))}, which is no model: let it give a model, (model, "
-                         "example), or a dict of arguments of keepleft.audit with the model under 'target'")
+        raise ValueError(
+            f"{reference} gives {_describe(out.get('target', built))}, which is no model: let it give a model, (model, "
+            "example), or a dict of arguments of keepleft.audit with the model under 'target'"
+        )
     if isinstance(out.get("claim"), str):
         out["claim"] = parse_mask(out["claim"])
     return out
@@ -91,14 +112,22 @@ def _build_target(factory: Any, reference: str) -> Any:
     if isinstance(factory, nn.Module | dict | tuple):
         return factory
     if not callable(factory):
-        raise ValueError(f"{reference} is {_describe(factory)}: name a function without arguments that gives the model")
+        raise ValueError(
+            f"{reference} is {_describe(factory)}: name a function without arguments that gives the model"
+        )
     try:
-        required = [parameter.name for parameter in inspect.signature(factory).parameters.values()
-                  if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)]
+        required = [
+            parameter.name
+            for parameter in inspect.signature(factory).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
     except (TypeError, ValueError):  # some things that can be called do not say how
         required = []
     if required:
-        raise ValueError(f"{reference} needs {', '.join(required)}: name a function without arguments that gives the model")
+        raise ValueError(
+            f"{reference} needs {', '.join(required)}: name a function without arguments that gives the model"
+        )
     with _explain_errors(f"{reference} could not give the model"):
         return factory()
 
@@ -111,15 +140,19 @@ def _import_by_name(name: str) -> ModuleType:
             return import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ValueError(f"there is no module {error.name!r}: install it, go to the folder that holds it, or give "
-                             "path/to/file.py:function") from error
+            raise ValueError(
+                f"there is no module {error.name!r}: install it, go to the folder that holds it, or give "
+                "path/to/file.py:function"
+            ) from error
         raise ValueError(f"{name} could not be imported: {error}") from error
 
 
 def _import_file(file: Path) -> ModuleType:
     """By its path: as a part of its package if it is in one."""
     if not file.is_file():
-        raise ValueError(f"there is no file {file}: look at its name, or go to the folder that it is named from")
+        raise ValueError(
+            f"there is no file {file}: look at its name, or go to the folder that it is named from"
+        )
     folder, parts = file.resolve().parent, [file.stem]
     while (folder / "__init__.py").exists():
         parts.insert(0, folder.name)
@@ -155,7 +188,11 @@ def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> 
             location = f"{error.filename}:{error.lineno}"
         else:
             frames = traceback.extract_tb(error.__traceback__)
-            user_frames = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
+            user_frames = [
+                frame
+                for frame in frames
+                if "site-packages" not in frame.filename and not frame.filename.startswith("<")
+            ]
             location = f"{(user_frames or frames)[-1].filename}:{(user_frames or frames)[-1].lineno}"
         detail = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         raise ValueError(f"{message}: {type(error).__name__}: {detail} ({location})") from error
@@ -170,7 +207,11 @@ def from_config(file: str, arch: str | None) -> AuditArguments:
     config_dict = _read_config(path)
     model_class = _model_class(arch, config_dict, path)
     config = _make_config(model_class, config_dict, path)
-    return {"target": model_class.from_config(config, trust_remote_code=False) if hasattr(model_class, "from_config") else model_class(config)}
+    return {
+        "target": model_class.from_config(config, trust_remote_code=False)
+        if hasattr(model_class, "from_config")
+        else model_class(config)
+    }
 
 
 def from_transformers(path: str, arch: str | None) -> AuditArguments:
@@ -183,12 +224,17 @@ def from_transformers(path: str, arch: str | None) -> AuditArguments:
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{path} holds an adapter: merge it into its model and save that")
     if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{path} holds no .safetensors: pickled weights can run code when they are read, so save them as "
-                         "safetensors, or audit random weights with --hf-config")
+        raise ValueError(
+            f"{path} holds no .safetensors: pickled weights can run code when they are read, so save them as "
+            "safetensors, or audit random weights with --hf-config"
+        )
     config = _read_config(folder / "config.json")
     model_class = _model_class(arch, config, folder / "config.json")
-    return {"target": model_class.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                                           trust_remote_code=False)}
+    return {
+        "target": model_class.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
+    }
 
 
 def _model_class(arch: str | None, config: AuditArguments, file: Path) -> Any:
@@ -197,11 +243,21 @@ def _model_class(arch: str | None, config: AuditArguments, file: Path) -> Any:
     architectures = config.get("architectures")
     name = arch or (architectures[0] if isinstance(architectures, list) and architectures else None)
     if not isinstance(name, str):
-        raise ValueError(f"{file} names no class ('architectures' is {architectures!r}): give one, as in --arch AutoModelForCausalLM")
+        raise ValueError(
+            f"{file} names no class ('architectures' is {architectures!r}): give one, as in --arch AutoModelForCausalLM"
+        )
     model_class = getattr(transformers, name, None)
-    if not isinstance(model_class, type) or not (hasattr(model_class, "from_config") or hasattr(model_class, "config_class")):
-        class_names = [class_name for class_name in dir(transformers) if "For" in class_name or class_name.endswith("Model")]
-        raise ValueError(f"transformers {transformers.__version__} has no model class {name!r}: {_suggest(name, class_names)}")
+    if not isinstance(model_class, type) or not (
+        hasattr(model_class, "from_config") or hasattr(model_class, "config_class")
+    ):
+        class_names = [
+            class_name
+            for class_name in dir(transformers)
+            if "For" in class_name or class_name.endswith("Model")
+        ]
+        raise ValueError(
+            f"transformers {transformers.__version__} has no model class {name!r}: {_suggest(name, class_names)}"
+        )
     return model_class
 
 
@@ -211,19 +267,27 @@ def _make_config(model_class: Any, config_dict: AuditArguments, file: Path) -> A
     config_mapping = transformers.CONFIG_MAPPING
     model_type = config_dict.get("model_type")
     if model_type is None and getattr(model_class, "config_class", None) is None:
-        raise ValueError(f"{file} has no 'model_type': add one, or name the class itself, as in --arch LlamaForCausalLM")
+        raise ValueError(
+            f"{file} has no 'model_type': add one, or name the class itself, as in --arch LlamaForCausalLM"
+        )
     if model_type is not None and model_type not in config_mapping:
-        raise ValueError(f"{file}: 'model_type' is {model_type!r}, which transformers {transformers.__version__} does not know: "
-                         f"{_suggest(model_type, list(config_mapping))}")
+        raise ValueError(
+            f"{file}: 'model_type' is {model_type!r}, which transformers {transformers.__version__} does not know: "
+            f"{_suggest(model_type, list(config_mapping))}"
+        )
     dropped_keys = ("auto_map", "dtype", "torch_dtype")  # no code from elsewhere; float32 shows more
-    config = (config_mapping[model_type] if model_type else model_class.config_class).from_dict({k: v for k, v in config_dict.items() if k not in dropped_keys})
+    config = (config_mapping[model_type] if model_type else model_class.config_class).from_dict(
+        {k: v for k, v in config_dict.items() if k not in dropped_keys}
+    )
     expected = getattr(model_class, "config_class", None)
     if expected is None or isinstance(config, expected):
         return config
     if isinstance(config.get_text_config(), expected):  # the language model of a larger one
         return config.get_text_config()
-    raise ValueError(f"{file} is for {model_type}, and {model_class.__name__} takes {expected.model_type}: give --arch a class of {model_type}, or "
-                     "AutoModelForCausalLM")
+    raise ValueError(
+        f"{file} is for {model_type}, and {model_class.__name__} takes {expected.model_type}: give --arch a class of {model_type}, or "
+        "AutoModelForCausalLM"
+    )
 
 
 def _transformers() -> Any:
@@ -246,17 +310,23 @@ def _read_config(file: Path) -> AuditArguments:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{file} holds {_describe(config)}: a configuration is an object with names and values")
+        raise ValueError(
+            f"{file} holds {_describe(config)}: a configuration is an object with names and values"
+        )
     for name, value in _walk_values(config):
         if name.endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise ValueError(f"{file}: {name!r} is {value!r}, code that would be fetched from elsewhere: take it out")
+            raise ValueError(
+                f"{file}: {name!r} is {value!r}, code that would be fetched from elsewhere: take it out"
+            )
     return config
 
 
 def _walk_values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from _walk_values(part, key if isinstance(part, dict | list) or not name.endswith("_implementation") else name)
+            yield from _walk_values(
+                part, key if isinstance(part, dict | list) or not name.endswith("_implementation") else name
+            )
     elif isinstance(value, list):
         for part in value:
             yield from _walk_values(part, name)
@@ -266,7 +336,11 @@ def _walk_values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _suggest(name: str, names: Sequence[str]) -> str:
     suggestions = get_close_matches(name, names, 3)
-    return f"did you mean {' or '.join(suggestions)}?" if suggestions else "look at its name, or install another version"
+    return (
+        f"did you mean {' or '.join(suggestions)}?"
+        if suggestions
+        else "look at its name, or install another version"
+    )
 
 
 def _describe(value: Any) -> str:

@@ -9,7 +9,12 @@ SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
 
-def demo(prompt: str = "The capital of France is", steps: int = 750, out: str = "out/demo", phrases: str | None = None) -> int:
+def demo(
+    prompt: str = "The capital of France is",
+    steps: int = 750,
+    out: str = "out/demo",
+    phrases: str | None = None,
+) -> int:
     """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
 
     Args:
@@ -27,9 +32,11 @@ def demo(prompt: str = "The capital of France is", steps: int = 750, out: str = 
     success = translator(steps, out) if steps else True
     continuation(prompt)
     heading("What to try next")
-    print("keepleft compare      why the mask: one parallel pass against the step-by-step loop, with and without it\n"
-          "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
-          "make test             proves what you saw; README.md says which seven files to read, in which order")
+    print(
+        "keepleft compare      why the mask: one parallel pass against the step-by-step loop, with and without it\n"
+        "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
+        "make test             proves what you saw; README.md says which seven files to read, in which order"
+    )
     return 0 if success else 1
 
 
@@ -40,7 +47,9 @@ def heading(text: str) -> None:
 def masks() -> None:
     import keepleft as kl
 
-    heading("1. A mask says who may look at whom: ■ may look, · may not (a line is a reader, a column what it reads)")
+    heading(
+        "1. A mask says who may look at whom: ■ may look, · may not (a line is a reader, a column what it reads)"
+    )
     texts = ["causal", "causal & window(3)", "causal & window(3) | prefix(1)", "causal | block(3)"]
     pictures = [kl.draw(kl.parse_mask(text), 6).splitlines() for text in texts]
     print("   ".join(f"{text:30}" for text in texts))
@@ -56,10 +65,14 @@ def attentions() -> None:
     import keepleft as kl
 
     heading("2. The three attentions, on the same scores: softmax over what is in sight, exactly 0 elsewhere")
-    scores, zeros, unit_vectors = torch.tensor(SCORES)[None, None], torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
-    for title, mask, columns in (("self-attention (encoder)", kl.full, TARGET),
-                                 ("masked self-attention (decoder)", kl.causal, TARGET),
-                                 ("cross-attention (decoder reads encoder)", kl.full, SOURCE)):
+    scores = torch.tensor(SCORES)[None, None]
+    zeros = torch.zeros(1, 1, 3, 3)
+    unit_vectors = torch.eye(3)[None, None]
+    for title, mask, columns in (
+        ("self-attention (encoder)", kl.full, TARGET),
+        ("masked self-attention (decoder)", kl.causal, TARGET),
+        ("cross-attention (decoder reads encoder)", kl.full, SOURCE),
+    ):
         weights = kl.attend(zeros, zeros, unit_vectors, kl.see(mask, kl.Grid(3, 3)), bias=scores)[0, 0]
         print(f"{title}\n{'':8}" + "".join(f"{column:>9}" for column in columns))
         for reader, row in zip(TARGET, weights.tolist(), strict=True):
@@ -78,10 +91,14 @@ def models() -> None:
         tokens = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
             out = model(tokens, tokens) if isinstance(model, kl.EncoderDecoder) else model(tokens)
-        kind = {kl.Encoder: "encoder", kl.Decoder: "decoder", kl.EncoderDecoder: "encoder-decoder"}[type(model)]
+        kind = {kl.Encoder: "encoder", kl.Decoder: "decoder", kl.EncoderDecoder: "encoder-decoder"}[
+            type(model)
+        ]
         weights = sum(p.numel() for p in model.parameters())
-        print(f"{name:8} {kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
-              f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}")
+        print(
+            f"{name:8} {kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
+            f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}"
+        )
 
 
 def write_phrases(folder: str) -> int:
@@ -94,8 +111,11 @@ def write_phrases(folder: str) -> int:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for language in ("fr", "hi"):
         training, held_out = split(language)
-        files = {f"{language}.en": [english for english, _ in training], f"{language}.{language}": [o for _, o in training],
-                 f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held_out]}
+        files = {
+            f"{language}.en": [english for english, _ in training],
+            f"{language}.{language}": [o for _, o in training],
+            f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held_out],
+        }
         for name, lines in files.items():
             atomic.write_text(Path(folder) / name, "".join(line + "\n" for line in lines))
             print(Path(folder) / name)
@@ -109,16 +129,24 @@ def translator(steps: int, out: str) -> bool:
     from keepleft.cli.progress import Bar
     from keepleft.demo import translator as demo_translator
 
-    heading("4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself")
+    heading(
+        "4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself"
+    )
     task = demo_translator.prepare_demo()
     num_parameters = sum(p.numel() for p in task.model.parameters())
-    print(f"{len(task.batches.store):,} pairs, {num_parameters:,} weights; {len(task.heldout['fr'])} sentences of each language are "
-          "held out: new combinations of known words")
+    print(
+        f"{len(task.batches.store):,} pairs, {num_parameters:,} weights; {len(task.heldout['fr'])} sentences of each language are "
+        "held out: new combinations of known words"
+    )
     start_time = perf_counter()
     with Bar("training", steps) as bar:
         for report in demo_translator.train_translator(task, steps):
-            bar.update(report.step, f"loss {report.cross_entropy:.3f}  {report.tokens_per_second:,.0f} tokens/s")
-    print(f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, {report.accuracy:.1%} of the words right")
+            bar.update(
+                report.step, f"loss {report.cross_entropy:.3f}  {report.tokens_per_second:,.0f} tokens/s"
+            )
+    print(
+        f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, {report.accuracy:.1%} of the words right"
+    )
     success = True
     for language, name in demo_translator.LANGUAGE_NAMES.items():
         held_out = task.heldout[language]
@@ -145,7 +173,9 @@ def verdict(model: Any) -> None:
     import keepleft as kl
 
     report = kl.audit(model, budget="quick")
-    print(f"\nDoes it peek? {report.text().splitlines()[0]} ({', '.join(report.checked)}: {report.calls} calls)")
+    print(
+        f"\nDoes it peek? {report.text().splitlines()[0]} ({', '.join(report.checked)}: {report.calls} calls)"
+    )
     unmasked = deepcopy(model)
     unmasked.decoder.masks = (kl.full,)
     findings = kl.audit(unmasked, budget="quick", checks=["future"]).findings
@@ -168,7 +198,7 @@ def continuation(prompt: str) -> None:
         print(f"SmolLM2-135M-Instruct is installed, but {error}")
         return
     assert tokenizer is not None
-    out, = kl.generate(model, tokenizer, prompt, max_new_tokens=24)
+    (out,) = kl.generate(model, tokenizer, prompt, max_new_tokens=24)
     print("SmolLM2-135M-Instruct goes on, token by token from its cache:")
     print(f"  {prompt}\033[1m{out}\033[0m" if _is_terminal() else f"  {prompt} →{out}")
 

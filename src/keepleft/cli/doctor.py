@@ -19,8 +19,11 @@ def doctor(json: bool = False) -> int:
     import keepleft
     from keepleft.cli.installed_weights import installed_weights
 
-    facts: dict[str, object] = {"keepleft": keepleft.__version__, "python": platform.python_version(),
-                                "torch": str(torch.__version__)}
+    facts: dict[str, object] = {
+        "keepleft": keepleft.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
     for name in ("tokenizers", "safetensors", "transformers", "gguf", "huggingface_hub"):
         try:
             facts[name] = metadata.version(name)
@@ -36,5 +39,7 @@ def doctor(json: bool = False) -> int:
         for name, value in facts.items():
             if isinstance(value, dict):
                 value = "; ".join(f"{weights}: {path}" for weights, path in value.items()) or None
-            print(f"{name:16} {', '.join(value) if isinstance(value, list) else 'not installed' if value is None else value}")
+            print(
+                f"{name:16} {', '.join(value) if isinstance(value, list) else 'not installed' if value is None else value}"
+            )
     return 0

@@ -10,10 +10,18 @@ from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import GenerationConfig
 
 
-def evaluate(inputs: list[str], options: GenerationConfig, task: Literal["translate", "summarize", "classify", "lm"] | None = None,
-           baseline: str | None = None, tag: str | None = None, limit: int | None = None, fail_under: float | None = None,
-           dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-           json: bool = False) -> int:
+def evaluate(
+    inputs: list[str],
+    options: GenerationConfig,
+    task: Literal["translate", "summarize", "classify", "lm"] | None = None,
+    baseline: str | None = None,
+    tag: str | None = None,
+    limit: int | None = None,
+    fail_under: float | None = None,
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
+    device: str | None = None,
+    json: bool = False,
+) -> int:
     """Measure a model on texts with known answers, alone or beside another one.
 
     Args:
@@ -34,8 +42,18 @@ def evaluate(inputs: list[str], options: GenerationConfig, task: Literal["transl
     if not data:
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
-        result = evaluate_model(str(model), data, task=task, baseline=baseline, options=options, dtype=dtype, device=device, tag=tag,
-                         limit=limit, on_progress=lambda done, total: bar.update(done, f"of {total}"))
+        result = evaluate_model(
+            str(model),
+            data,
+            task=task,
+            baseline=baseline,
+            options=options,
+            dtype=dtype,
+            device=device,
+            tag=tag,
+            limit=limit,
+            on_progress=lambda done, total: bar.update(done, f"of {total}"),
+        )
     if json:
         print(text_io.as_json(asdict(result)))
     else:
@@ -46,5 +64,9 @@ def evaluate(inputs: list[str], options: GenerationConfig, task: Literal["transl
         for verdict in result.verdicts:
             print(verdict)
     name, value = next(iter(result.measures.items()))
-    worse = value > fail_under if name == "perplexity" and fail_under is not None else fail_under is not None and value < fail_under
+    worse = (
+        value > fail_under
+        if name == "perplexity" and fail_under is not None
+        else fail_under is not None and value < fail_under
+    )
     return 1 if worse else 0

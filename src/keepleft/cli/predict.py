@@ -11,8 +11,15 @@ from keepleft.cli.progress import Bar
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-def classify(inputs: list[str], input: str | None = None, output: str | None = None, batch_size: int = 32,
-             dtype: Dtype = "float32", device: str | None = None, json: bool = False) -> int:
+def classify(
+    inputs: list[str],
+    input: str | None = None,
+    output: str | None = None,
+    batch_size: int = 32,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    json: bool = False,
+) -> int:
     """Say which label a text has.
 
     Args:
@@ -34,8 +41,15 @@ def classify(inputs: list[str], input: str | None = None, output: str | None = N
             for text, row in zip(batch, predictor.classify(batch).tolist(), strict=True):
                 best = max(range(len(row)), key=row.__getitem__)
                 if json:
-                    probabilities = {label: round(value, 6) for label, value in zip(predictor.labels, row, strict=True)}
-                    print(text_io.as_json({"input": text, "label": predictor.labels[best], "probabilities": probabilities}), file=out)
+                    probabilities = {
+                        label: round(value, 6) for label, value in zip(predictor.labels, row, strict=True)
+                    }
+                    print(
+                        text_io.as_json(
+                            {"input": text, "label": predictor.labels[best], "probabilities": probabilities}
+                        ),
+                        file=out,
+                    )
                 else:
                     print(f"{predictor.labels[best]}\t{row[best]:.4f}", file=out)
             out.flush()
@@ -44,8 +58,14 @@ def classify(inputs: list[str], input: str | None = None, output: str | None = N
     return 0
 
 
-def fill(inputs: list[str], input: str | None = None, count: int = 5, dtype: Dtype = "float32", device: str | None = None,
-         json: bool = False) -> int:
+def fill(
+    inputs: list[str],
+    input: str | None = None,
+    count: int = 5,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    json: bool = False,
+) -> int:
     """Say what fits in the gap of a text, with a model that was trained to (BERT).
 
     Args:
@@ -64,16 +84,36 @@ def fill(inputs: list[str], input: str | None = None, count: int = 5, dtype: Dty
     for text in text_io.read_lines(input_texts, input):
         gaps = predictor.fill(text, count)
         if json:
-            print(text_io.as_json({"input": text, "gaps": [[{"text": token_text, "probability": round(value, 6)} for token_text, value in gap]
-                                                         for gap in gaps]}), flush=True)
+            print(
+                text_io.as_json(
+                    {
+                        "input": text,
+                        "gaps": [
+                            [
+                                {"text": token_text, "probability": round(value, 6)}
+                                for token_text, value in gap
+                            ]
+                            for gap in gaps
+                        ],
+                    }
+                ),
+                flush=True,
+            )
         else:
             for gap in gaps:
                 print("  ".join(f"{token_text} {value:.3f}" for token_text, value in gap), flush=True)
     return 0
 
 
-def score(inputs: list[str], input: str | None = None, output: str | None = None, dtype: Dtype = "float32",
-          device: str | None = None, tokens: bool = False, json: bool = False) -> int:
+def score(
+    inputs: list[str],
+    input: str | None = None,
+    output: str | None = None,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    tokens: bool = False,
+    json: bool = False,
+) -> int:
     """Say how likely texts are: their log-probability, and the perplexity of a token.
 
     Args:
@@ -99,12 +139,31 @@ def score(inputs: list[str], input: str | None = None, output: str | None = None
             token_logprobs = predictor.score(text, source)
             total = sum(entry.logprob for entry in token_logprobs)
             perplexity = exp(min(700.0, -total / max(1, len(token_logprobs))))
-            token_scores = [(predictor.tokenizer.id_to_token(entry.token), round(entry.logprob, 4)) for entry in token_logprobs]
+            token_scores = [
+                (predictor.tokenizer.id_to_token(entry.token), round(entry.logprob, 4))
+                for entry in token_logprobs
+            ]
             if json:
-                token_records = [{"token": token_text, "logprob": value} for token_text, value in token_scores]
-                print(text_io.as_json({"input": line, "logprob": round(total, 6), "perplexity": round(perplexity, 4), "tokens": token_records}),
-                      file=out, flush=True)
+                token_records = [
+                    {"token": token_text, "logprob": value} for token_text, value in token_scores
+                ]
+                print(
+                    text_io.as_json(
+                        {
+                            "input": line,
+                            "logprob": round(total, 6),
+                            "perplexity": round(perplexity, 4),
+                            "tokens": token_records,
+                        }
+                    ),
+                    file=out,
+                    flush=True,
+                )
             else:
-                suffix = "\t" + " ".join(f"{token_text} {value}" for token_text, value in token_scores) if tokens else ""
+                suffix = (
+                    "\t" + " ".join(f"{token_text} {value}" for token_text, value in token_scores)
+                    if tokens
+                    else ""
+                )
                 print(f"{total:.4f}\t{perplexity:.4f}{suffix}", file=out, flush=True)
     return 0

@@ -14,7 +14,8 @@ class Bar:
     """Progress on stderr: a bar on a terminal, nothing elsewhere."""
 
     def __init__(self, label: str, total: int | None) -> None:
-        self.label, self.total = label, total
+        self.label = label
+        self.total = total
         self.rich_progress: Any = None
 
     def __enter__(self) -> Bar:
@@ -23,8 +24,14 @@ class Bar:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
-            self.rich_progress = RichProgress(TextColumn(self.label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                             TextColumn("{task.fields[text]}"), console=Console(stderr=True))
+            self.rich_progress = RichProgress(
+                TextColumn(self.label),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=Console(stderr=True),
+            )
             self.rich_progress.start()
             self.task = self.rich_progress.add_task(self.label, total=self.total, text="")
         return self
@@ -74,7 +81,10 @@ class Progress:
         elif isinstance(event, train.TrainingFinished):
             self.__exit__()
             if event.measures:
-                self.print_line("best, held out: " + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items()))
+                self.print_line(
+                    "best, held out: "
+                    + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items())
+                )
             self.print_line(event.summary)
             print(event.folder if event.stopped else event.folder / "model")
 
@@ -88,11 +98,15 @@ class Progress:
     def report(self, report: TrainReport) -> None:
         for note in report.notes:
             self.print_line(note)
-        text = (f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.tokens_per_second:,.0f} tokens/s"
-                + (f"  {report.mfu:.0%} of peak" if report.mfu else ""))
+        text = (
+            f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.tokens_per_second:,.0f} tokens/s"
+            + (f"  {report.mfu:.0%} of peak" if report.mfu else "")
+        )
         if report.measures:
             measures_text = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-            self.print_line(f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}")
+            self.print_line(
+                f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}"
+            )
         if self.bar is not None:
             self.bar.update(report.step, text)
         if not sys.stderr.isatty() and (report.last or time.monotonic() - self.last_report_time > 10):

@@ -16,14 +16,28 @@ SWITCH_INTERVAL = 0.0003  # seconds that a thread of Python may keep the others 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, api_key_file: str | None = None,
-          served_model_name: str | None = None, max_model_len: int | None = None,
-          dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32", device: str | None = None,
-          threads: int | None = None, max_num_seqs: int | None = None, kv_cache_memory: float | None = None,
-          max_requests: int | None = None,
-          shutdown_timeout: float = 30.0, allow_origin: str | list[str] | None = None,
-          allow_host: str | list[str] | None = None, runs: str | None = None, compare: str | None = None,
-          log_level: Literal["debug", "info", "warning", "error"] = "info", limits: Limits = Limits()) -> int:  # noqa: B008
+def serve(
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    api_key_file: str | None = None,
+    served_model_name: str | None = None,
+    max_model_len: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
+    device: str | None = None,
+    threads: int | None = None,
+    max_num_seqs: int | None = None,
+    kv_cache_memory: float | None = None,
+    max_requests: int | None = None,
+    shutdown_timeout: float = 30.0,
+    allow_origin: str | list[str] | None = None,
+    allow_host: str | list[str] | None = None,
+    runs: str | None = None,
+    compare: str | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    limits: Limits = Limits(),
+) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
 
     Any client of OpenAI's works with base_url http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM lets what was begun come to its end.
@@ -89,29 +103,53 @@ def serve(model: str, host: str = "127.0.0.1", port: int = 8000, api_key: str | 
     log = _make_log(log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)
     name = served_model_name or model_name(model)
-    engine = run_in_own_thread(lambda: capacity.make_engine(loaded.model, loaded.tokenizer, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory,
-                                           max_model_len=max_model_len))
+    engine = run_in_own_thread(
+        lambda: capacity.make_engine(
+            loaded.model,
+            loaded.tokenizer,
+            max_num_seqs=max_num_seqs,
+            kv_cache_memory=kv_cache_memory,
+            max_model_len=max_model_len,
+        )
+    )
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
-    service = Service(loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer)
+    service = Service(
+        loaded, engine, name=name, limits=limits, max_model_len=max_model_len, explorer=explorer
+    )
     host_names = allowed_hosts(host, _as_list(allow_host))
 
     def on_ready(host: str, port: int) -> None:
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1", file=sys.stderr, flush=True)
+        print(
+            f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1", file=sys.stderr, flush=True
+        )
 
     if not api_keys and host_names is None:
-        print(f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1", file=sys.stderr)
-    app = make_app(service, keys=APIKeys(api_keys), allowed_hosts=host_names, allowed_origins=_as_list(allow_origin), log=log)
+        print(
+            f"keepleft: whoever reaches {host} can use this model: give --api-key, or --host 127.0.0.1",
+            file=sys.stderr,
+        )
+    app = make_app(
+        service,
+        keys=APIKeys(api_keys),
+        allowed_hosts=host_names,
+        allowed_origins=_as_list(allow_origin),
+        log=log,
+    )
     server = Server(app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
     try:
         server.run()
     except SystemExit:  # uvicorn's, where it cannot listen; why has been logged
-        raise OSError(f"{host}:{port} cannot be listened at: is another server there? --port 0 takes a free one") from None
+        raise OSError(
+            f"{host}:{port} cannot be listened at: is another server there? --port 0 takes a free one"
+        ) from None
     finally:
         if not service.draining:
             service.drain(0.0)
     background_threads = (service.engine_thread.thread, explorer.audit.thread)
-    if any(thread is not None and thread.is_alive() for thread in background_threads):  # Python would wait for it, or fall over it
+    if any(
+        thread is not None and thread.is_alive() for thread in background_threads
+    ):  # Python would wait for it, or fall over it
         sys.stderr.flush()
         os._exit(0)
     return 0
@@ -145,9 +183,13 @@ def _make_log(level: str) -> Any:
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             name = record.levelname.lower()
-            log(name if name in LOG_LEVELS else "error", {"logger": record.name, "message": record.getMessage()})
+            log(
+                name if name in LOG_LEVELS else "error",
+                {"logger": record.name, "message": record.getMessage()},
+            )
 
     logger = logging.getLogger("uvicorn")
-    logger.handlers, logger.propagate = [JSONLogHandler()], False
+    logger.handlers = [JSONLogHandler()]
+    logger.propagate = False
     logger.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
     return log

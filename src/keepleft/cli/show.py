@@ -12,8 +12,16 @@ from keepleft.cli.progress import Bar
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
-def show(inputs: list[str], html: str | None = None, source: str | None = None, views: str | None = None,
-          runs: str | None = None, compare: str | None = None, dtype: Dtype = "float32", device: str | None = None) -> int:
+def show(
+    inputs: list[str],
+    html: str | None = None,
+    source: str | None = None,
+    views: str | None = None,
+    runs: str | None = None,
+    compare: str | None = None,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+) -> int:
     """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
 
     Name a model, then a text:
@@ -56,8 +64,13 @@ def show(inputs: list[str], html: str | None = None, source: str | None = None, 
     loaded, name = load_for_inference(str(model), dtype=dtype, device=device), model_name(str(model))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
     with Bar("looking", None) as bar:
-        answers = build_snapshot(explorer, input_texts[0] if input_texts else None, source, views and views.replace(",", " ").split(),
-                         on_progress=lambda count: bar.update(count, "answers"))
+        answers = build_snapshot(
+            explorer,
+            input_texts[0] if input_texts else None,
+            source,
+            views and views.replace(",", " ").split(),
+            on_progress=lambda count: bar.update(count, "answers"),
+        )
     path = write_html(html, answers, title=f"{name} – keepleft explorer")
     print(f"{path}: {len(answers):,} answers, {path.stat().st_size:,} bytes")
     return 0

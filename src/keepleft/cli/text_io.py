@@ -19,15 +19,28 @@ MODEL_PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # n
 NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
 
 
-def split_model_and_texts(arguments: list[str], *, require_model: bool, file: str | None = None) -> tuple[str | None, list[str]]:
+def split_model_and_texts(
+    arguments: list[str], *, require_model: bool, file: str | None = None
+) -> tuple[str | None, list[str]]:
     """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
-    if arguments and not os.path.exists(arguments[0]) and (installed := installed_weights().get(arguments[0])):
+    if (
+        arguments
+        and not os.path.exists(arguments[0])
+        and (installed := installed_weights().get(arguments[0]))
+    ):
         return str(installed), arguments[1:]
-    if arguments and (require_model or os.path.exists(arguments[0]) or MODEL_PATH.fullmatch(arguments[0]) or _is_hub_name(arguments, file)):
+    if arguments and (
+        require_model
+        or os.path.exists(arguments[0])
+        or MODEL_PATH.fullmatch(arguments[0])
+        or _is_hub_name(arguments, file)
+    ):
         return arguments[0], arguments[1:]
     if require_model:
-        raise ValueError("say which model: a directory, a GGUF file, an installed model or a name on the Hugging Face hub "
-                         "comes first")
+        raise ValueError(
+            "say which model: a directory, a GGUF file, an installed model or a name on the Hugging Face hub "
+            "comes first"
+        )
     return None, arguments
 
 
@@ -37,8 +50,12 @@ def _is_hub_name(arguments: list[str], file: str | None) -> bool:
     first = arguments[0]
     if not HUB_NAME.fullmatch(first):
         return False
-    return (file is not None or bool(NAME_LIKE.search(first)) or os.path.isdir(os.path.dirname(first))
-            or not all(HUB_NAME.fullmatch(argument) for argument in arguments))
+    return (
+        file is not None
+        or bool(NAME_LIKE.search(first))
+        or os.path.isdir(os.path.dirname(first))
+        or not all(HUB_NAME.fullmatch(argument) for argument in arguments)
+    )
 
 
 def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
@@ -61,7 +78,9 @@ def _strip_newlines(stream: TextIO, name: str) -> Iterator[str]:
         for line in stream:
             yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 ({error.reason} at byte {error.start}): convert it first") from error
+        raise ValueError(
+            f"{name} is not UTF-8 ({error.reason} at byte {error.start}): convert it first"
+        ) from error
 
 
 def in_batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -89,4 +108,6 @@ def as_line(text: str, multiple: bool) -> str:
 
 
 def as_json(record: dict[str, Any]) -> str:
-    return json.dumps({name: value for name, value in record.items() if value is not None}, ensure_ascii=False)
+    return json.dumps(
+        {name: value for name, value in record.items() if value is not None}, ensure_ascii=False
+    )

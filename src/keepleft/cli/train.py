@@ -19,12 +19,27 @@ from keepleft.runs.job import (
 )
 
 
-def train_model(task: TaskName | None = None, train: DataConfig | str | list[DataConfig] | None = None,
-          valid: DataConfig | str | list[DataConfig] | None = None, out: str | None = None, size: Size = "small",
-          init_from: str | None = None, preset: str | None = None, design: dict[str, Any] | None = None, tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008
-          batch: BatchConfig = BatchConfig(), recipe: RecipeOverrides = RecipeOverrides(), lora: int = 0, average_last: int = 0,  # noqa: B008
-          parallel: Literal["ddp", "fsdp"] | None = None, device: str | None = None, tensorboard: bool = False,
-          resume: bool = False, no_audit: bool = False, explicit_options: frozenset[str] = frozenset()) -> int:
+def train_model(
+    task: TaskName | None = None,
+    train: DataConfig | str | list[DataConfig] | None = None,
+    valid: DataConfig | str | list[DataConfig] | None = None,
+    out: str | None = None,
+    size: Size = "small",
+    init_from: str | None = None,
+    preset: str | None = None,
+    design: dict[str, Any] | None = None,
+    tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008
+    batch: BatchConfig = BatchConfig(),
+    recipe: RecipeOverrides = RecipeOverrides(),
+    lora: int = 0,
+    average_last: int = 0,  # noqa: B008
+    parallel: Literal["ddp", "fsdp"] | None = None,
+    device: str | None = None,
+    tensorboard: bool = False,
+    resume: bool = False,
+    no_audit: bool = False,
+    explicit_options: frozenset[str] = frozenset(),
+) -> int:
     """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
 
     Args:
@@ -58,17 +73,41 @@ def train_model(task: TaskName | None = None, train: DataConfig | str | list[Dat
     from keepleft.runs.train import run_job
 
     run_folder = _run_folder(out, task, resume)
-    job_fields = dict(task=task, train=train, valid=valid, size=size, init_from=init_from, preset=preset, design=design or {}, tokenizer=tokenizer,
-                 batch=batch, recipe=recipe, lora=lora, average_last=average_last, parallel=parallel, device=device, tensorboard=tensorboard,
-                 audit=not no_audit)
+    job_fields = dict(
+        task=task,
+        train=train,
+        valid=valid,
+        size=size,
+        init_from=init_from,
+        preset=preset,
+        design=design or {},
+        tokenizer=tokenizer,
+        batch=batch,
+        recipe=recipe,
+        lora=lora,
+        average_last=average_last,
+        parallel=parallel,
+        device=device,
+        tensorboard=tensorboard,
+        audit=not no_audit,
+    )
     if resume and (run_folder / CONFIG_FILE).exists():
-        job = resume_job(from_yaml((run_folder / CONFIG_FILE).read_text("utf-8"), str(run_folder / CONFIG_FILE)), job_fields, explicit_options, run_folder)
+        job = resume_job(
+            from_yaml((run_folder / CONFIG_FILE).read_text("utf-8"), str(run_folder / CONFIG_FILE)),
+            job_fields,
+            explicit_options,
+            run_folder,
+        )
     elif resume and (task is None or train is None):
-        raise FileNotFoundError(f"there is no run to go on with in {run_folder}: {CONFIG_FILE} is missing; give --task and --train to "
-                                "begin one")
+        raise FileNotFoundError(
+            f"there is no run to go on with in {run_folder}: {CONFIG_FILE} is missing; give --task and --train to "
+            "begin one"
+        )
     elif task is None or train is None:
-        raise ValueError("say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
-                         "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv")
+        raise ValueError(
+            "say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
+            "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv"
+        )
     else:
         job = TrainJob(**job_fields, out=str(run_folder))  # type: ignore[arg-type]
     stop_signal = _StopSignal()
@@ -88,8 +127,10 @@ def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:
     """Where the run is, or shall be."""
     if out is None and task is None and resume:
         run_folders = [str(path.parent) for path in sorted(Path("runs").glob("*/config.yaml"))]
-        raise ValueError("say which run shall go on: --out DIR, or --task for the one in runs/TASK"
-                         + (f"; there are {', '.join(run_folders)}" if run_folders else ""))
+        raise ValueError(
+            "say which run shall go on: --out DIR, or --task for the one in runs/TASK"
+            + (f"; there are {', '.join(run_folders)}" if run_folders else "")
+        )
     return Path(out or f"runs/{task}")
 
 

@@ -16,7 +16,9 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.entries: OrderedDict[PageKey, tuple[int, int]] = OrderedDict()  # page and its number; the least used first
+        self.entries: OrderedDict[PageKey, tuple[int, int]] = (
+            OrderedDict()
+        )  # page and its number; the least used first
         self.ids = count(1)
         self.hits = 0
 
@@ -65,4 +67,4 @@ class PrefixCache:
 
     def _page_chunks(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         page_size = self.pool.page_size
-        return [tuple(tokens[n:n + page_size]) for n in range(0, len(tokens) - page_size + 1, page_size)]
+        return [tuple(tokens[n : n + page_size]) for n in range(0, len(tokens) - page_size + 1, page_size)]

@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
 
-FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]  # invalid: by its own fault; failed: by ours
+FinishReason = Literal[
+    "stop", "length", "cancelled", "invalid", "failed"
+]  # invalid: by its own fault; failed: by ours
 
 
 class OverloadedError(RuntimeError):
@@ -28,21 +30,23 @@ class ShuttingDownError(RuntimeError):
 class GenerationRequest:
     """One request. Options are settled already: nothing is looked up in the model directory any more."""
 
-    tokens: Sequence[int]         # the prompt; for an encoder-decoder the source
+    tokens: Sequence[int]  # the prompt; for an encoder-decoder the source
     options: GenerationConfig
-    prefix: Sequence[int] = ()    # encoder-decoders: what the written text begins with
-    tenant: str = ""              # beginnings of texts are shared within one tenant, never between two
-    logprobs: int | None = None   # with each token its log-probability, and so many of the likeliest
-    only_at_end: bool = False           # only its first token is told when it comes; the others come with the end
+    prefix: Sequence[int] = ()  # encoder-decoders: what the written text begins with
+    tenant: str = ""  # beginnings of texts are shared within one tenant, never between two
+    logprobs: int | None = None  # with each token its log-probability, and so many of the likeliest
+    only_at_end: bool = False  # only its first token is told when it comes; the others come with the end
 
 
 @dataclass(frozen=True)
 class TokenEvent:
     """One more token of one of the request's texts. Beams say nothing before their end."""
 
-    index: int                     # which of them, from 0
+    index: int  # which of them, from 0
     token: int
-    logprob: float | None = None  # by the model's own scores, before penalties and filters; where it was asked for
+    logprob: float | None = (
+        None  # by the model's own scores, before penalties and filters; where it was asked for
+    )
     top_logprobs: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -53,7 +57,7 @@ class FinishEvent:
     index: int
     finish_reason: FinishReason
     sequence: FinishedSequence | None = None  # all its tokens; None where there is nothing to show
-    message: str = ""               # what went wrong, in words fit for the one who asked
+    message: str = ""  # what went wrong, in words fit for the one who asked
     last: bool = False
 
 
@@ -66,8 +70,8 @@ class RequestHandle:
 
     request: GenerationRequest
     on_event: Callable[[Event], None] = lambda event: None
-    cancelled: bool = False           # nobody waits for it any more: the next step lets it go
-    started_at: float | None = None      # when the engine turned to it, by time.monotonic(); until then it waited
+    cancelled: bool = False  # nobody waits for it any more: the next step lets it go
+    started_at: float | None = None  # when the engine turned to it, by time.monotonic(); until then it waited
 
 
 Events = list[tuple[RequestHandle, Event]]

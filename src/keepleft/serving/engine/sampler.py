@@ -20,21 +20,30 @@ class SampledToken(NamedTuple):
 
     sequences: Sequences
     sequence_index: int
-    row: int      # of the scores
+    row: int  # of the scores
     token: int
-    logprob: float   # its log-probability, after penalties and filters
+    logprob: float  # its log-probability, after penalties and filters
 
 
 def sample_batch(batch: Sequence[tuple[Sequences, int]], logits: Tensor) -> list[SampledToken]:
     """The next tokens of requests, each with its first row."""
     groups: dict[Any, list[tuple[Sequences, int, int]]] = {}
     for sequences, first_row in batch:
-        groups.setdefault(sequences.sampling_key, []).extend((sequences, index, first_row + index) for index in range(sequences.num_rows))
+        groups.setdefault(sequences.sampling_key, []).extend(
+            (sequences, index, first_row + index) for index in range(sequences.num_rows)
+        )
     sampled: list[SampledToken] = []
     for group in groups.values():
-        group_logits = logits if len(group) == len(logits) else logits[torch.tensor([row for _, _, row in group], device=logits.device)]
+        group_logits = (
+            logits
+            if len(group) == len(logits)
+            else logits[torch.tensor([row for _, _, row in group], device=logits.device)]
+        )
         tokens, logprobs = _sample_group(group, group_logits)
-        sampled += [SampledToken(*entry, token, logprob) for entry, token, logprob in zip(group, tokens.tolist(), logprobs.tolist(), strict=True)]
+        sampled += [
+            SampledToken(*entry, token, logprob)
+            for entry, token, logprob in zip(group, tokens.tolist(), logprobs.tolist(), strict=True)
+        ]
     return sampled
 
 

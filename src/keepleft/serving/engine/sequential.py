@@ -19,7 +19,8 @@ class SequentialEngine:
     """A model and its tokenizer (only stop strings and rules need it)."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model = model.eval()
+        self.tokenizer = tokenizer
         self.waiting: deque[RequestHandle] = deque()
         self.current: Iterator[Events] | None = None
         self.prompt_tokens_total = self.generation_tokens_total = 0
@@ -57,15 +58,26 @@ class SequentialEngine:
         except ValueError as error:  # our own words
             events = [(handle, FinishEvent(0, "invalid", message=str(error), last=True))]
         except Exception as error:  # a request that fails is told so, and the next one is served
-            events = [(handle, FinishEvent(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))]
+            events = [
+                (
+                    handle,
+                    FinishEvent(
+                        0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True
+                    ),
+                )
+            ]
         if events is None or any(isinstance(event, FinishEvent) and event.last for _, event in events):
             self.waiting.popleft()
             self.current = None
         return events or []
 
     def stats(self) -> dict[str, float]:
-        return {"running": float(self.current is not None), "waiting": max(0, len(self.waiting) - 1),
-                "prompt_tokens": self.prompt_tokens_total, "generation_tokens": self.generation_tokens_total}
+        return {
+            "running": float(self.current is not None),
+            "waiting": max(0, len(self.waiting) - 1),
+            "prompt_tokens": self.prompt_tokens_total,
+            "generation_tokens": self.generation_tokens_total,
+        }
 
     def _serve(self, handle: RequestHandle) -> Iterator[Events]:
         request = handle.request
@@ -76,21 +88,37 @@ class SequentialEngine:
         for hypotheses in decode_steps(self.model, batch, strategy, request.options):
             self.generation_tokens_total += len(hypotheses.tokens)
             if not isinstance(strategy, Beam):
-                yield [(handle, self._token_event(request, batch, hypotheses, n)) for n in range(len(hypotheses.tokens))
-                       if previous is None or not bool(previous.done[n])]
+                yield [
+                    (handle, self._token_event(request, batch, hypotheses, n))
+                    for n in range(len(hypotheses.tokens))
+                    if previous is None or not bool(previous.done[n])
+                ]
             previous = hypotheses
         assert previous is not None
         results = strategy.results(previous)  # type: ignore[arg-type]
         sequences = [sequence for result in results for sequence in result]
-        yield [(handle, FinishEvent(n, "stop" if ended_by_itself(self.tokenizer, request.options, sequence.tokens) else "length", sequence,
-                            last=n == len(sequences) - 1))
-               for n, sequence in enumerate(sequences)]
+        yield [
+            (
+                handle,
+                FinishEvent(
+                    n,
+                    "stop" if ended_by_itself(self.tokenizer, request.options, sequence.tokens) else "length",
+                    sequence,
+                    last=n == len(sequences) - 1,
+                ),
+            )
+            for n, sequence in enumerate(sequences)
+        ]
 
-    def _token_event(self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, n: int) -> TokenEvent:
+    def _token_event(
+        self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, n: int
+    ) -> TokenEvent:
         token = int(hypotheses.tokens[n, -1])
         if request.logprobs is None:
             return TokenEvent(n, token)
-        new_tokens = hypotheses.tokens[n, hypotheses.prompt_width:].tolist()
+        new_tokens = hypotheses.tokens[n, hypotheses.prompt_width :].tolist()
         source = None if batch.source is None else list(request.tokens)
-        token_logprob = score_tokens(self.model, batch.prompt[0].tolist(), new_tokens, source=source, top_logprobs=request.logprobs)[-1]
+        token_logprob = score_tokens(
+            self.model, batch.prompt[0].tolist(), new_tokens, source=source, top_logprobs=request.logprobs
+        )[-1]
         return TokenEvent(n, token, token_logprob.logprob, list(token_logprob.top_logprobs))

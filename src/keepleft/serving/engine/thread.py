@@ -32,9 +32,18 @@ def deliver(events: Events) -> None:
 class EngineThread:
     """`max_requests` may be on their way and `max_tasks` wait; `on_events` gets what each step has to tell, all at once."""
 
-    def __init__(self, engine: Engine, *, max_requests: int = 1024, max_tasks: int = 64,
-                 on_events: Callable[[Events], None] = deliver) -> None:
-        self.engine, self.max_requests, self.max_tasks, self.on_events = engine, max_requests, max_tasks, on_events
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_requests: int = 1024,
+        max_tasks: int = 64,
+        on_events: Callable[[Events], None] = deliver,
+    ) -> None:
+        self.engine = engine
+        self.max_requests = max_requests
+        self.max_tasks = max_tasks
+        self.on_events = on_events
         self.condition = threading.Condition()
         self.incoming: deque[RequestHandle] = deque()
         self.tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -44,7 +53,9 @@ class EngineThread:
         self.thread = threading.Thread(target=self._run, name="keepleft engine", daemon=True)
         self.thread.start()
 
-    def submit(self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None) -> RequestHandle:
+    def submit(
+        self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None
+    ) -> RequestHandle:
         """A request on its way, or an error: ValueError (never), OverloadedError (not now), ShuttingDownError (no more)."""
         self.engine.validate(request)
         handle = RequestHandle(request, on_event)
@@ -52,7 +63,9 @@ class EngineThread:
             if self.closed:
                 raise ShuttingDownError("the server is shutting down: ask another one")
             if len(self.in_flight) >= self.max_requests:
-                raise OverloadedError(f"{self.max_requests} requests are on their way already: try again in a moment")
+                raise OverloadedError(
+                    f"{self.max_requests} requests are on their way already: try again in a moment"
+                )
             self.in_flight.add(handle)
             self.incoming.append(handle)
             self.condition.notify()
@@ -83,7 +96,9 @@ class EngineThread:
             self.condition.notify()
         deadline = time.monotonic() + seconds
         with self.condition:
-            all_finished = self.condition.wait_for(lambda: not self.in_flight and not self.tasks, max(0.0, deadline - time.monotonic()))
+            all_finished = self.condition.wait_for(
+                lambda: not self.in_flight and not self.tasks, max(0.0, deadline - time.monotonic())
+            )
             for handle in self.in_flight:
                 handle.cancelled = True
             self.condition.notify()
@@ -95,15 +110,23 @@ class EngineThread:
 
     def stats(self) -> dict[str, float]:
         with self.condition:
-            return {**self.engine.stats(), "in_flight": len(self.in_flight), "tasks": len(self.tasks), "failures": self.failures}
+            return {
+                **self.engine.stats(),
+                "in_flight": len(self.in_flight),
+                "tasks": len(self.tasks),
+                "failures": self.failures,
+            }
 
     def _run(self) -> None:
         while True:
             with self.condition:
-                self.condition.wait_for(lambda: self.incoming or self.tasks or self.engine.busy or self.stopped)
+                self.condition.wait_for(
+                    lambda: self.incoming or self.tasks or self.engine.busy or self.stopped
+                )
                 if self.stopped:
                     break
-                incoming, self.incoming = self.incoming, deque()
+                incoming = self.incoming
+                self.incoming = deque()
                 task = self.tasks.popleft() if self.tasks else None
             for handle in incoming:
                 self.engine.submit(handle)
@@ -119,12 +142,21 @@ class EngineThread:
     def _step(self) -> Events:
         try:
             return self.engine.step()
-        except Exception as error:  # an engine that fails as a whole takes its requests along, but not the server
+        except (
+            Exception
+        ) as error:  # an engine that fails as a whole takes its requests along, but not the server
             self.failures += 1
             handles = list(self.in_flight)
             self.engine.clear()
-            return [(handle, FinishEvent(0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True))
-                    for handle in handles]
+            return [
+                (
+                    handle,
+                    FinishEvent(
+                        0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True
+                    ),
+                )
+                for handle in handles
+            ]
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_GREEDY_TOKENS = 128  # tokens that an encoder-decoder writes where no text is given
-SIDES = {"encoder.self": ("source", "source"), "decoder.self": ("text", "text"), "decoder.cross": ("text", "source")}
+SIDES = {
+    "encoder.self": ("source", "source"),
+    "decoder.self": ("text", "text"),
+    "decoder.cross": ("text", "source"),
+}
 
 
 def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
@@ -23,20 +27,39 @@ def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
     if generator.is_encoder_decoder:
         source_tokens = _truncate(display.encode_source(params.text("source")), max_tokens, "source", notes)
         requested_text = params.text("text", "")
-        tokens = _truncate(display.encode_text(requested_text), max_tokens, "text", notes) if requested_text else explorer.greedy_target(source_tokens, MAX_GREEDY_TOKENS)
+        tokens = (
+            _truncate(display.encode_text(requested_text), max_tokens, "text", notes)
+            if requested_text
+            else explorer.greedy_target(source_tokens, MAX_GREEDY_TOKENS)
+        )
     else:
         explorer.reject_source(params)
         tokens = _truncate(display.encode_text(params.text("text")), max_tokens, "text", notes)
     read_text = explorer.text_cache.read(tokens, source_tokens)
     design, lengths = generator.model.design, {"text": len(read_text.tokens), "source": len(source_tokens)}
     sides = dict(SIDES) if generator.is_encoder_decoder else dict.fromkeys(SIDES, ("text", "text"))
-    return {"key": read_text.key,
-            "tokens": {"text": display.describe(read_text.tokens), **({"source": display.describe_source(source_tokens)} if generator.is_encoder_decoder else {})},
-            "attentions": [{"name": name, "kind": attention_kind(name), "layers": len(layers), "heads": design.heads,
-                            "rows": lengths[sides[name][0]], "columns": lengths[sides[name][1]], "row_side": sides[name][0],
-                            "column_side": sides[name][1], "mask": [str(claimed_mask(design, layer_name)) for layer_name in layers.names]}
-                           for name, layers in read_text.attentions.items()],
-            "shortened": "; ".join(notes) or None}
+    return {
+        "key": read_text.key,
+        "tokens": {
+            "text": display.describe(read_text.tokens),
+            **({"source": display.describe_source(source_tokens)} if generator.is_encoder_decoder else {}),
+        },
+        "attentions": [
+            {
+                "name": name,
+                "kind": attention_kind(name),
+                "layers": len(layers),
+                "heads": design.heads,
+                "rows": lengths[sides[name][0]],
+                "columns": lengths[sides[name][1]],
+                "row_side": sides[name][0],
+                "column_side": sides[name][1],
+                "mask": [str(claimed_mask(design, layer_name)) for layer_name in layers.names],
+            }
+            for name, layers in read_text.attentions.items()
+        ],
+        "shortened": "; ".join(notes) or None,
+    }
 
 
 def attention_kind(name: str) -> str:

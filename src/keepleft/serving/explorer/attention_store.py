@@ -26,9 +26,9 @@ STRIP_HEIGHT = 128  # rows of a strip: few enough for its scores to stay near th
 class RowStrip(NamedTuple):
     """Some rows of a map, over the columns that any of them sees."""
 
-    begin: int       # the first of its rows, among those asked for
+    begin: int  # the first of its rows, among those asked for
     end: int
-    left: int        # the first of its columns
+    left: int  # the first of its columns
     right: int
     weights: Tensor  # (heads, rows, columns)
 
@@ -37,11 +37,11 @@ class RowStrip(NamedTuple):
 class StoredAttention:
     """One attention of one layer, over one text."""
 
-    q: Tensor                  # (H, Q, D)
-    k: Tensor                  # (H or a divisor of it, K, D)
+    q: Tensor  # (H, Q, D)
+    k: Tensor  # (H or a divisor of it, K, D)
     scale: float
-    mask: Mask                 # through which it looked
-    claim: Mask                # through which its design says it looks
+    mask: Mask  # through which it looked
+    claim: Mask  # through which its design says it looks
     grid: Grid
     relative_bias: RelativePositionBias | None  # T5's bias on the scores
 
@@ -57,15 +57,22 @@ class StoredAttention:
     def columns(self) -> int:
         return self.k.shape[1]
 
-    def strips(self, heads: Sequence[int], rows: Tensor | None = None, height: int = STRIP_HEIGHT) -> Iterator[RowStrip]:
+    def strips(
+        self, heads: Sequence[int], rows: Tensor | None = None, height: int = STRIP_HEIGHT
+    ) -> Iterator[RowStrip]:
         """The weights of some heads, strip by strip; of all rows, or of some of them."""
         device = self.q.device
         head_index = torch.tensor(list(heads), device=device)
         rows = torch.arange(self.rows, device=device) if rows is None else rows.to(device)
-        q, k = _at_least_float32(self.q[head_index]) * self.scale, _at_least_float32(self.k[head_index // (self.heads // self.k.shape[0])])
-        bias = None if self.relative_bias is None else self._bias_by_distance(self.relative_bias)[head_index].to(q.dtype)
+        q = _at_least_float32(self.q[head_index]) * self.scale
+        k = _at_least_float32(self.k[head_index // (self.heads // self.k.shape[0])])
+        bias = (
+            None
+            if self.relative_bias is None
+            else self._bias_by_distance(self.relative_bias)[head_index].to(q.dtype)
+        )
         for begin in range(0, len(rows), height):
-            row_index = rows[begin:begin + height]
+            row_index = rows[begin : begin + height]
             visible = self.table(self.mask, row_index, head_index)
             left, right = visible_columns(visible.any(0).any(0))
             visible = visible[..., left:right]
@@ -84,7 +91,9 @@ class StoredAttention:
     def _bias_by_distance(self, relative_bias: RelativePositionBias) -> Tensor:
         """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a stretch."""
         if not self.grid.is_plain or self.grid.start:
-            raise ValueError("the bias of nearness is worked out for one text at positions 0, 1, 2, …: leave segments out")
+            raise ValueError(
+                "the bias of nearness is worked out for one text at positions 0, 1, 2, …: leave segments out"
+            )
         distances = torch.arange(1 - self.rows, self.columns, device=self.q.device)
         return relative_bias(torch.zeros_like(distances[None, :1]), distances[None])[0, :, 0]
 
@@ -92,16 +101,20 @@ class StoredAttention:
         """(heads, rows, K) of a few rows."""
         out = _at_least_float32(self.q).new_zeros(len(heads), len(rows), self.columns)
         for strip in self.strips(heads, rows):
-            out[:, strip.begin:strip.end, strip.left:strip.right] = strip.weights
+            out[:, strip.begin : strip.end, strip.left : strip.right] = strip.weights
         return out
 
     def table(self, mask: Mask, rows: Tensor, heads: Tensor) -> Tensor:
         """(heads or 1, rows, K): what a mask lets these rows see."""
-        return self.grid.table(mask, batch=1, heads=self.heads, device=self.q.device, head_indices=heads, queries=rows)[0]
+        return self.grid.table(
+            mask, batch=1, heads=self.heads, device=self.q.device, head_indices=heads, queries=rows
+        )[0]
 
     def claimed_table(self, heads: Sequence[int], rows: Tensor) -> Tensor:
         """(rows, K): what the design lets any of these heads see."""
-        return self.table(self.claim, rows.to(self.q.device), torch.tensor(list(heads), device=self.q.device)).any(0)
+        return self.table(
+            self.claim, rows.to(self.q.device), torch.tensor(list(heads), device=self.q.device)
+        ).any(0)
 
 
 def claimed_mask(design: Design, name: str) -> Mask:
@@ -117,14 +130,21 @@ def store_attentions(model: Any, forward: Callable[[], Any]) -> dict[str, Stored
 
     def watcher(name: str) -> Watcher:
         side, _, kind = name.split(".")
-        claim, relative_bias = claimed_mask(model.design, name), None if kind == "cross" else relative_biases.get(side)
+        claim = claimed_mask(model.design, name)
+        relative_bias = None if kind == "cross" else relative_biases.get(side)
 
         def store(q: Tensor, k: Tensor, sight: Sight, scale: float) -> None:
-            stored[name] = StoredAttention(_clone(q[0]), _clone(k[0]), scale, sight.mask, claim, sight.grid, relative_bias)
+            stored[name] = StoredAttention(
+                _clone(q[0]), _clone(k[0]), scale, sight.mask, claim, sight.grid, relative_bias
+            )
+
         return store
 
-    relative_biases = {side: deepcopy(bias_module) for side in ("encoder", "decoder")  # it may learn on
-            if (bias_module := getattr(getattr(model, side, None), "nearness", None)) is not None}
+    relative_biases = {
+        side: deepcopy(bias_module)
+        for side in ("encoder", "decoder")  # it may learn on
+        if (bias_module := getattr(getattr(model, side, None), "nearness", None)) is not None
+    }
     with attach_watchers(attention_modules(model), watcher):
         forward()
     return stored

@@ -21,11 +21,14 @@ class AttentionMap:
     """One head of one layer, the mean of its heads, or all layers up to it multiplied through."""
 
     def __init__(self, read_text: ReadText, params: Params) -> None:
-        self.read_text, self.name = read_text, params.choice("name", list(read_text.attentions))
+        self.read_text = read_text
+        self.name = params.choice("name", list(read_text.attentions))
         layers = read_text.attentions[self.name]
         self.layer_index = params.integer("layer", 0, len(layers) - 1)
         self.layer: StoredAttention = layers[self.layer_index]
-        self.head = params.integer_or_choice("head", self.layer.heads, ("mean", "rollout") if self.name.endswith("self") else ("mean",))
+        self.head = params.integer_or_choice(
+            "head", self.layer.heads, ("mean", "rollout") if self.name.endswith("self") else ("mean",)
+        )
 
     @property
     def heads(self) -> Sequence[int]:
@@ -34,16 +37,28 @@ class AttentionMap:
     def strips(self, height: int = STRIP_HEIGHT) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, weights (rows, to the last column seen)), from top to bottom; what is missing on the right is zero."""
         if self.head == "rollout":
-            yield from ((n, min(n + height, self.layer.rows), part) for n, part in
-                        zip(range(0, self.layer.rows, height), self._rollout().weights.split(height), strict=True))
+            yield from (
+                (n, min(n + height, self.layer.rows), part)
+                for n, part in zip(
+                    range(0, self.layer.rows, height), self._rollout().weights.split(height), strict=True
+                )
+            )
             return
         for strip in self.layer.strips(self.heads, height=height):
             weights = strip.weights[0] if len(self.heads) == 1 else strip.weights.mean(0)
-            yield strip.begin, strip.end, torch.nn.functional.pad(weights, (strip.left, 0)) if strip.left else weights
+            yield (
+                strip.begin,
+                strip.end,
+                torch.nn.functional.pad(weights, (strip.left, 0)) if strip.left else weights,
+            )
 
     def row_weights(self, rows: Tensor) -> Tensor:
         """(rows, K)"""
-        return self._rollout().weights[rows] if self.head == "rollout" else self.layer.weights(self.heads, rows).mean(0)
+        return (
+            self._rollout().weights[rows]
+            if self.head == "rollout"
+            else self.layer.weights(self.heads, rows).mean(0)
+        )
 
     def claimed_table(self, rows: Tensor) -> Tensor:
         """(rows, K): what the design allows."""
@@ -60,15 +75,22 @@ def overview(read_text: ReadText, params: Params) -> dict[str, Any]:
     rows, columns = attention_map.layer.rows, attention_map.layer.columns
     step = -(-max(rows, columns) // size)
     cell_rows, cell_columns = -(-rows // step), -(-columns // step)
-    cells, claim = torch.zeros(cell_rows, cell_columns), torch.zeros(cell_rows, cell_columns, dtype=torch.bool)
+    cells = torch.zeros(cell_rows, cell_columns)
+    claim = torch.zeros(cell_rows, cell_columns, dtype=torch.bool)
     for begin, end, weights in attention_map.strips(max(1, STRIP_HEIGHT // step) * step):
         cell_slice = slice(begin // step, -(-end // step))
         part = _max_pool(weights, step).float().cpu()
-        cells[cell_slice, :part.shape[1]] = part
+        cells[cell_slice, : part.shape[1]] = part
         claim[cell_slice] = _max_pool(attention_map.claimed_table(torch.arange(begin, end)), step).cpu()
     max_weight = float(cells.max())
-    return {"rows": rows, "columns": columns, "step": step, "map_u8": wire.sqrt_u8(cells, max_weight), "top": max_weight,
-            "claim_bits": wire.bits(claim)}
+    return {
+        "rows": rows,
+        "columns": columns,
+        "step": step,
+        "map_u8": wire.sqrt_u8(cells, max_weight),
+        "top": max_weight,
+        "claim_bits": wire.bits(claim),
+    }
 
 
 def tile(read_text: ReadText, params: Params) -> dict[str, Any]:
@@ -77,19 +99,39 @@ def tile(read_text: ReadText, params: Params) -> dict[str, Any]:
     column = params.integer("column", 0, attention_map.layer.columns - 1)
     rows, columns = torch.arange(row, min(row + size, attention_map.layer.rows)), slice(column, column + size)
     weights = attention_map.row_weights(rows)[:, columns]
-    return {"row": row, "column": column, "rows": weights.shape[0], "columns": weights.shape[1],
-            "map_u8": wire.sqrt_u8(weights), "claim_bits": wire.bits(attention_map.claimed_table(rows)[:, columns])}
+    return {
+        "row": row,
+        "column": column,
+        "rows": weights.shape[0],
+        "columns": weights.shape[1],
+        "map_u8": wire.sqrt_u8(weights),
+        "claim_bits": wire.bits(attention_map.claimed_table(rows)[:, columns]),
+    }
 
 
 def token_row(read_text: ReadText, params: Params) -> dict[str, Any]:
     """What a token reads, or who reads it."""
     attention_map, incoming = AttentionMap(read_text, params), params.flag("by", False)
     if not incoming:
-        return {"weights_f32": wire.f32(attention_map.row_weights(torch.tensor([params.integer("token", 0, attention_map.layer.rows - 1)]))[0])}
+        return {
+            "weights_f32": wire.f32(
+                attention_map.row_weights(
+                    torch.tensor([params.integer("token", 0, attention_map.layer.rows - 1)])
+                )[0]
+            )
+        }
     token = params.integer("token", 0, attention_map.layer.columns - 1)
     zero = torch.zeros(1, device=attention_map.layer.q.device)
-    return {"weights_f32": wire.f32(torch.cat([weights[:, token] if token < weights.shape[1] else zero.expand(end - begin)
-                                               for begin, end, weights in attention_map.strips()]))}
+    return {
+        "weights_f32": wire.f32(
+            torch.cat(
+                [
+                    weights[:, token] if token < weights.shape[1] else zero.expand(end - begin)
+                    for begin, end, weights in attention_map.strips()
+                ]
+            )
+        )
+    }
 
 
 def _max_pool(table: Tensor, step: int) -> Tensor:
@@ -98,4 +140,6 @@ def _max_pool(table: Tensor, step: int) -> Tensor:
         return table
     rows, columns = table.shape
     padded = torch.nn.functional.pad(table, (0, -columns % step, 0, -rows % step))
-    return padded.view(-1, step, padded.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)  # along rows first: they lie together
+    return (
+        padded.view(-1, step, padded.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)
+    )  # along rows first: they lie together

@@ -21,7 +21,7 @@ from keepleft.serving.explorer.params import Params
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MAX_WAIT_SECONDS = 1.0         # seconds that one question waits at most: nobody else is answered meanwhile
+MAX_WAIT_SECONDS = 1.0  # seconds that one question waits at most: nobody else is answered meanwhile
 MAX_PARAMETERS = 1 << 29  # weights of a model that is copied for this
 
 
@@ -37,7 +37,13 @@ class BackgroundAudit:
 
     @property
     def state(self) -> str:
-        return "none" if self.thread is None else "running" if self.report is None and self.error is None else "done"
+        return (
+            "none"
+            if self.thread is None
+            else "running"
+            if self.report is None and self.error is None
+            else "done"
+        )
 
     @property
     def seconds(self) -> float:
@@ -82,8 +88,12 @@ def audit_status(explorer: Explorer, params: Params) -> dict[str, Any]:
     claimed, measured = background_audit.report.claimed, background_audit.report.measured
     answer["report"] = {name: value for name, value in report.items() if name not in ("claimed", "measured")}
     if claimed and measured:
-        answer |= {"claim_bits": wire.bits(torch.tensor(claimed)), "influence_f32": wire.f32(torch.tensor(measured)),
-                "rows": len(measured), "columns": len(measured[0])}
+        answer |= {
+            "claim_bits": wire.bits(torch.tensor(claimed)),
+            "influence_f32": wire.f32(torch.tensor(measured)),
+            "rows": len(measured),
+            "columns": len(measured[0]),
+        }
     return answer
 
 

@@ -20,11 +20,22 @@ MAX_BEAM_WIDTH = 16
 def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     display, model = explorer.require_generative("beam"), explorer.generator.model
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
-    width, length_penalty = params.integer("width", 1, MAX_BEAM_WIDTH), params.number("length_penalty", -10, 10, 1.0)
-    options = resolve_options(model, None, {
-        "num_beams": max(2, width), "max_new_tokens": params.integer("limit", 1, MAX_NEW_TOKENS), "length_penalty": length_penalty,
-        "early_stopping": params.flag("early_stopping", False), "do_sample": False, "num_beam_groups": 1,
-        "num_return_sequences": 1, "penalty_alpha": 0.0})
+    width = params.integer("width", 1, MAX_BEAM_WIDTH)
+    length_penalty = params.number("length_penalty", -10, 10, 1.0)
+    options = resolve_options(
+        model,
+        None,
+        {
+            "num_beams": max(2, width),
+            "max_new_tokens": params.integer("limit", 1, MAX_NEW_TOKENS),
+            "length_penalty": length_penalty,
+            "early_stopping": params.flag("early_stopping", False),
+            "do_sample": False,
+            "num_beam_groups": 1,
+            "num_return_sequences": 1,
+            "penalty_alpha": 0.0,
+        },
+    )
     options = replace(options, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None)
     batch = DecodeBatch.build(model, [prompt_tokens], options)
     context = display.start_tokens if explorer.generator.is_encoder_decoder else prompt_tokens
@@ -34,27 +45,51 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
     strategy = replace(strategy, width=width, num_sequences=width)
     history: list[Any] = list(decode_steps(model, batch, strategy, options))
     results = strategy.results(history[-1])[0]
-    finished = [{"tokens": display.describe(sequence.tokens, context), "score": sequence.score, "step": max(0, len(sequence.tokens) - 1)}
-                for sequence in results]
+    finished = [
+        {
+            "tokens": display.describe(sequence.tokens, context),
+            "score": sequence.score,
+            "step": max(0, len(sequence.tokens) - 1),
+        }
+        for sequence in results
+    ]
     best = {"tokens": finished[0]["tokens"], "score": finished[0]["score"]} if results[0].tokens else None
     return {"steps": _tree(explorer, history, context, length_penalty), "finished": finished, "best": best}
 
 
-def _tree(explorer: Explorer, history: list[Any], context: list[int], length_penalty: float) -> list[list[dict[str, Any]]]:
+def _tree(
+    explorer: Explorer, history: list[Any], context: list[int], length_penalty: float
+) -> list[list[dict[str, Any]]]:
     """A list for each step. `total` is the log-probability of the text, `score` that of its last token alone."""
     levels: list[list[dict[str, Any]]] = []
-    positions: dict[NodeKey, tuple[int, float]] = {}  # of each text: its place among those of its step, and its total
+    positions: dict[
+        NodeKey, tuple[int, float]
+    ] = {}  # of each text: its place among those of its step, and its total
     all_nodes = beam_nodes(history)
     for step in range(1, max(len(node.tokens) for node in all_nodes) + 1):
-        step_nodes = sorted((node for node in all_nodes if len(node.tokens) == step),
-                      key=lambda node: (not node.best, not node.survives, node.finished, -node.score))
+        step_nodes = sorted(
+            (node for node in all_nodes if len(node.tokens) == step),
+            key=lambda node: (not node.best, not node.survives, node.finished, -node.score),
+        )
         parents = [positions.get(node.parent, (-1, 0.0)) for node in step_nodes]
         for n, node in enumerate(step_nodes):  # what has ended was ranked by its total for its length
-            positions[node.key] = (n, node.score * step ** length_penalty if node.finished else node.score)
+            positions[node.key] = (n, node.score * step**length_penalty if node.finished else node.score)
         first_id = sum(map(len, levels))
-        levels.append([{"id": first_id + n, "parent": parent, "token": explorer.display_tokenizer.describe_candidates([*context, *node.tokens[:-1]],
-                                                                                     node.tokens[-1:])[0],
-                     "score": positions[node.key][1] - total, "total": positions[node.key][1],
-                     "ended": node.finished, "kept": node.survives, "best": node.best}
-                    for n, (node, (parent, total)) in enumerate(zip(step_nodes, parents, strict=True))])
+        levels.append(
+            [
+                {
+                    "id": first_id + n,
+                    "parent": parent,
+                    "token": explorer.display_tokenizer.describe_candidates(
+                        [*context, *node.tokens[:-1]], node.tokens[-1:]
+                    )[0],
+                    "score": positions[node.key][1] - total,
+                    "total": positions[node.key][1],
+                    "ended": node.finished,
+                    "kept": node.survives,
+                    "best": node.best,
+                }
+                for n, (node, (parent, total)) in enumerate(zip(step_nodes, parents, strict=True))
+            ]
+        )
     return levels

@@ -21,9 +21,29 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_NEW_TOKENS = 64  # tokens that are written at once
-OPTION_NAMES = ("do_sample", "seed", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-           "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens")
-SINGLE_SEQUENCE_OPTIONS = {"num_beams": 1, "num_return_sequences": 1, "num_beam_groups": 1, "penalty_alpha": 0.0}  # one text, token after token
+OPTION_NAMES = (
+    "do_sample",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+)
+SINGLE_SEQUENCE_OPTIONS = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0.0,
+}  # one text, token after token
 
 
 class CaptureLogprobs:
@@ -47,15 +67,24 @@ class ContinueStrategy:
     strategy: SamplingStrategy
     num_written: int
 
-    def begin(self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor) -> tuple[Hypotheses, Tensor | None]:
+    def begin(
+        self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor
+    ) -> tuple[Hypotheses, Tensor | None]:
         hypotheses, rows = self.strategy.begin(prompt, prompt_mask, max_new_tokens + self.num_written)
-        return replace(hypotheses, prompt_width=hypotheses.prompt_width - self.num_written, lengths=hypotheses.lengths + self.num_written), rows
+        return replace(
+            hypotheses,
+            prompt_width=hypotheses.prompt_width - self.num_written,
+            lengths=hypotheses.lengths + self.num_written,
+        ), rows
 
     def choose(self, logits: Tensor, hypotheses: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
         return self.strategy.choose(logits, hypotheses)
 
     def results(self, hypotheses: Hypotheses) -> list[list[FinishedSequence]]:
-        return [[replace(sequence, tokens=sequence.tokens[self.num_written:]) for sequence in sequences] for sequences in self.strategy.results(hypotheses)]
+        return [
+            [replace(sequence, tokens=sequence.tokens[self.num_written :]) for sequence in sequences]
+            for sequences in self.strategy.results(hypotheses)
+        ]
 
 
 def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
@@ -63,28 +92,52 @@ def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
     prompt_tokens, tokens = display.encode_prompt(explorer.input_text(params)), explorer.new_tokens(params)
     context = display.start_tokens if explorer.generator.is_encoder_decoder else prompt_tokens
     explorer.check_length([*context, *tokens])
-    new_tokens, logprobs = continue_tokens(display, prompt_tokens, tokens, parse_options(params.object("options", OPTION_NAMES)), params.integer("limit", 1, MAX_NEW_TOKENS))
-    return {"tokens": display.describe(new_tokens, [*context, *tokens]), "logprobs": logprobs,
-            "ended": bool(new_tokens) and new_tokens[-1] in display.options.eos_ids}
+    new_tokens, logprobs = continue_tokens(
+        display,
+        prompt_tokens,
+        tokens,
+        parse_options(params.object("options", OPTION_NAMES)),
+        params.integer("limit", 1, MAX_NEW_TOKENS),
+    )
+    return {
+        "tokens": display.describe(new_tokens, [*context, *tokens]),
+        "logprobs": logprobs,
+        "ended": bool(new_tokens) and new_tokens[-1] in display.options.eos_ids,
+    }
 
 
-def continue_tokens(display: DisplayTokenizer, prompt_tokens: list[int], tokens: Sequence[int], overrides: dict[str, Any],
-           max_new_tokens: int) -> tuple[list[int], list[float]]:
+def continue_tokens(
+    display: DisplayTokenizer,
+    prompt_tokens: list[int],
+    tokens: Sequence[int],
+    overrides: dict[str, Any],
+    max_new_tokens: int,
+) -> tuple[list[int], list[float]]:
     """The next tokens, and how likely each was to the model itself, whatever it was drawn from."""
     generator = display.generator
-    options = resolve_options(generator.model, None, {**overrides, **SINGLE_SEQUENCE_OPTIONS, "max_new_tokens": max_new_tokens})
+    options = resolve_options(
+        generator.model, None, {**overrides, **SINGLE_SEQUENCE_OPTIONS, "max_new_tokens": max_new_tokens}
+    )
     # the last token that is asked for here is not the last of the text
-    options = replace(options, forced_eos_token_id=None, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None)
+    options = replace(
+        options, forced_eos_token_id=None, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None
+    )
     batch = DecodeBatch.build(generator.model, [prompt_tokens], options, [list(tokens)])
     if batch.max_new_tokens[0] < 1:
         return [], []
     capture = CaptureLogprobs()
-    strategy = make_strategy(generator.tokenizer, options, DecodeBatch.build(generator.model, [prompt_tokens], options))
+    strategy = make_strategy(
+        generator.tokenizer, options, DecodeBatch.build(generator.model, [prompt_tokens], options)
+    )
     assert isinstance(strategy, SamplingStrategy)
-    continuation = ContinueStrategy(replace(strategy, processors=(capture, *strategy.processors)), len(tokens))
+    continuation = ContinueStrategy(
+        replace(strategy, processors=(capture, *strategy.processors)), len(tokens)
+    )
     final = deque(decode_steps(generator.model, batch, continuation, options), maxlen=1)[0]  # type: ignore[arg-type]
     new_tokens = continuation.results(final)[0][0].tokens
-    return new_tokens, [float(logprobs[token]) for logprobs, token in zip(capture.logprobs, new_tokens, strict=False)]
+    return new_tokens, [
+        float(logprobs[token]) for logprobs, token in zip(capture.logprobs, new_tokens, strict=False)
+    ]
 
 
 def parse_options(params: Params) -> dict[str, Any]:

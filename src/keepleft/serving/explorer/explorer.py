@@ -51,36 +51,59 @@ class Explorer:
     the text, and source, that is shown first. The model may go on learning: its weights are shared, not copied.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, source_tokenizer: Any = None, *, name: str = "",
-                 runs: str | Path | None = None, compare: str | Path | None = None,
-                 example: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        source_tokenizer: Any = None,
+        *,
+        name: str = "",
+        runs: str | Path | None = None,
+        compare: str | Path | None = None,
+        example: Mapping[str, str] | None = None,
+    ) -> None:
         if tokenizer is None:
             raise ValueError("there is no tokenizer: give the one that the model was trained with")
-        self.model, self.name, self.compare_folder = model, name, compare
+        self.model = model
+        self.name = name
+        self.compare_folder = compare
         self.lock = threading.Lock()
         # Whoever serves the model may be using it at this moment: what is watched or changed here is a twin
         self.generator = TextGenerator(share_weights(model).eval(), tokenizer, source_tokenizer)
-        self.display_tokenizer, self.text_cache, self.audit, self.run_folder = DisplayTokenizer(self.generator), TextCache(self.generator.model), BackgroundAudit(model), RunFolder(runs)
+        self.display_tokenizer, self.text_cache, self.audit, self.run_folder = (
+            DisplayTokenizer(self.generator),
+            TextCache(self.generator.model),
+            BackgroundAudit(model),
+            RunFolder(runs),
+        )
         self.example = model_info.example(self) if example is None else dict(example)
 
     def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
         """The answer as plain data; a ValueError says what is wrong with the question, and what would be right."""
         if not isinstance(question, str) or question not in QUESTIONS:
-            raise ValueError(f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}")
+            raise ValueError(
+                f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}"
+            )
         entry = QUESTIONS[question]
         with self.lock, torch.no_grad():
-            return json_safe(entry.handler(self, Params(question, {} if params is None else params, entry.fields.split())))
+            return json_safe(
+                entry.handler(self, Params(question, {} if params is None else params, entry.fields.split()))
+            )
 
     # what several questions want
 
     @property
     def is_generative(self) -> bool:
         """Does it say what comes next?"""
-        return self.generator.model.design.decoder is not None and isinstance(self.generator.model.design.head, LMHead)
+        return self.generator.model.design.decoder is not None and isinstance(
+            self.generator.model.design.head, LMHead
+        )
 
     def require_generative(self, question: str) -> DisplayTokenizer:
         if not self.is_generative:
-            raise ValueError(f"{question} is for models that write, and this one only reads: ask for its attention")
+            raise ValueError(
+                f"{question} is for models that write, and this one only reads: ask for its attention"
+            )
         return self.display_tokenizer
 
     def input_text(self, params: Params) -> str:
@@ -93,7 +116,9 @@ class Explorer:
 
     def reject_source(self, params: Params) -> None:
         if "source" in params:
-            raise ValueError(f"source is {shorten(params.values['source'])}, and this model reads none: leave it out")
+            raise ValueError(
+                f"source is {shorten(params.values['source'])}, and this model reads none: leave it out"
+            )
 
     def new_tokens(self, params: Params) -> list[int]:
         """What was written so far."""
@@ -102,19 +127,32 @@ class Explorer:
     def check_length(self, tokens: list[int]) -> None:
         max_tokens = min(MAX_TOKENS, self.generator.model.design.max_positions or MAX_TOKENS)
         if len(tokens) > max_tokens:
-            raise ValueError(f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: shorten it")
+            raise ValueError(
+                f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: shorten it"
+            )
 
     def greedy_target(self, source_tokens: list[int], limit: int) -> list[int]:
         """What an encoder-decoder writes by itself, always the likeliest token; without its end, which is read by no one."""
         start_tokens = self.display_tokenizer.start_tokens
         target: list[int] = []
         max_tokens = min(limit, self.text_cache.max_tokens - len(start_tokens))
-        while len(target) < max_tokens and not (target and target[-1] in self.display_tokenizer.options.eos_ids):
-            chunk, _ = continue_text.continue_tokens(self.display_tokenizer, source_tokens, target, {"do_sample": False}, min(continue_text.MAX_NEW_TOKENS, max_tokens - len(target)))
+        while len(target) < max_tokens and not (
+            target and target[-1] in self.display_tokenizer.options.eos_ids
+        ):
+            chunk, _ = continue_text.continue_tokens(
+                self.display_tokenizer,
+                source_tokens,
+                target,
+                {"do_sample": False},
+                min(continue_text.MAX_NEW_TOKENS, max_tokens - len(target)),
+            )
             if not chunk:
                 break
             target += chunk
-        return [*start_tokens, *(target[:-1] if target and target[-1] in self.display_tokenizer.options.eos_ids else target)]
+        return [
+            *start_tokens,
+            *(target[:-1] if target and target[-1] in self.display_tokenizer.options.eos_ids else target),
+        ]
 
     @cached_property
     def scorer(self) -> next_token.IncrementalScorer:

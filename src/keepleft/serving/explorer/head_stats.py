@@ -24,19 +24,29 @@ def head_stats(read_text: ReadText, params: Params) -> dict[str, Any]:
 
 def _stats_per_head(layer: StoredAttention, rows: Tensor) -> list[dict[str, float]]:
     all_heads = torch.arange(layer.heads, device=layer.q.device)
-    sums = {name: torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
-            for name in ("entropy", "distance", "first", "previous", "itself")}
+    sums = {
+        name: torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
+        for name in ("entropy", "distance", "first", "previous", "itself")
+    }
     max_outside = torch.zeros(layer.heads, dtype=torch.float64, device=layer.q.device)
     rows = rows.to(layer.q.device)
     for strip in layer.strips(all_heads.tolist(), rows):
-        weights, row_index = strip.weights, rows[strip.begin:strip.end]
+        weights, row_index = strip.weights, rows[strip.begin : strip.end]
         columns = torch.arange(strip.left, strip.right, device=row_index.device)
         distances = row_index[:, None] - columns
         sums["entropy"] += torch.special.entr(weights).sum((1, 2), dtype=torch.float64) / math.log(2)
         sums["distance"] += (weights * distances.abs()).sum((1, 2), dtype=torch.float64)
-        for name, matches in (("first", columns == 0), ("previous", distances == 1), ("itself", distances == 0)):
+        for name, matches in (
+            ("first", columns == 0),
+            ("previous", distances == 1),
+            ("itself", distances == 0),
+        ):
             sums[name] += (weights * matches).sum((1, 2), dtype=torch.float64)
-        outside_weights = weights.masked_fill(layer.table(layer.claim, row_index, all_heads)[..., strip.left:strip.right], 0.0)
+        outside_weights = weights.masked_fill(
+            layer.table(layer.claim, row_index, all_heads)[..., strip.left : strip.right], 0.0
+        )
         max_outside = torch.maximum(max_outside, outside_weights.amax((1, 2)).double())
-    means = {name: (total / len(rows)).tolist() for name, total in sums.items()} | {"outside": max_outside.tolist()}
+    means = {name: (total / len(rows)).tolist() for name, total in sums.items()} | {
+        "outside": max_outside.tolist()
+    }
     return [{name: float(values[head]) for name, values in means.items()} for head in range(layer.heads)]

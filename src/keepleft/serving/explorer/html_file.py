@@ -15,8 +15,13 @@ from keepleft.disk import atomic
 from keepleft.serving.explorer.page_files import page_file
 
 
-def write_html(path: str | Path, snapshot: Iterable[Mapping[str, Any]], *, title: str = "keepleft explorer",
-         folder: Path | None = None) -> Path:
+def write_html(
+    path: str | Path,
+    snapshot: Iterable[Mapping[str, Any]],
+    *,
+    title: str = "keepleft explorer",
+    folder: Path | None = None,
+) -> Path:
     """Write what record() gave; `folder` is where the built page lies, if it is not our own."""
     path = Path(path)
     with atomic.explain_os_error(str(path)):
@@ -25,22 +30,41 @@ def write_html(path: str | Path, snapshot: Iterable[Mapping[str, Any]], *, title
     return path
 
 
-def html_page(snapshot: Iterable[Mapping[str, Any]], *, title: str = "keepleft explorer", folder: Path | None = None) -> str:
+def html_page(
+    snapshot: Iterable[Mapping[str, Any]], *, title: str = "keepleft explorer", folder: Path | None = None
+) -> str:
     """The same as text. What a token says is data here and stays data: no `<` of it is left in the file."""
     script = re.sub(r"<(?=/script|!--)", r"\\x3c", page_file("explorer.js", folder), flags=re.I)
     style = re.sub(r"<(?=/style)", r"\\3c ", page_file("explorer.css", folder), flags=re.I)
-    answers = json.dumps(list(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    content_security_policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
-             "base-uri 'none'; form-action 'none'")
-    return "\n".join([
-        "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy}">', f"<title>{escape(title)}</title>",
-        '<link rel="icon" href="data:,">', f"<style>{style}</style>", "</head>", "<body>", '<div id="keepleft"></div>',
-        "<noscript>This page draws with JavaScript, and it is switched off here.</noscript>",
-        f'<script type="application/json" id="keepleft-answers">{answers}</script>',
-        f'<script type="module">{script}</script>', "</body>", "</html>\n"])
+    answers = json.dumps(list(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
+    content_security_policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy}">',
+            f"<title>{escape(title)}</title>",
+            '<link rel="icon" href="data:,">',
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            '<div id="keepleft"></div>',
+            "<noscript>This page draws with JavaScript, and it is switched off here.</noscript>",
+            f'<script type="application/json" id="keepleft-answers">{answers}</script>',
+            f'<script type="module">{script}</script>',
+            "</body>",
+            "</html>\n",
+        ]
+    )
 
 
 def _hash(content: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_LENGTH = 512  # slots of a row
-MAX_FAULTS = 5    # that are told one by one
+MAX_FAULTS = 5  # that are told one by one
 
 
 def mask(explorer: Explorer, params: Params) -> dict[str, Any]:
@@ -30,8 +30,14 @@ def mask(explorer: Explorer, params: Params) -> dict[str, Any]:
     positions = positions_from_segments(segments)
     grid = Grid(length, length, 0, positions, positions, segments, segments)
     visible = grid.table(parsed_mask, batch=1, heads=1, device=torch.device("cpu"))[0, 0]
-    return {"mask": str(parsed_mask), "seen_bits": wire.bits(visible), "rows": length, "columns": length,
-            "faults": _faults(parsed_mask, int(positions.max()) + 1), "cost": _cost(parsed_mask, visible, segments)}
+    return {
+        "mask": str(parsed_mask),
+        "seen_bits": wire.bits(visible),
+        "rows": length,
+        "columns": length,
+        "faults": _faults(parsed_mask, int(positions.max()) + 1),
+        "cost": _cost(parsed_mask, visible, segments),
+    }
 
 
 def _parse(expression: str) -> Mask:
@@ -40,7 +46,9 @@ def _parse(expression: str) -> Mask:
     except TypeError as error:
         raise ValueError(f"{expression!r} is not a mask: {error}") from error
     if parsed_mask.rows is not None:
-        raise ValueError(f"{parsed_mask} speaks of {parsed_mask.rows} rows, and one is drawn here: give one number, such as prefix(3)")
+        raise ValueError(
+            f"{parsed_mask} speaks of {parsed_mask.rows} rows, and one is drawn here: give one number, such as prefix(3)"
+        )
     return parsed_mask
 
 
@@ -53,8 +61,10 @@ def _segments(params: Params, length: int) -> Tensor:
         raise ValueError("packing holds 0: each text must have at least 1 token")
     leftover = length - left - right - sum(text_lengths)
     if leftover < 0 or left + right >= length:
-        raise ValueError(f"padding {left} + {right} and texts of {sum(text_lengths)} tokens do not fit a row of {length}: make it "
-                         "longer, or one of them shorter")
+        raise ValueError(
+            f"padding {left} + {right} and texts of {sum(text_lengths)} tokens do not fit a row of {length}: make it "
+            "longer, or one of them shorter"
+        )
     row = [0] * left
     for number, size in enumerate([*text_lengths, *([leftover] if leftover else [])], 1):
         row += [number] * size
@@ -63,13 +73,19 @@ def _segments(params: Params, length: int) -> Tensor:
 
 def _faults(parsed_mask: Mask, length: int) -> list[str]:
     messages = faults(parsed_mask, length)
-    return messages[:MAX_FAULTS] + ([f"and {len(messages) - MAX_FAULTS:,} more"] if len(messages) > MAX_FAULTS else [])
+    return messages[:MAX_FAULTS] + (
+        [f"and {len(messages) - MAX_FAULTS:,} more"] if len(messages) > MAX_FAULTS else []
+    )
 
 
 def _cost(parsed_mask: Mask, visible: Tensor, segments: Tensor) -> dict[str, Any]:
     length, num_visible = len(visible), int(visible.sum())
-    return {"seen": num_visible, "all": visible.numel(), "share": num_visible / visible.numel(),
-            "words": _kernel_note(parsed_mask, length, segments)}
+    return {
+        "seen": num_visible,
+        "all": visible.numel(),
+        "share": num_visible / visible.numel(),
+        "words": _kernel_note(parsed_mask, length, segments),
+    }
 
 
 def _kernel_note(parsed_mask: Mask, length: int, segments: Tensor) -> str:

@@ -20,21 +20,44 @@ EXAMPLE_SOURCE = "The sea is calm today."
 def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
     model = explorer.generator.model
     design = model.design
-    stacks = {"encoder.self": design.encoder, "decoder.self": design.decoder,
-              "decoder.cross": design.decoder if explorer.generator.is_encoder_decoder else None}
-    return {"name": explorer.name, "family": "-".join(side for side in ("encoder", "decoder") if getattr(design, side)),
-            "parameters": count_parameters(design), "dim": design.dim, "vocab": design.vocab,
-            "longest": design.max_positions,
-            "attentions": [{"name": name, "kind": attention_kind(name), "layers": stack.layers, "heads": design.heads,
-                            "mask": "full" if name == "decoder.cross" else ", ".join(map(str, stack.mask))}
-                           for name, stack in stacks.items() if stack is not None],
-            "views": available_views(explorer), "example": explorer.example, "version": __version__}
+    stacks = {
+        "encoder.self": design.encoder,
+        "decoder.self": design.decoder,
+        "decoder.cross": design.decoder if explorer.generator.is_encoder_decoder else None,
+    }
+    return {
+        "name": explorer.name,
+        "family": "-".join(side for side in ("encoder", "decoder") if getattr(design, side)),
+        "parameters": count_parameters(design),
+        "dim": design.dim,
+        "vocab": design.vocab,
+        "longest": design.max_positions,
+        "attentions": [
+            {
+                "name": name,
+                "kind": attention_kind(name),
+                "layers": stack.layers,
+                "heads": design.heads,
+                "mask": "full" if name == "decoder.cross" else ", ".join(map(str, stack.mask)),
+            }
+            for name, stack in stacks.items()
+            if stack is not None
+        ],
+        "views": available_views(explorer),
+        "example": explorer.example,
+        "version": __version__,
+    }
 
 
 def available_views(explorer: Explorer) -> list[str]:
     """Those that have something to show."""
-    availability = {"attention": True, "decoding": explorer.is_generative, "masks": True, "leaks": not_auditable_reason(explorer.model) is None,
-             "training": explorer.run_folder.folder is not None or explorer.compare_folder is not None}
+    availability = {
+        "attention": True,
+        "decoding": explorer.is_generative,
+        "masks": True,
+        "leaks": not_auditable_reason(explorer.model) is None,
+        "training": explorer.run_folder.folder is not None or explorer.compare_folder is not None,
+    }
     return [name for name, is_available in availability.items() if is_available]
 
 
@@ -42,5 +65,9 @@ def example(explorer: Explorer) -> dict[str, str]:
     """Something to begin with. Where languages have tags, a source begins with one."""
     if not explorer.generator.is_encoder_decoder:
         return {"text": EXAMPLE_TEXT}
-    language_tags = sorted(token for token in explorer.generator.input_tokenizer.get_vocab() if token.startswith("<2") and token.endswith(">"))
+    language_tags = sorted(
+        token
+        for token in explorer.generator.input_tokenizer.get_vocab()
+        if token.startswith("<2") and token.endswith(">")
+    )
     return {"text": "", "source": f"{language_tags[0]} {EXAMPLE_SOURCE}" if language_tags else EXAMPLE_SOURCE}

@@ -25,7 +25,7 @@ class IncrementalScorer:
         self.reset()
 
     def reset(self) -> None:
-        self.cache_key: Any = None         # the source and the weights that the state belongs to
+        self.cache_key: Any = None  # the source and the weights that the state belongs to
         self.tokens: list[int] = []
         self.state: Any = None
         self.logits: Tensor | None = None
@@ -36,7 +36,9 @@ class IncrementalScorer:
         to_batch = lambda row: torch.tensor([row], device=device)
         if not self.use_cache:
             inputs = [to_batch(source_tokens)] if source_tokens else []
-            return self.model.head(self.model.hidden_states(*inputs, to_batch(tokens))[0, -1:], self.model.token)[0]
+            return self.model.head(
+                self.model.hidden_states(*inputs, to_batch(tokens))[0, -1:], self.model.token
+            )[0]
         cache_key = (source_tokens, weights_version(self.model))
         shared_length = _common_prefix_length(self.tokens, tokens) if cache_key == self.cache_key else 0
         if self.logits is not None and shared_length == len(tokens) == len(self.tokens):
@@ -48,8 +50,14 @@ class IncrementalScorer:
             state.crop(old_length - prefix_length)
             logits = self.model.step(to_batch(tokens[prefix_length:]), state)
         else:
-            logits, state = self.model.start(to_batch(tokens), **({"memory": self.model.encode_memory(to_batch(source_tokens))} if source_tokens else {}))
-        self.cache_key, self.tokens, self.state, self.logits = cache_key, list(tokens), state, logits[0]
+            logits, state = self.model.start(
+                to_batch(tokens),
+                **({"memory": self.model.encode_memory(to_batch(source_tokens))} if source_tokens else {}),
+            )
+        self.cache_key = cache_key
+        self.tokens = list(tokens)
+        self.state = state
+        self.logits = logits[0]
         return logits[0]
 
 
@@ -61,11 +69,20 @@ def next_token(explorer: Explorer, params: Params) -> dict[str, Any]:
     sequence = [*display.start_tokens, *tokens] if is_encoder_decoder else [*prompt_tokens, *tokens]
     explorer.check_length(sequence)
     logits = scorer.next_logits(sequence, prompt_tokens if is_encoder_decoder else [])
-    return {"prompt": display.describe_source(prompt_tokens) if is_encoder_decoder else display.describe(prompt_tokens),
-            "written": display.describe(tokens, display.start_tokens if is_encoder_decoder else prompt_tokens),
-            "scores_f32": wire.f32(logits), "ends": list(options.eos_ids), "start": display.start_tokens[0] if is_encoder_decoder else -1}
+    return {
+        "prompt": display.describe_source(prompt_tokens)
+        if is_encoder_decoder
+        else display.describe(prompt_tokens),
+        "written": display.describe(tokens, display.start_tokens if is_encoder_decoder else prompt_tokens),
+        "scores_f32": wire.f32(logits),
+        "ends": list(options.eos_ids),
+        "start": display.start_tokens[0] if is_encoder_decoder else -1,
+    }
 
 
 def _common_prefix_length(first: list[int], second: list[int]) -> int:
     """How many tokens two texts have in common from the beginning."""
-    return next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )

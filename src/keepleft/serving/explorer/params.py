@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 MAX_CHARACTERS = 200_000  # of a text
-MAX_TOKENS = 4_096        # of a text
+MAX_TOKENS = 4_096  # of a text
 _MISSING: Any = object()
 
 
@@ -29,12 +29,15 @@ class Params:
 
     def __init__(self, question: str, values: Any, allowed: Sequence[str]) -> None:
         if not isinstance(values, Mapping):
-            raise ValueError(f"{question} was asked with {shorten(values)}: give an object of names and values"
-                             + (f", with {', '.join(allowed)}" if allowed else ""))
+            raise ValueError(
+                f"{question} was asked with {shorten(values)}: give an object of names and values"
+                + (f", with {', '.join(allowed)}" if allowed else "")
+            )
         for name in values:
             if name not in allowed:
                 raise ValueError(f"{question} takes no {shorten(name)}: {suggestion(name, allowed)}")
-        self.question, self.values = question, values
+        self.question = question
+        self.values = values
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -76,7 +79,9 @@ class Params:
             raise ValueError(f"no {name} is called {shorten(value)}: {suggestion(value, choices)}")
         return value
 
-    def integers(self, name: str, below: int, max_length: int = MAX_TOKENS, default: Sequence[int] = _MISSING) -> list[int]:
+    def integers(
+        self, name: str, below: int, max_length: int = MAX_TOKENS, default: Sequence[int] = _MISSING
+    ) -> list[int]:
         """Whole numbers from 0, each below a bound: tokens."""
         value = self._value(name, "a list of whole numbers", default)
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -85,7 +90,9 @@ class Params:
             raise ValueError(f"{name} has {len(value):,} numbers: give at most {max_length:,}")
         for item in value:
             if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < below:
-                raise ValueError(f"{name} holds {shorten(item)}: each must be a whole number from 0 to {below - 1}")
+                raise ValueError(
+                    f"{name} holds {shorten(item)}: each must be a whole number from 0 to {below - 1}"
+                )
         return list(value)
 
     def object(self, name: str, allowed: Sequence[str]) -> Params:
@@ -120,4 +127,10 @@ def shorten(value: Any) -> str:
 
 def suggestion(name: Any, allowed: Sequence[str]) -> str:
     matches = get_close_matches(str(name)[:60], allowed, 1)
-    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(allowed)}" if allowed else "leave it out"
+    return (
+        f"did you mean {matches[0]}?"
+        if matches
+        else f"there are {', '.join(allowed)}"
+        if allowed
+        else "leave it out"
+    )

@@ -22,21 +22,27 @@ class Rollout(NamedTuple):
     name: str
     layer: int
     weights: Tensor  # (T, T), rows sum to 1
-    claim: Tensor    # (T, T) whom each may know of, by the masks of all these layers; everyone knows of oneself
+    claim: Tensor  # (T, T) whom each may know of, by the masks of all these layers; everyone knows of oneself
 
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.weights, self.claim))
 
 
-def attention_rollout(name: str, layers: Sequence[StoredAttention], last: int, rollout: Rollout | None = None) -> Rollout:
+def attention_rollout(
+    name: str, layers: Sequence[StoredAttention], last: int, rollout: Rollout | None = None
+) -> Rollout:
     """Up to layer `last`, going on from what is known where that is of use."""
     if rollout is None or rollout.name != name or rollout.layer > last:
-        size, device, is_float64 = layers[0].rows, layers[0].q.device, layers[0].q.dtype == torch.float64
+        size = layers[0].rows
+        device = layers[0].q.device
+        is_float64 = layers[0].q.dtype == torch.float64
         eye = torch.eye(size, dtype=torch.float64 if is_float64 else torch.float32, device=device)
         rollout = Rollout(name, -1, eye, eye > 0)
     for n in range(rollout.layer + 1, last + 1):
-        rollout = Rollout(name, n, _multiply_weights(layers[n], rollout.weights), _multiply_claim(layers[n], rollout.claim))
+        rollout = Rollout(
+            name, n, _multiply_weights(layers[n], rollout.weights), _multiply_claim(layers[n], rollout.claim)
+        )
     return rollout
 
 
@@ -45,9 +51,14 @@ def _multiply_weights(layer: StoredAttention, previous: Tensor) -> Tensor:
     out, is_lower_triangular = torch.zeros_like(previous), not bool(previous.triu(1).any())
     for strip in layer.strips(range(layer.heads)):
         weights = strip.weights.mean(0)
-        num_columns = max(strip.right, strip.end) if is_lower_triangular else len(previous)  # columns beyond are zero in all these rows
-        mixed = weights @ previous[strip.left:strip.right, :num_columns] + previous[strip.begin:strip.end, :num_columns]
-        out[strip.begin:strip.end, :num_columns] = mixed / (weights.sum(-1, keepdim=True) + 1)
+        num_columns = (
+            max(strip.right, strip.end) if is_lower_triangular else len(previous)
+        )  # columns beyond are zero in all these rows
+        mixed = (
+            weights @ previous[strip.left : strip.right, :num_columns]
+            + previous[strip.begin : strip.end, :num_columns]
+        )
+        out[strip.begin : strip.end, :num_columns] = mixed / (weights.sum(-1, keepdim=True) + 1)
     return out
 
 

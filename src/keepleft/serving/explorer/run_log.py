@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 CONFIG_FILE, COMPARE_FILE = "config.yaml", "compare.json"
-MAX_RUNS = 500             # that are listed, the newest first
-MAX_LINES = 5_000          # of one answer
-MAX_READ_BYTES = 1 << 16         # bytes at the end of a file, or of a configuration
-MAX_COMPARE_BYTES = 1 << 23      # bytes of what `keepleft compare` left
+MAX_RUNS = 500  # that are listed, the newest first
+MAX_LINES = 5_000  # of one answer
+MAX_READ_BYTES = 1 << 16  # bytes at the end of a file, or of a configuration
+MAX_COMPARE_BYTES = 1 << 23  # bytes of what `keepleft compare` left
 
 
 @dataclass(frozen=True)
 class FileCursor:
     """Where the last answer about a run ended."""
 
-    inode: int    # its number on the disk: a run that goes on writes a new one
+    inode: int  # its number on the disk: a run that goes on writes a new one
     line: int
     offset: int
 
@@ -61,20 +61,34 @@ class RunFolder:
         return {name: runs[name] for name in newest_names[:MAX_RUNS]}
 
     def describe_runs(self) -> list[dict[str, Any]]:
-        return [{"name": name, "steps": _last_step(run_folder), "modified": _modified_time(run_folder), "task": _task(run_folder)}
-                for name, run_folder in self.find_runs().items()]
+        return [
+            {
+                "name": name,
+                "steps": _last_step(run_folder),
+                "modified": _modified_time(run_folder),
+                "task": _task(run_folder),
+            }
+            for name, run_folder in self.find_runs().items()
+        ]
 
     def read_lines(self, name: str, after: int) -> dict[str, Any]:
         """What was written after so many lines; a last line that is not whole yet is left for later."""
         runs = self.find_runs()
         if name not in runs:
-            raise ValueError(f"there is no run called {name[:60]!r}: " + (
-                f"there are {', '.join(list(runs)[:8])}" if runs else "the folder of runs is empty"))
+            raise ValueError(
+                f"there is no run called {name[:60]!r}: "
+                + (f"there are {', '.join(list(runs)[:8])}" if runs else "the folder of runs is empty")
+            )
         lines, begin, end = self._read_from(name, runs[name] / METRICS_FILE, after)
         config = _read_head(runs[name] / CONFIG_FILE) if after == 0 else ""
         last = lines[-1] if lines else _last_record(runs[name])
-        return {"lines": lines, "from": begin, "next": end, "config": config,
-                "ended": bool(last.get("last") or last.get("tired")) if last else False}
+        return {
+            "lines": lines,
+            "from": begin,
+            "next": end,
+            "config": config,
+            "ended": bool(last.get("last") or last.get("tired")) if last else False,
+        }
 
     def _read_from(self, name: str, path: Path, after: int) -> tuple[list[dict[str, Any]], int, int]:
         """The lines, the number of the first and of the one after the last."""
@@ -84,7 +98,10 @@ class RunFolder:
             inode, cursor = os.fstat(file.fileno()).st_ino, self.cursors.get(name)
             if cursor is None or cursor.inode != inode or cursor.line != after or not cursor.seek(file):
                 cursor = _skip_lines(file, inode, after)
-            begin, line, offset, records = cursor.line, cursor.line, cursor.offset, []
+            begin = cursor.line
+            line = cursor.line
+            offset = cursor.offset
+            records = []
             for raw in file:
                 if not raw.endswith(b"\n") or line - begin >= MAX_LINES:
                     break
@@ -109,14 +126,20 @@ def list_runs(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def run_metrics(explorer: Explorer, params: Params) -> dict[str, Any]:
-    return explorer.run_folder.read_lines(params.text("name", max_characters=300), params.integer("after", 0, 1 << 40, 0))
+    return explorer.run_folder.read_lines(
+        params.text("name", max_characters=300), params.integer("after", 0, 1 << 40, 0)
+    )
 
 
 def compare(explorer: Explorer, params: Params) -> dict[str, Any]:
-    if explorer.compare_folder is None or not _is_regular_file(path := Path(explorer.compare_folder) / COMPARE_FILE):
+    if explorer.compare_folder is None or not _is_regular_file(
+        path := Path(explorer.compare_folder) / COMPARE_FILE
+    ):
         return {}
     if path.stat().st_size > MAX_COMPARE_BYTES:
-        raise ValueError(f"{COMPARE_FILE} has {path.stat().st_size:,} bytes: at most {MAX_COMPARE_BYTES:,} are shown")
+        raise ValueError(
+            f"{COMPARE_FILE} has {path.stat().st_size:,} bytes: at most {MAX_COMPARE_BYTES:,} are shown"
+        )
     return _parse_object(path.read_bytes())
 
 
@@ -130,7 +153,14 @@ def _is_printable(name: str) -> bool:
 
 
 def _modified_time(run_folder: Path) -> float:
-    return max((path.stat().st_mtime for path in (run_folder / METRICS_FILE, run_folder / CONFIG_FILE) if _is_regular_file(path)), default=0.0)
+    return max(
+        (
+            path.stat().st_mtime
+            for path in (run_folder / METRICS_FILE, run_folder / CONFIG_FILE)
+            if _is_regular_file(path)
+        ),
+        default=0.0,
+    )
 
 
 def _last_step(run_folder: Path) -> int:
@@ -152,7 +182,9 @@ def _last_record(run_folder: Path) -> dict[str, Any]:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MAX_READ_BYTES))
         lines = file.read().splitlines(keepends=True)
-    return next((record for raw in reversed(lines) if raw.endswith(b"\n") and (record := _parse_object(raw))), {})
+    return next(
+        (record for raw in reversed(lines) if raw.endswith(b"\n") and (record := _parse_object(raw))), {}
+    )
 
 
 def _read_head(path: Path) -> str:

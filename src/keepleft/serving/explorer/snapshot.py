@@ -14,11 +14,19 @@ from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.model_info import available_views
 
 MAX_BYTES = 20_000_000  # of all answers
-DECODING_STEPS = 24          # tokens that are written one by one
+DECODING_STEPS = 24  # tokens that are written one by one
 MAX_RUNS = 12
-THUMBNAIL_CELLS = 64          # cells along one side of the small pictures
-EXAMPLE_MASKS = ("causal & window(3) | prefix(1)", "causal", "full", "causal & window(3)", "prefix(5) | causal", "window(5)",
-         "causal & block(4)", "~causal")  # those that the page offers, as web/src/views/masks/examples.ts spells them
+THUMBNAIL_CELLS = 64  # cells along one side of the small pictures
+EXAMPLE_MASKS = (
+    "causal & window(3) | prefix(1)",
+    "causal",
+    "full",
+    "causal & window(3)",
+    "prefix(5) | causal",
+    "window(5)",
+    "causal & block(4)",
+    "~causal",
+)  # those that the page offers, as web/src/views/masks/examples.ts spells them
 
 SnapshotEntry = dict[str, Any]  # question, given, answer
 
@@ -27,7 +35,9 @@ class SnapshotBuilder:
     """Asks, and keeps the answer as long as there is room; a question that is refused is not kept."""
 
     def __init__(self, explorer: Explorer, bytes_left: int, on_progress: Callable[[int], None]) -> None:
-        self.explorer, self.bytes_left, self.on_progress = explorer, bytes_left, on_progress
+        self.explorer = explorer
+        self.bytes_left = bytes_left
+        self.on_progress = on_progress
         self.entries: list[SnapshotEntry] = []
         self.keys: set[str] = set()
 
@@ -50,8 +60,15 @@ class SnapshotBuilder:
         return answer
 
 
-def build_snapshot(explorer: Explorer, text: str | None = None, source: str | None = None, views: Sequence[str] | None = None, *,
-           max_bytes: int = MAX_BYTES, on_progress: Callable[[int], None] = lambda count: None) -> list[SnapshotEntry]:
+def build_snapshot(
+    explorer: Explorer,
+    text: str | None = None,
+    source: str | None = None,
+    views: Sequence[str] | None = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> list[SnapshotEntry]:
     """What the page asks of a model when it is opened on one text. Long texts get whole pictures, and fewer details.
 
     `max_bytes`: of all answers as JSON; `on_progress` hears how many there are.
@@ -72,7 +89,10 @@ def build_snapshot(explorer: Explorer, text: str | None = None, source: str | No
         _add_decoding(builder, texts)
     if "masks" in selected:
         for expression in EXAMPLE_MASKS:
-            builder.ask("mask", {"expression": expression, "length": 16, "padding": {"left": 0, "right": 0}, "packing": []})
+            builder.ask(
+                "mask",
+                {"expression": expression, "length": 16, "padding": {"left": 0, "right": 0}, "packing": []},
+            )
     if "leaks" in selected:
         explorer.audit.start()
         explorer.audit.wait(None)
@@ -101,12 +121,17 @@ def _add_overviews(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -
     """Of each attention: its heads in numbers, the mean of each layer, and a small picture of every head."""
     for attention in attention_answer["attentions"]:
         for layer in range(attention["layers"]):
-            builder.ask("summary", {"key": attention_answer["key"], "name": attention["name"], "layer": layer})
+            builder.ask(
+                "summary", {"key": attention_answer["key"], "name": attention["name"], "layer": layer}
+            )
             _add_map(builder, attention_answer, attention, layer, "mean")
     for attention in attention_answer["attentions"]:
         for layer in range(attention["layers"]):
             for head in ("mean", *range(attention["heads"])):
-                builder.ask("overview", {**_map_params(attention_answer, attention, layer, head), "size": THUMBNAIL_CELLS})
+                builder.ask(
+                    "overview",
+                    {**_map_params(attention_answer, attention, layer, head), "size": THUMBNAIL_CELLS},
+                )
 
 
 def _add_all_maps(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -> None:
@@ -121,18 +146,44 @@ def _add_all_maps(builder: SnapshotBuilder, attention_answer: dict[str, Any]) ->
         for layer in reversed(range(attention["layers"])):
             for row in range(0, attention["rows"], MAX_TILE_CELLS):
                 for column in range(0, attention["columns"], MAX_TILE_CELLS):
-                    builder.ask("tile", {**_map_params(attention_answer, attention, layer, "mean"), "row": row, "column": column, "size": MAX_TILE_CELLS})
+                    builder.ask(
+                        "tile",
+                        {
+                            **_map_params(attention_answer, attention, layer, "mean"),
+                            "row": row,
+                            "column": column,
+                            "size": MAX_TILE_CELLS,
+                        },
+                    )
 
 
-def _add_map(builder: SnapshotBuilder, attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str) -> None:
+def _add_map(
+    builder: SnapshotBuilder,
+    attention_answer: dict[str, Any],
+    attention: dict[str, Any],
+    layer: int,
+    head: int | str,
+) -> None:
     """A map as the page asks for it: one tile where it fits into one, else coarsely."""
     if max(attention["rows"], attention["columns"]) <= MAX_TILE_CELLS:
-        builder.ask("tile", {**_map_params(attention_answer, attention, layer, head), "row": 0, "column": 0, "size": MAX_TILE_CELLS})
+        builder.ask(
+            "tile",
+            {
+                **_map_params(attention_answer, attention, layer, head),
+                "row": 0,
+                "column": 0,
+                "size": MAX_TILE_CELLS,
+            },
+        )
     else:
-        builder.ask("overview", {**_map_params(attention_answer, attention, layer, head), "size": MAX_OVERVIEW_CELLS})
+        builder.ask(
+            "overview", {**_map_params(attention_answer, attention, layer, head), "size": MAX_OVERVIEW_CELLS}
+        )
 
 
-def _map_params(attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str) -> dict[str, Any]:
+def _map_params(
+    attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str
+) -> dict[str, Any]:
     return {"key": attention_answer["key"], "name": attention["name"], "layer": layer, "head": head}
 
 
@@ -140,12 +191,17 @@ def _add_decoding(builder: SnapshotBuilder, texts: dict[str, str]) -> None:
     """The likeliest token again and again, with all that could have come, and where it looked; the beams."""
     builder.ask("vocabulary", {})
     prompt_texts = {**texts, "text": ""} if "source" in texts else texts
-    builder.ask("beam", {**prompt_texts, "width": 4, "limit": DECODING_STEPS, "length_penalty": 1, "early_stopping": False})
+    builder.ask(
+        "beam",
+        {**prompt_texts, "width": 4, "limit": DECODING_STEPS, "length_penalty": 1, "early_stopping": False},
+    )
     tokens: list[int] = []
     for _ in range(DECODING_STEPS):
         answer = builder.ask("next", {**prompt_texts, "tokens": tokens, "unmasked": False})
         if "source" in texts and tokens:
-            builder.ask("alignment", {"source": texts["source"], "tokens": tokens, "layer": "mean", "head": "mean"})
+            builder.ask(
+                "alignment", {"source": texts["source"], "tokens": tokens, "layer": "mean", "head": "mean"}
+            )
         if answer is None or (tokens and tokens[-1] in answer["ends"]):
             break
         logits = np.frombuffer(b64decode(answer["scores_f32"]), "<f4")

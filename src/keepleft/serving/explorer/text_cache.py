@@ -24,20 +24,23 @@ from keepleft.serving.explorer.attention_store import StoredAttention, store_att
 from keepleft.serving.explorer.params import MAX_TOKENS, ExpiredError, shorten
 from keepleft.serving.explorer.rollout import Rollout, attention_rollout
 
-MAX_TEXTS = 4            # texts
-MAX_BYTES = 1 << 29     # of queries and keys, all texts together
-MAX_BIAS_BYTES = 1 << 30      # of the biases that T5 holds while it reads
+MAX_TEXTS = 4  # texts
+MAX_BYTES = 1 << 29  # of queries and keys, all texts together
+MAX_BIAS_BYTES = 1 << 30  # of the biases that T5 holds while it reads
 
 
 class LayerwisePass:
     """One pass of a model, as far as anyone asked."""
 
     def __init__(self, model: Any, inputs: Sequence[Tensor]) -> None:
-        self.model, self.weights_version = model, weights_version(model)
+        self.model = model
+        self.weights_version = weights_version(model)
         self.layers: dict[str, StoredAttention] = {}
         self.names = list(attention_modules(model))
         self.iterator: Iterator[str] | None = iterate_layers(model, *inputs)
-        if isinstance(model.design.position, RelativeBias):  # what it holds while it reads is too large to be kept
+        if isinstance(
+            model.design.position, RelativeBias
+        ):  # what it holds while it reads is too large to be kept
             for name in self.names:
                 self.layer(name)
 
@@ -45,7 +48,9 @@ class LayerwisePass:
         """By names such as "decoder.3.cross"."""
         while name not in self.layers:
             if self.iterator is None or weights_version(self.model) != self.weights_version:
-                raise ExpiredError("the weights have changed since this text was read: ask for its attention again")
+                raise ExpiredError(
+                    "the weights have changed since this text was read: ask for its attention again"
+                )
             self.layers |= store_attentions(self.model, partial(next, self.iterator))
             if len(self.layers) == len(self.names):
                 self.iterator = None
@@ -56,14 +61,19 @@ class LazyLayers(Sequence[StoredAttention]):
     """The layers of one attention."""
 
     def __init__(self, forward_pass: LayerwisePass, names: list[str]) -> None:
-        self.forward_pass, self.names = forward_pass, names
+        self.forward_pass = forward_pass
+        self.names = names
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, n: Any) -> Any:
         selected = self.names[n]
-        return self.forward_pass.layer(selected) if isinstance(selected, str) else [self.forward_pass.layer(name) for name in selected]
+        return (
+            self.forward_pass.layer(selected)
+            if isinstance(selected, str)
+            else [self.forward_pass.layer(name) for name in selected]
+        )
 
 
 @dataclass
@@ -73,9 +83,9 @@ class ReadText:
     key: str
     tokens: list[int]
     source_tokens: list[int]
-    attentions: dict[str, LazyLayers]          # "decoder.self" → its layers
-    attention_bytes: int                              # bytes of their queries and keys, at most, once all are there
-    rollout: Rollout | None = None         # the last that was asked for
+    attentions: dict[str, LazyLayers]  # "decoder.self" → its layers
+    attention_bytes: int  # bytes of their queries and keys, at most, once all are there
+    rollout: Rollout | None = None  # the last that was asked for
 
     @property
     def bytes(self) -> int:
@@ -91,13 +101,19 @@ class TextCache:
     """Reads texts and keeps a few."""
 
     def __init__(self, model: Any, max_texts: int = MAX_TEXTS, max_bytes: int = MAX_BYTES) -> None:
-        self.model, self.max_texts, self.max_bytes = model, max_texts, max_bytes
+        self.model = model
+        self.max_texts = max_texts
+        self.max_bytes = max_bytes
         self.entries: OrderedDict[str, ReadText] = OrderedDict()
 
     @property
     def max_tokens(self) -> int:
         """Tokens of one text that there is room for."""
-        return min(MAX_TOKENS, self.model.design.max_positions or MAX_TOKENS, max_tokens(self.model.design, self._element_size, self.max_bytes))
+        return min(
+            MAX_TOKENS,
+            self.model.design.max_positions or MAX_TOKENS,
+            max_tokens(self.model.design, self._element_size, self.max_bytes),
+        )
 
     @property
     def _element_size(self) -> int:
@@ -105,11 +121,15 @@ class TextCache:
 
     def read(self, tokens: Sequence[int], source_tokens: Sequence[int]) -> ReadText:
         """A pass over the text; none where the same was read before by the same weights."""
-        key = hashlib.sha256(repr((list(tokens), list(source_tokens), weights_version(self.model))).encode()).hexdigest()[:16]
+        key = hashlib.sha256(
+            repr((list(tokens), list(source_tokens), weights_version(self.model))).encode()
+        ).hexdigest()[:16]
         if key not in self.entries:
             self.entries[key] = self._read(key, list(tokens), list(source_tokens))
         self.entries.move_to_end(key)
-        while len(self.entries) > self.max_texts or (len(self.entries) > 1 and sum(entry.bytes for entry in self.entries.values()) > self.max_bytes):
+        while len(self.entries) > self.max_texts or (
+            len(self.entries) > 1 and sum(entry.bytes for entry in self.entries.values()) > self.max_bytes
+        ):
             self.entries.popitem(last=False)
         return self.entries[key]
 
@@ -128,8 +148,16 @@ class TextCache:
             side, _, kind = name.split(".")
             names.setdefault(f"{side}.{kind}", []).append(name)
         order = [name for name in ("encoder.self", "decoder.self", "decoder.cross") if name in names]
-        attention_bytes = max(len(tokens), len(source_tokens)) * bytes_per_token(self.model.design, self._element_size)
-        return ReadText(key, tokens, source_tokens, {name: LazyLayers(forward_pass, names[name]) for name in order}, attention_bytes)
+        attention_bytes = max(len(tokens), len(source_tokens)) * bytes_per_token(
+            self.model.design, self._element_size
+        )
+        return ReadText(
+            key,
+            tokens,
+            source_tokens,
+            {name: LazyLayers(forward_pass, names[name]) for name in order},
+            attention_bytes,
+        )
 
 
 def weights_version(model: Any) -> int:
@@ -141,7 +169,9 @@ def bytes_per_token(design: Design, element_size: int) -> int:
     """Bytes of the queries and keys of one token in all layers, numbers of `element_size` bytes."""
     qk_heads = design.heads + (design.kv_heads or design.heads)
     layer_counts = [stack.layers for stack in (design.encoder, design.decoder) if stack is not None]
-    cross_layers = layer_counts[1] if len(layer_counts) == 2 else 0  # of the cross-attention, queries of one side and keys of the other
+    cross_layers = (
+        layer_counts[1] if len(layer_counts) == 2 else 0
+    )  # of the cross-attention, queries of one side and keys of the other
     return (sum(layer_counts) + cross_layers) * qk_heads * design.head_width * element_size
 
 

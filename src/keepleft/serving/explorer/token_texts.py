@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
     """Tokens as they read one after the other, after those before."""
     vocab = explorer.generator.model.design.vocab
-    return {"tokens": explorer.display_tokenizer.describe(params.integers("ids", vocab), params.integers("before", vocab, default=[]))}
+    return {
+        "tokens": explorer.display_tokenizer.describe(
+            params.integers("ids", vocab), params.integers("before", vocab, default=[])
+        )
+    }
 
 
 def vocabulary(explorer: Explorer, params: Params) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer.params import MAX_TOKENS
 
 TokenInfo = dict[str, Any]  # id, text, special
-LANGUAGE_TAG = re.compile(r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL)  # before a source: which language to write
+LANGUAGE_TAG = re.compile(
+    r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL
+)  # before a source: which language to write
 MAX_VOCABULARY = 300_000  # words of a vocabulary
 
 
@@ -23,7 +25,9 @@ class DisplayTokenizer:
 
     def __init__(self, generator: TextGenerator) -> None:
         self.generator = generator
-        self._cached_token_texts = lru_cache(maxsize=16)(self._token_texts)  # who goes on token by token asks for the same prompt each time
+        self._cached_token_texts = lru_cache(maxsize=16)(
+            self._token_texts
+        )  # who goes on token by token asks for the same prompt each time
 
     @property
     def options(self) -> GenerationConfig:
@@ -39,7 +43,12 @@ class DisplayTokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """The text that a model goes on with, or the source that it writes from; one that is too long is refused."""
-        tokens, = encode_prompts(self.generator.model, self.generator.input_tokenizer, [self._encode_language_tag(text)], self.options)
+        (tokens,) = encode_prompts(
+            self.generator.model,
+            self.generator.input_tokenizer,
+            [self._encode_language_tag(text)],
+            self.options,
+        )
         if len(tokens) > MAX_TOKENS:
             raise ValueError(f"the text has {len(tokens):,} tokens: give at most {MAX_TOKENS:,}")
         return tokens
@@ -49,7 +58,9 @@ class DisplayTokenizer:
         if self.generator.is_encoder_decoder:
             return [*self.start_tokens, *self.generator.tokenizer.encode(text, add_special_tokens=False).ids]
         first_token = None if self.generator.model.design.decoder is None else self.options.bos_or_eos
-        tokens = list(self.generator.tokenizer.encode(text).ids) or ([] if first_token is None else [first_token])
+        tokens = list(self.generator.tokenizer.encode(text).ids) or (
+            [] if first_token is None else [first_token]
+        )
         if not tokens:
             raise ValueError("the text is empty: give some text to read")
         return tokens
@@ -57,14 +68,20 @@ class DisplayTokenizer:
     def encode_source(self, text: str) -> list[int]:
         """A source to look at, whole."""
         prompt = self._encode_language_tag(text)
-        tokens = list(self.generator.input_tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
+        tokens = (
+            list(self.generator.input_tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
+        )
         if not tokens:
             raise ValueError("the source is empty: give some text to read")
         return tokens
 
     def _encode_language_tag(self, text: str) -> str | list[int]:
         """A source may begin with the tag that names a language, such as <2fr>, where the tokenizer knows it."""
-        if self.generator.is_encoder_decoder and (match := LANGUAGE_TAG.fullmatch(text)) and self.generator.input_tokenizer.token_to_id(match[1]) is not None:
+        if (
+            self.generator.is_encoder_decoder
+            and (match := LANGUAGE_TAG.fullmatch(text))
+            and self.generator.input_tokenizer.token_to_id(match[1]) is not None
+        ):
             return self.generator.prompt(match[2], match[1])
         return text
 
@@ -81,16 +98,23 @@ class DisplayTokenizer:
     def describe(self, tokens: Sequence[int], context: Sequence[int] = ()) -> list[TokenInfo]:
         """Tokens of a text, as they read one after the other."""
         texts = self._cached_token_texts(False, (*context, *tokens), len(context))
-        return [self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)]
+        return [
+            self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)
+        ]
 
     def describe_source(self, tokens: Sequence[int]) -> list[TokenInfo]:
         texts = self._cached_token_texts(True, tuple(tokens), 0)
-        return [self._token_info(token, text, self.source_special_ids) for token, text in zip(tokens, texts, strict=True)]
+        return [
+            self._token_info(token, text, self.source_special_ids)
+            for token, text in zip(tokens, texts, strict=True)
+        ]
 
     def describe_candidates(self, context: Sequence[int], tokens: Sequence[int]) -> list[TokenInfo]:
         """Tokens as each would read after the same text."""
         texts = token_texts(self.generator.tokenizer, context, tokens)
-        return [self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)]
+        return [
+            self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)
+        ]
 
     def vocabulary(self) -> list[str]:
         """The word of each token, as it would read in the middle of a text: with the space before it."""
@@ -99,7 +123,9 @@ class DisplayTokenizer:
         return token_texts(self.generator.tokenizer, context, range(size))
 
     def _token_texts(self, is_source: bool, tokens: tuple[int, ...], begin: int) -> list[str]:
-        return token_pieces(self.generator.input_tokenizer if is_source else self.generator.tokenizer, tokens, begin)
+        return token_pieces(
+            self.generator.input_tokenizer if is_source else self.generator.tokenizer, tokens, begin
+        )
 
     def _token_info(self, token: int, text: str, special_ids: frozenset[int]) -> TokenInfo:
         return {"id": int(token), "text": text, "special": token in special_ids}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_UNMASKED_TOKENS = 256  # tokens
-ROWS_PER_CHUNK = 64   # whose scores are held at a time
+ROWS_PER_CHUNK = 64  # whose scores are held at a time
 SIMILAR_LOSS_RATIO = 0.9  # losses that are farther apart than this differ
 
 
@@ -49,48 +49,71 @@ def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
     inputs, labels = _teacher_forcing(explorer, params.text("text", ""), source_tokens)
     masked_losses, masked_map = _losses_and_map(generator.model, source_tokens, inputs, labels)
     unmasked_losses, unmasked_map = _losses_and_map(explorer.unmasked_model, source_tokens, inputs, labels)
-    return {"tokens": display.describe([*inputs[:1], *labels]), "with_f32": wire.f32(masked_losses),
-            "without_f32": wire.f32(unmasked_losses),
-            "reads": {"rows": len(inputs), "columns": len(inputs), "before_u8": wire.sqrt_u8(masked_map),
-                      "after_u8": wire.sqrt_u8(unmasked_map)},
-            "words": _verdict(float(masked_losses.mean()), float(unmasked_losses.mean()))}
+    return {
+        "tokens": display.describe([*inputs[:1], *labels]),
+        "with_f32": wire.f32(masked_losses),
+        "without_f32": wire.f32(unmasked_losses),
+        "reads": {
+            "rows": len(inputs),
+            "columns": len(inputs),
+            "before_u8": wire.sqrt_u8(masked_map),
+            "after_u8": wire.sqrt_u8(unmasked_map),
+        },
+        "words": _verdict(float(masked_losses.mean()), float(unmasked_losses.mean())),
+    }
 
 
 def _teacher_forcing(explorer: Explorer, text: str, source_tokens: list[int]) -> tuple[list[int], list[int]]:
     """What is shown to the model and what is asked of it, as in training: each token from those before it."""
     display, options = explorer.display_tokenizer, explorer.display_tokenizer.options
     if explorer.generator.is_encoder_decoder:
-        target = display.encode_text(text) if text else explorer.greedy_target(source_tokens, MAX_UNMASKED_TOKENS)
+        target = (
+            display.encode_text(text) if text else explorer.greedy_target(source_tokens, MAX_UNMASKED_TOKENS)
+        )
         sequence = [*target, *options.eos_ids[:1]]
     else:
         sequence = display.encode_text(text)
         if options.bos_or_eos is not None and sequence[0] != options.bos_or_eos:
             sequence = [options.bos_or_eos, *sequence]
-    sequence = sequence[:min(MAX_UNMASKED_TOKENS, explorer.text_cache.max_tokens) + 1]
+    sequence = sequence[: min(MAX_UNMASKED_TOKENS, explorer.text_cache.max_tokens) + 1]
     if len(sequence) < 2:
         raise ValueError("the text has a single token, and there is nothing to foresee: give more text")
     return sequence[:-1], sequence[1:]
 
 
-def _losses_and_map(model: Any, source_tokens: list[int], inputs: list[int], labels: list[int]) -> tuple[Tensor, Tensor]:
+def _losses_and_map(
+    model: Any, source_tokens: list[int], inputs: list[int], labels: list[int]
+) -> tuple[Tensor, Tensor]:
     """(T,) the loss of each token, and (T, T) the mean of all maps of self-attention."""
     device = next(model.parameters()).device
     model_inputs = [torch.tensor([side], device=device) for side in (source_tokens, inputs) if side]
     hidden_states: list[Tensor] = []
     stored = store_attentions(model, lambda: hidden_states.append(model.hidden_states(*model_inputs)[0]))
     targets = torch.tensor(labels, device=device)
-    losses = [F.cross_entropy(model.head(hidden_states[0][n:n + ROWS_PER_CHUNK], model.token).float(), targets[n:n + ROWS_PER_CHUNK], reduction="none")
-              for n in range(0, len(labels), ROWS_PER_CHUNK)]
+    losses = [
+        F.cross_entropy(
+            model.head(hidden_states[0][n : n + ROWS_PER_CHUNK], model.token).float(),
+            targets[n : n + ROWS_PER_CHUNK],
+            reduction="none",
+        )
+        for n in range(0, len(labels), ROWS_PER_CHUNK)
+    ]
     rows = torch.arange(len(inputs))
-    maps = [layer.weights(range(layer.heads), rows).mean(0) for name, layer in stored.items()
-            if name.startswith("decoder") and name.endswith("self")]
+    maps = [
+        layer.weights(range(layer.heads), rows).mean(0)
+        for name, layer in stored.items()
+        if name.startswith("decoder") and name.endswith("self")
+    ]
     return torch.cat(losses), torch.stack(maps).mean(0)
 
 
 def _verdict(masked_loss: float, unmasked_loss: float) -> str:
     sentence = f"A token costs {masked_loss:.2f} nats with the mask and {unmasked_loss:.2f} without it: "
     if unmasked_loss < SIMILAR_LOSS_RATIO * masked_loss:
-        return sentence + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
+        return (
+            sentence
+            + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
+        )
     if masked_loss < SIMILAR_LOSS_RATIO * unmasked_loss:
         return sentence + "it learned to look back alone, and what comes later only misleads it."
     return sentence + "on this text that is much the same."

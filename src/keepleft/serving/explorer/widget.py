@@ -18,8 +18,16 @@ class Explore(anywidget.AnyWidget):  # type: ignore[misc]
     _esm = traitlets.Unicode("").tag(sync=True)
     _css = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, model: Any, tokenizer: Any, source_tokenizer: Any = None, *, text: str | None = None,
-                 source: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        source_tokenizer: Any = None,
+        *,
+        text: str | None = None,
+        source: str | None = None,
+        **options: Any,
+    ) -> None:
         self.explorer = Explorer(model, tokenizer, source_tokenizer, **options)
         example = {name: value for name, value in (("text", text), ("source", source)) if value is not None}
         self.explorer.example = {**self.explorer.example, **example}

@@ -25,8 +25,10 @@ def bits(table: Tensor) -> str:
 def sqrt_u8(weights: Tensor, max_weight: float = 1.0) -> str:
     """Weights from 0 to `max_weight` as bytes, by their square root, so that small ones survive."""
     if not bool(weights.isfinite().all()):
-        raise ValueError("some weights are NaN, and there is nothing to draw: the model itself is broken, or overflows in half "
-                         "precision; load another, or take float32")
+        raise ValueError(
+            "some weights are NaN, and there is nothing to draw: the model itself is broken, or overflows in half "
+            "precision; load another, or take float32"
+        )
     return u8((weights / (max_weight or 1.0)).clamp(0, 1).sqrt().mul(255).round())
 
 

@@ -30,24 +30,51 @@ from keepleft.serving.http.routes import (
 from keepleft.serving.http.service import Service
 
 
-def make_app(service: Service, *, keys: APIKeys | None = None, allowed_hosts: frozenset[str] | None = None, allowed_origins: Sequence[str] = (),
-        log: Log = lambda level, fields: None) -> FastAPI:
+def make_app(
+    service: Service,
+    *,
+    keys: APIKeys | None = None,
+    allowed_hosts: frozenset[str] | None = None,
+    allowed_origins: Sequence[str] = (),
+    log: Log = lambda level, fields: None,
+) -> FastAPI:
     """`keys`: who may ask; `allowed_hosts`: the hosts that it answers to, None for any; `allowed_origins`: web pages elsewhere that may ask."""
     keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
-    app = FastAPI(title="keepleft", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
-                  exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler))
-    for router in (status.routes(service, metrics), completions.routes(service, log), chat.routes(service, log),
-                   embeddings.routes(service), translate.routes(service), classify.routes(service), score.routes(service),
-                   attention.routes(service), explorer.routes(service)):
+    app = FastAPI(
+        title="keepleft",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=dict.fromkeys(HANDLED_EXCEPTIONS, exception_handler),
+    )
+    for router in (
+        status.routes(service, metrics),
+        completions.routes(service, log),
+        chat.routes(service, log),
+        embeddings.routes(service),
+        translate.routes(service),
+        classify.routes(service),
+        score.routes(service),
+        attention.routes(service),
+        explorer.routes(service),
+    ):
         app.include_router(router)
-    app.add_middleware(BodyLimitMiddleware, limits=service.limits)  # the last added is the first that a request meets
+    app.add_middleware(
+        BodyLimitMiddleware, limits=service.limits
+    )  # the last added is the first that a request meets
     app.add_middleware(DrainingMiddleware, service=service)
     app.add_middleware(AuthMiddleware, keys=keys)
     if allowed_hosts is not None:
         app.add_middleware(AllowedHostsMiddleware, allowed_hosts=allowed_hosts)
     if allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST"],
-                           allow_headers=["authorization", "content-type"], expose_headers=["x-request-id", "retry-after"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(RequestLogMiddleware, metrics=metrics, log=log)
     _document_auth(app, bool(keys.hashes))
     return app
@@ -60,7 +87,9 @@ def _document_auth(app: FastAPI, requires_key: bool) -> None:
     def openapi() -> dict[str, Any]:
         schema = default_openapi()
         if requires_key:
-            schema.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            schema.setdefault("components", {})["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"}
+            }
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
                     operation["security"] = [] if path == "/health" else [{"key": []}]

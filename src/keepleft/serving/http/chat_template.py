@@ -18,8 +18,16 @@ def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
     """The tokens of a chat, up to where the model is to answer."""
     assert service.chat_template is not None
     plain_messages = [_plain_message(message) for message in messages]
-    special_tokens = {token.content: token_id for token_id, token in service.tokenizer.get_added_tokens_decoder().items() if token.special}
-    conflicting = [special for special in special_tokens if any(special in message["content"] for message in plain_messages)]
+    special_tokens = {
+        token.content: token_id
+        for token_id, token in service.tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
+    conflicting = [
+        special
+        for special in special_tokens
+        if any(special in message["content"] for message in plain_messages)
+    ]
     separator = _unused_separator(plain_messages) if conflicting else ""
     for message in plain_messages if conflicting else []:
         for special in conflicting:  # so that what a user wrote is not what the template writes
@@ -31,23 +39,39 @@ def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
 
 
 def _render(service: Service, messages: list[dict[str, str]]) -> str:
-    metadata, id_to_token, limits = service.model.notes, service.tokenizer.id_to_token, service.limits
+    metadata = service.model.notes
+    id_to_token = service.tokenizer.id_to_token
+    limits = service.limits
     eos_token_ids = metadata.get("eos_token_id")
     eos_token_id = eos_token_ids[0] if isinstance(eos_token_ids, list) else eos_token_ids
     token_text = lambda token_id: "" if token_id is None else id_to_token(token_id) or ""
-    variables = {"messages": messages, "add_generation_prompt": True, "bos_token": token_text(metadata.get("bos_token_id")),
-             "eos_token": token_text(eos_token_id), "pad_token": token_text(metadata.get("pad_token_id"))}
-    return service.template_sandbox.render(str(service.chat_template), variables, 2 * limits.characters, limits.template_seconds)
+    variables = {
+        "messages": messages,
+        "add_generation_prompt": True,
+        "bos_token": token_text(metadata.get("bos_token_id")),
+        "eos_token": token_text(eos_token_id),
+        "pad_token": token_text(metadata.get("pad_token_id")),
+    }
+    return service.template_sandbox.render(
+        str(service.chat_template), variables, 2 * limits.characters, limits.template_seconds
+    )
 
 
-def _encode_with_special(service: Service, text: str, special_tokens: dict[str, int], separator: str) -> list[int]:
+def _encode_with_special(
+    service: Service, text: str, special_tokens: dict[str, int], separator: str
+) -> list[int]:
     """The template's marks by their numbers, everything else as plain text."""
     out: list[int] = []
-    for part in re.split("(" + "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True)) + ")", text):
+    for part in re.split(
+        "(" + "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True)) + ")",
+        text,
+    ):
         if part in special_tokens:
             out.append(special_tokens[part])
         elif part:
-            out.extend(service.plain_tokenizer.encode(part.replace(separator, ""), add_special_tokens=False).ids)
+            out.extend(
+                service.plain_tokenizer.encode(part.replace(separator, ""), add_special_tokens=False).ids
+            )
     return out
 
 
@@ -67,8 +91,14 @@ def _unused_separator(messages: list[dict[str, str]]) -> str:
 
 def check(messages: Sequence[Message], limits: Limits) -> None:
     if len(messages) > limits.messages:
-        raise APIError(400, f"there are {len(messages)} messages: at most {limits.messages} are read", param="messages")
+        raise APIError(
+            400, f"there are {len(messages)} messages: at most {limits.messages} are read", param="messages"
+        )
     size = sum(len(message["content"]) for message in map(_plain_message, messages))
     if size > limits.characters:
-        raise APIError(400, f"the messages have {size:,} characters together: at most {limits.characters:,} are read",
-                           param="messages", code="context_length_exceeded")
+        raise APIError(
+            400,
+            f"the messages have {size:,} characters together: at most {limits.characters:,} are read",
+            param="messages",
+            code="context_length_exceeded",
+        )

@@ -17,9 +17,16 @@ from keepleft.serving.http.limits import Limits
 class DynamicBatcher:
     """`batch_function` gives one result for each row of tokens, in their order."""
 
-    def __init__(self, engine_thread: EngineThread, batch_function: Callable[[Sequence[Sequence[int]]], Any], limits: Limits) -> None:
-        self.engine_thread, self.batch_function = engine_thread, batch_function
-        self.max_batch_tokens, self.max_waiting_rows = limits.batch_tokens, limits.inputs * limits.tasks
+    def __init__(
+        self,
+        engine_thread: EngineThread,
+        batch_function: Callable[[Sequence[Sequence[int]]], Any],
+        limits: Limits,
+    ) -> None:
+        self.engine_thread = engine_thread
+        self.batch_function = batch_function
+        self.max_batch_tokens = limits.batch_tokens
+        self.max_waiting_rows = limits.inputs * limits.tasks
         self.lock = threading.Lock()
         self.waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
         self.is_scheduled = False  # a task is on its way that will take what waits
@@ -30,7 +37,9 @@ class DynamicBatcher:
         futures: list[Future[Any]] = [Future() for _ in rows]
         with self.lock:
             if len(self.waiting) + len(rows) > self.max_waiting_rows:
-                raise OverloadedError(f"{len(self.waiting)} texts wait to be read already: try again in a moment")
+                raise OverloadedError(
+                    f"{len(self.waiting)} texts wait to be read already: try again in a moment"
+                )
             self.waiting.extend(zip(rows, futures, strict=True))
         try:
             self._schedule()
@@ -57,7 +66,9 @@ class DynamicBatcher:
         try:
             if batch:
                 self.num_batches += 1
-                for (_, future), result in zip(batch, self.batch_function([row for row, _ in batch]), strict=True):
+                for (_, future), result in zip(
+                    batch, self.batch_function([row for row, _ in batch]), strict=True
+                ):
                     future.set_result(result)
         except Exception as error:
             for _, future in batch:

@@ -16,22 +16,41 @@ from keepleft.serving.engine.request import OverloadedError, ShuttingDownError
 from keepleft.serving.http.schemas.requests import all_field_names
 
 RETRY_AFTER_SECONDS = 5.0  # seconds after which another server, or this one again, may be asked
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class APIError(Exception):
     """A request that is not served, with everything that its answer says."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
         self.headers = dict(headers or {})
 
     @property
     def payload(self) -> dict[str, Any]:
-        error_type = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+        error_type = ERROR_TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {
+            "error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
+        }
 
     def to_response(self) -> JSONResponse:
         return JSONResponse(self.payload, self.status, self.headers)
@@ -45,14 +64,21 @@ class ClientDisconnectedError(APIError):
 
 
 def too_long(length: int, max_model_len: int, name: str = "the prompt") -> APIError:
-    return APIError(400, f"{name} has {length} tokens, and the model reaches {max_model_len}: shorten it",
-                        param="prompt" if name == "the prompt" else None, code="context_length_exceeded")
+    return APIError(
+        400,
+        f"{name} has {length} tokens, and the model reaches {max_model_len}: shorten it",
+        param="prompt" if name == "the prompt" else None,
+        code="context_length_exceeded",
+    )
 
 
 def internal_error(request_id: str) -> APIError:
     """Nothing of what happened is told to the caller but the number under which it was logged."""
-    return APIError(500, f"something went wrong here, which is not your fault: it was noted under {request_id}",
-                        code="internal_error")
+    return APIError(
+        500,
+        f"something went wrong here, which is not your fault: it was noted under {request_id}",
+        code="internal_error",
+    )
 
 
 def to_api_error(error: Exception) -> APIError | None:
@@ -61,7 +87,9 @@ def to_api_error(error: Exception) -> APIError | None:
         case APIError():
             return error
         case OverloadedError():
-            return APIError(429, str(error), code="rate_limit_exceeded", headers=_retry_after(error.retry_after))
+            return APIError(
+                429, str(error), code="rate_limit_exceeded", headers=_retry_after(error.retry_after)
+            )
         case ShuttingDownError():
             return APIError(503, str(error), code="shutting_down", headers=_retry_after(RETRY_AFTER_SECONDS))
         case RequestValidationError():
@@ -69,8 +97,11 @@ def to_api_error(error: Exception) -> APIError | None:
         case HTTPException():
             return _from_http_exception(error)
         case TimeoutError():
-            return APIError(504, "the request took too long and was given up: ask for less, or for a shorter text",
-                                code="timeout")
+            return APIError(
+                504,
+                "the request took too long and was given up: ask for less, or for a shorter text",
+                code="timeout",
+            )
         case ValueError() if type(error) is ValueError or type(error).__module__.startswith("keepleft."):
             # of our own rooms: they name the thing, the value and the remedy
             code = getattr(error, "code", None)
@@ -84,30 +115,55 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def _from_http_exception(error: HTTPException) -> APIError:
     """Starlette's own: no such route, no such method, a body that is no JSON."""
-    messages = {404: "there is no such address: GET /openapi.json lists them all",
-            405: "this address does not take that method: GET /openapi.json says which"}
-    return APIError(error.status_code, messages.get(error.status_code, str(error.detail)), headers=error.headers)
+    messages = {
+        404: "there is no such address: GET /openapi.json lists them all",
+        405: "this address does not take that method: GET /openapi.json says which",
+    }
+    return APIError(
+        error.status_code, messages.get(error.status_code, str(error.detail)), headers=error.headers
+    )
 
 
 def _from_validation_errors(errors: Sequence[Any]) -> APIError:
     """The first thing that does not fit; what was given is not repeated."""
-    first = min(errors, key=lambda error: error["type"] == "missing")  # a wrong field says more than a missing branch of a choice
+    first = min(
+        errors, key=lambda error: error["type"] == "missing"
+    )  # a wrong field says more than a missing branch of a choice
     location = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
-    param = ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None  # then come branches of choices
+    param = (
+        ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None
+    )  # then come branches of choices
     if first["type"] == "extra_forbidden":
-        missing = [str(error["loc"][-1]) for error in errors if error["type"] == "missing" and error["loc"][:-1] == first["loc"][:-1]]
-        suggestions = missing or get_close_matches(location[-1][:60], [name for name in all_field_names() if name != location[-1]], 1)
+        missing = [
+            str(error["loc"][-1])
+            for error in errors
+            if error["type"] == "missing" and error["loc"][:-1] == first["loc"][:-1]
+        ]
+        suggestions = missing or get_close_matches(
+            location[-1][:60], [name for name in all_field_names() if name != location[-1]], 1
+        )
         hint = f": did you mean {suggestions[0]}?" if suggestions else ": leave it out"
-        return APIError(400, f"there is no field {location[-1][:60]!r}{hint}", param=param, code="unknown_parameter")
+        return APIError(
+            400, f"there is no field {location[-1][:60]!r}{hint}", param=param, code="unknown_parameter"
+        )
     if first["type"] == "json_invalid":
         return APIError(400, "the body is not JSON", code="invalid_json")
-    messages = [error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]]  # several where there were several choices
+    messages = [
+        error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]
+    ]  # several where there were several choices
     message = " or ".join(dict.fromkeys([first["msg"], *messages][:4]))
     return APIError(400, f"{param or 'the body'}: {message}", param=param, code="invalid_value")
 
 
-HANDLED_EXCEPTIONS: tuple[type[Exception], ...] = (APIError, OverloadedError, ShuttingDownError, RequestValidationError, HTTPException, TimeoutError,
-                                      ValueError)
+HANDLED_EXCEPTIONS: tuple[type[Exception], ...] = (
+    APIError,
+    OverloadedError,
+    ShuttingDownError,
+    RequestValidationError,
+    HTTPException,
+    TimeoutError,
+    ValueError,
+)
 
 
 async def exception_handler(request: Any, error: Exception) -> JSONResponse:

@@ -25,16 +25,21 @@ def token_rows(service: Service, inputs: Any) -> list[list[int]]:
     """Texts or tokens as rows that the model can read whole. Takes its time: call it in a thread."""
     prompts = as_prompts(inputs)
     check_limit(len(prompts), service.limits.inputs, "input")
-    tokenizer, vocab = service.generator.input_tokenizer, service.model.design.source_vocab or service.model.design.vocab
+    tokenizer = service.generator.input_tokenizer
+    vocab = service.model.design.source_vocab or service.model.design.vocab
     out = []
     for n, prompt in enumerate(prompts):
-        row = list(tokenizer.encode(check_text(prompt, service.limits)).ids if isinstance(prompt, str) else prompt)
+        row = list(
+            tokenizer.encode(check_text(prompt, service.limits)).ids if isinstance(prompt, str) else prompt
+        )
         if not row:
             raise APIError(400, f"text {n} is empty: there is nothing to read", param="input")
         if len(row) > service.max_model_len:
             raise too_long(len(row), service.max_model_len, f"text {n}")
         if unknown := [token for token in row if not 0 <= token < vocab]:
-            raise APIError(400, f"text {n} holds token {unknown[0]}, and the model knows {vocab}", param="input")
+            raise APIError(
+                400, f"text {n} holds token {unknown[0]}, and the model knows {vocab}", param="input"
+            )
         out.append(row)
     return out
 
@@ -46,8 +51,11 @@ def as_prompts(prompt: Any) -> list[Prompt]:
     if prompt and isinstance(prompt[0], int):
         return [list(prompt)]
     if not prompt or [] in prompt:
-        raise APIError(400, "there is an empty list where a text or tokens should be: give at least one of them",
-                           param="prompt")
+        raise APIError(
+            400,
+            "there is an empty list where a text or tokens should be: give at least one of them",
+            param="prompt",
+        )
     return list(prompt)
 
 
@@ -58,4 +66,8 @@ def tenant_of(service: Service, tenant: str, user: str | None) -> str:
 
 
 def usage(record: RequestRecord) -> dict[str, int]:
-    return {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens, "total_tokens": record.prompt_tokens + record.completion_tokens}
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "total_tokens": record.prompt_tokens + record.completion_tokens,
+    }

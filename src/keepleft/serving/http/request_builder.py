@@ -25,9 +25,9 @@ class RequestPlan:
     """What a request comes to: one ask for each prompt, and what becomes of the texts."""
 
     requests: list[GenerationRequest]
-    num_choices: int                   # choices for each prompt
-    num_sequences: int                     # texts that are written for each; the best are kept
-    seed: int | None              # None: nothing is drawn
+    num_choices: int  # choices for each prompt
+    num_sequences: int  # texts that are written for each; the best are kept
+    seed: int | None  # None: nothing is drawn
     stop_strings: list[str]
 
     @property
@@ -40,26 +40,49 @@ def resolve_options(model: Any, fields: GenerationFields, *, sample_by_default: 
     """`sample_by_default`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as the directory does."""
     overrides: dict[str, Any] = {name: getattr(fields, name) for name in PASS_THROUGH_FIELDS}
     defaults = from_model_directory(getattr(model, "notes", {}))
-    sampling_values = [fields.temperature, fields.top_p, fields.top_k, fields.min_p, fields.typical_p, fields.top_h]
+    sampling_values = [
+        fields.temperature,
+        fields.top_p,
+        fields.top_k,
+        fields.min_p,
+        fields.typical_p,
+        fields.top_h,
+    ]
     if fields.logit_bias:
         overrides["logit_bias"] = {int(token): value for token, value in fields.logit_bias.items()}
     if overrides["sequence_bias"] is not None:
         overrides["sequence_bias"] = [[list(tokens), value] for tokens, value in overrides["sequence_bias"]]
     if sample_by_default or fields.temperature is not None or fields.top_p is not None:
         if overrides["num_beams"] is None and any(value is not None for value in sampling_values):
-            overrides["num_beams"] = 1  # a draw is asked for, and beams of the directory would be something else
+            overrides["num_beams"] = (
+                1  # a draw is asked for, and beams of the directory would be something else
+            )
         if overrides["do_sample"] is None:
             num_beams = overrides["num_beams"] or defaults.beam_count
             overrides["do_sample"] = fields.temperature != 0 and num_beams == 1 and not fields.penalty_alpha
     if fields.temperature == 0 and overrides["do_sample"]:
-        raise APIError(400, "temperature is 0, which is the likeliest token each time, and do_sample is true: give one of "
-                                "them", param="temperature")
+        raise APIError(
+            400,
+            "temperature is 0, which is the likeliest token each time, and do_sample is true: give one of "
+            "them",
+            param="temperature",
+        )
     return defaults.but(**overrides, temperature=fields.temperature or None, top_p=fields.top_p)
 
 
-def build_requests(service: Service, fields: GenerationFields, prompts: Sequence[Prompt], options: GenerationConfig, *, max_tokens: int | None,
-            stop: str | list[str] | None, tenant: str, num_choices: int = 1, best_of: int | None = None,
-            logprobs: int | None = None) -> RequestPlan:
+def build_requests(
+    service: Service,
+    fields: GenerationFields,
+    prompts: Sequence[Prompt],
+    options: GenerationConfig,
+    *,
+    max_tokens: int | None,
+    stop: str | list[str] | None,
+    tenant: str,
+    num_choices: int = 1,
+    best_of: int | None = None,
+    logprobs: int | None = None,
+) -> RequestPlan:
     """One ask for each prompt. Takes its time (tokens are counted, a rule is compiled): call it in a thread."""
     limits, model = service.limits, service.model
     stop = stop if stop is not None else fields.stop_strings
@@ -71,7 +94,11 @@ def build_requests(service: Service, fields: GenerationFields, prompts: Sequence
     check_limit(best_of, limits.n, "best_of")
     num_sequences = num_choices if best_of is None else best_of
     if num_sequences < num_choices:
-        raise APIError(400, f"best_of is {num_sequences} and n is {num_choices}: the first must not be smaller", param="best_of")
+        raise APIError(
+            400,
+            f"best_of is {num_sequences} and n is {num_choices}: the first must not be smaller",
+            param="best_of",
+        )
     check_limit(num_sequences * len(prompts), limits.choices, "n")
     options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, limits)
     rows = _encode_prompts(service, prompts, options)
@@ -86,31 +113,53 @@ def build_requests(service: Service, fields: GenerationFields, prompts: Sequence
     return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
 
 
-def _apply_num_sequences(options: GenerationConfig, fields: GenerationFields, num_sequences: int, stop_strings: list[str], limits: Limits) -> tuple[GenerationConfig, int | None]:
+def _apply_num_sequences(
+    options: GenerationConfig,
+    fields: GenerationFields,
+    num_sequences: int,
+    stop_strings: list[str],
+    limits: Limits,
+) -> tuple[GenerationConfig, int | None]:
     """How many texts are written for each prompt, and by which seed."""
     if not options.do_sample and options.beam_count == 1:
         num_sequences = 1
     elif options.beam_count > 1:
         options = replace(options, num_beams=max(options.beam_count, num_sequences))
     check_limit(options.beam_count, limits.beams, "num_beams")
-    options = replace(options, stop_strings=stop_strings or None, num_return_sequences=num_sequences, prefix=None,
-                      max_time=None if options.max_time is None else min(options.max_time, limits.seconds))
+    options = replace(
+        options,
+        stop_strings=stop_strings or None,
+        num_return_sequences=num_sequences,
+        prefix=None,
+        max_time=None if options.max_time is None else min(options.max_time, limits.seconds),
+    )
     if not options.do_sample:
         return options, None
     return options, randbits(48) if fields.seed is None else fields.seed
 
 
-def _fit_max_tokens(service: Service, options: GenerationConfig, row: list[int], prefix_length: int, max_tokens: int | None) -> GenerationConfig:
+def _fit_max_tokens(
+    service: Service, options: GenerationConfig, row: list[int], prefix_length: int, max_tokens: int | None
+) -> GenerationConfig:
     """With as many tokens to write as there is room for."""
     prompt_length = (1 if service.is_encoder_decoder else len(row)) + prefix_length
     if prompt_length > service.max_model_len:
         raise too_long(prompt_length, service.max_model_len)
     default_tokens = 2 * len(row) + 10 if service.is_encoder_decoder else DEFAULT_NEW_TOKENS
-    requested_tokens = options.resolve_max_new_tokens(prompt_length, default_tokens, None) if max_tokens is None else max_tokens
-    max_new_tokens = max(0, min(requested_tokens, service.max_model_len - prompt_length, service.limits.new_tokens))
+    requested_tokens = (
+        options.resolve_max_new_tokens(prompt_length, default_tokens, None)
+        if max_tokens is None
+        else max_tokens
+    )
+    max_new_tokens = max(
+        0, min(requested_tokens, service.max_model_len - prompt_length, service.limits.new_tokens)
+    )
     if options.min_new_tokens is not None and options.min_new_tokens > max_new_tokens:
-        raise APIError(400, f"min_new_tokens is {options.min_new_tokens}, and at most {max_new_tokens} can be written: give less",
-                           param="min_new_tokens")
+        raise APIError(
+            400,
+            f"min_new_tokens is {options.min_new_tokens}, and at most {max_new_tokens} can be written: give less",
+            param="min_new_tokens",
+        )
     return replace(options, max_new_tokens=max_new_tokens, max_length=None)
 
 
@@ -123,8 +172,12 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
     if grammar_spec is None:
         return
     if not options.eos_ids:
-        raise APIError(400, "a text that keeps to a rule must be able to end, and the model directory does not say how: "
-                                "give eos_token_id", param="eos_token_id")
+        raise APIError(
+            400,
+            "a text that keeps to a rule must be able to end, and the model directory does not say how: "
+            "give eos_token_id",
+            param="eos_token_id",
+        )
     service.grammar_sandbox.check_grammar(grammar_spec, options.eos_ids[0], service.limits.grammar_seconds)
 
 
@@ -133,14 +186,18 @@ def check_limit(value: int | None, maximum: int, name: str) -> None:
         raise APIError(400, f"{name} is {value}: at most {maximum} is served here", param=name)
 
 
-def _encode_prompts(service: Service, prompts: Sequence[Prompt], options: GenerationConfig) -> list[list[int]]:
+def _encode_prompts(
+    service: Service, prompts: Sequence[Prompt], options: GenerationConfig
+) -> list[list[int]]:
     for prompt in prompts:
         if isinstance(prompt, str):
             check_text(prompt, service.limits)
         elif len(prompt) > service.max_model_len:
             raise too_long(len(prompt), service.max_model_len)
     tokenizer = service.generator.input_tokenizer
-    rows: list[Prompt] = [tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows: list[Prompt] = [
+        tokenizer.encode(prompt).ids if isinstance(prompt, str) else prompt for prompt in prompts
+    ]
     if overlong := [len(row) for row in rows if len(row) > service.max_model_len]:
         raise too_long(overlong[0], service.max_model_len)
     return encode_prompts(service.model, tokenizer, rows, options)
@@ -148,21 +205,38 @@ def _encode_prompts(service: Service, prompts: Sequence[Prompt], options: Genera
 
 def check_text(text: str, limits: Limits) -> str:
     if len(text) > limits.characters:
-        raise APIError(400, f"a text has {len(text):,} characters: at most {limits.characters:,} are read",
-                           code="context_length_exceeded")
+        raise APIError(
+            400,
+            f"a text has {len(text):,} characters: at most {limits.characters:,} are read",
+            code="context_length_exceeded",
+        )
     return text
 
 
-def _check(fields: GenerationFields, options: GenerationConfig, stop_strings: list[str], limits: Limits, vocab: int) -> None:
+def _check(
+    fields: GenerationFields, options: GenerationConfig, stop_strings: list[str], limits: Limits, vocab: int
+) -> None:
     """What Limits bounds, and tokens that the model does not know."""
     check_limit(fields.num_beams, limits.beams, "num_beams")
     check_limit(len(stop_strings), limits.stop_strings, "stop")
     for stop_string in stop_strings:
         if not stop_string or len(stop_string) > limits.stop_characters:
-            raise APIError(400, f"a stop string has {len(stop_string)} characters: it must have 1 to {limits.stop_characters}",
-                               param="stop")
-    for name in ("suppress_tokens", "begin_suppress_tokens", "shortlist", "eos_token_id", "forced_eos_token_id",
-                 "forced_bos_token_id", "bad_words_ids", "sequence_bias", "logit_bias"):
+            raise APIError(
+                400,
+                f"a stop string has {len(stop_string)} characters: it must have 1 to {limits.stop_characters}",
+                param="stop",
+            )
+    for name in (
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "shortlist",
+        "eos_token_id",
+        "forced_eos_token_id",
+        "forced_bos_token_id",
+        "bad_words_ids",
+        "sequence_bias",
+        "logit_bias",
+    ):
         if getattr(fields, name) is None:
             continue
         tokens = _flatten_tokens(name, getattr(options, name))
@@ -172,9 +246,15 @@ def _check(fields: GenerationFields, options: GenerationConfig, stop_strings: li
     check_text(fields.prefix or "", limits)
     for name in ("regex", "grammar", "json_schema"):
         constraint = getattr(fields, name)
-        size = 0 if constraint is None else len(constraint if isinstance(constraint, str) else json.dumps(constraint))
+        size = (
+            0
+            if constraint is None
+            else len(constraint if isinstance(constraint, str) else json.dumps(constraint))
+        )
         if size > limits.grammar:
-            raise APIError(400, f"{name} has {size:,} characters: at most {limits.grammar:,} are read", param=name)
+            raise APIError(
+                400, f"{name} has {size:,} characters: at most {limits.grammar:,} are read", param=name
+            )
 
 
 def _flatten_tokens(name: str, value: Any) -> list[int]:
@@ -183,7 +263,13 @@ def _flatten_tokens(name: str, value: Any) -> list[int]:
     if name == "logit_bias":
         return list(value)
     if name in ("bad_words_ids", "sequence_bias"):
-        rows = value.keys() if isinstance(value, dict) else value if name == "bad_words_ids" else [row for row, _ in value]
+        rows = (
+            value.keys()
+            if isinstance(value, dict)
+            else value
+            if name == "bad_words_ids"
+            else [row for row, _ in value]
+        )
         return [token for row in rows for token in row]
     return as_list(value)
 

@@ -14,7 +14,9 @@ class QueueListener:
     """Of one ticket. It hears in its own event loop."""
 
     def __init__(self, queue: asyncio.Queue[tuple[int, Event]], index: int) -> None:
-        self.loop, self.queue, self.index = asyncio.get_running_loop(), queue, index
+        self.loop = asyncio.get_running_loop()
+        self.queue = queue
+        self.index = index
 
     def __call__(self, event: Event) -> None:
         self.queue.put_nowait((self.index, event))

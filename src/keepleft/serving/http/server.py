@@ -19,15 +19,38 @@ GRACEFUL_SHUTDOWN_SECONDS = 5.0  # seconds for answers to be taken after the eng
 class Server(uvicorn.Server):
     """`ready` hears the address when it listens. A signal lets requests end, for `drain` seconds; a second gives them up."""
 
-    def __init__(self, app: Any, service: Service, *, host: str = "127.0.0.1", port: int = 8000, shutdown_timeout: float = 30.0,
-                 on_ready: Callable[[str, int], None] = lambda host, port: None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        service: Service,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        shutdown_timeout: float = 30.0,
+        on_ready: Callable[[str, int], None] = lambda host, port: None,
+    ) -> None:
         limits = service.limits
-        super().__init__(uvicorn.Config(
-            app, host=host, port=port, http=protocol_with_timeouts(limits), ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.headers,
-            timeout_keep_alive=max(1, round(limits.idle_seconds)), timeout_graceful_shutdown=max(1, round(GRACEFUL_SHUTDOWN_SECONDS))))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                http=protocol_with_timeouts(limits),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=limits.headers,
+                timeout_keep_alive=max(1, round(limits.idle_seconds)),
+                timeout_graceful_shutdown=max(1, round(GRACEFUL_SHUTDOWN_SECONDS)),
+            )
+        )
         logging.getLogger("uvicorn.access").propagate = False
-        self.service, self.shutdown_timeout, self.on_ready = service, shutdown_timeout, on_ready
+        self.service = service
+        self.shutdown_timeout = shutdown_timeout
+        self.on_ready = on_ready
         self.drain_thread: threading.Thread | None = None
         self.aborting = False
 

@@ -36,15 +36,35 @@ class ExplorerProtocol(Protocol):
 class Service:
     """`name` is what callers call the model; `max_model_len` the tokens of prompt and text together, at most what the model can."""
 
-    def __init__(self, loaded: LoadedModel, engine: Engine, *, name: str, limits: Limits = Limits(), max_model_len: int | None = None,  # noqa: B008
-                 explorer: ExplorerProtocol | None = None, page_folder: Path = PAGE_FOLDER) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: Engine,
+        *,
+        name: str,
+        limits: Limits = Limits(),
+        max_model_len: int | None = None,  # noqa: B008
+        explorer: ExplorerProtocol | None = None,
+        page_folder: Path = PAGE_FOLDER,
+    ) -> None:
         self.model, self.tokenizer, source_tokenizer = loaded
-        self.name, self.limits, self.explorer, self.page_folder = name, limits, explorer, page_folder
-        self.generator, self.predictor = TextGenerator(self.model, self.tokenizer, source_tokenizer), Predictor(self.model, self.tokenizer, source_tokenizer)
+        self.name = name
+        self.limits = limits
+        self.explorer = explorer
+        self.page_folder = page_folder
+        self.generator, self.predictor = (
+            TextGenerator(self.model, self.tokenizer, source_tokenizer),
+            Predictor(self.model, self.tokenizer, source_tokenizer),
+        )
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
-        self.engine_thread = EngineThread(engine, max_requests=limits.requests, max_tasks=limits.tasks, on_events=deliver_to_loops)
-        self.grammar_sandbox, self.template_sandbox = Sandbox(self.tokenizer, max_waiting=4), Sandbox(self.tokenizer, max_waiting=limits.requests)
+        self.engine_thread = EngineThread(
+            engine, max_requests=limits.requests, max_tasks=limits.tasks, on_events=deliver_to_loops
+        )
+        self.grammar_sandbox, self.template_sandbox = (
+            Sandbox(self.tokenizer, max_waiting=4),
+            Sandbox(self.tokenizer, max_waiting=limits.requests),
+        )
         self.thread_pool = ThreadPoolExecutor(16, "keepleft preparing")
         self.embedding_batcher = DynamicBatcher(self.engine_thread, self.predictor.embed, limits)
         self.classification_batcher = DynamicBatcher(self.engine_thread, self.predictor.probabilities, limits)
@@ -82,7 +102,12 @@ class Service:
         head = self.model.design.head
         out = ["embeddings", "attention"]
         if self.model.design.decoder is not None and not isinstance(head, ClassificationHead):
-            out += ["completions", "score", *(["translate"] if self.is_encoder_decoder else []), *(["chat"] if self.chat_template else [])]
+            out += [
+                "completions",
+                "score",
+                *(["translate"] if self.is_encoder_decoder else []),
+                *(["chat"] if self.chat_template else []),
+            ]
         return sorted([*out, *(["classify"] if isinstance(head, ClassificationHead) else [])])
 
     @property
@@ -98,14 +123,22 @@ class Service:
     def check_model(self, model: str | None) -> str:
         """The model that a request names, if it is this one."""
         if model is not None and model != self.name:
-            raise APIError(404, f"there is no model {model[:100]!r} here: it is called {self.name!r}", param="model",
-                               code="model_not_found")
+            raise APIError(
+                404,
+                f"there is no model {model[:100]!r} here: it is called {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
         return self.name
 
     def require_task(self, task: str) -> None:
         if task not in self.tasks:
-            raise APIError(400, f"this model is no model for {task}: it is for {', '.join(self.tasks)}", param="model",
-                               code="model_not_suited")
+            raise APIError(
+                400,
+                f"this model is no model for {task}: it is for {', '.join(self.tasks)}",
+                param="model",
+                code="model_not_suited",
+            )
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Something that takes its time and does not touch the model, in a thread."""
@@ -142,7 +175,9 @@ def resolve_max_model_len(design: Any, requested: int | None, limits: Limits) ->
     if requested is not None and requested < 1:
         raise ValueError(f"max_model_len is {requested}: it must be at least 1")
     if requested is not None and design.max_positions is not None and requested > design.max_positions:
-        raise ValueError(f"max_model_len is {requested}, and the model has learned {design.max_positions} positions: give at most as many")
+        raise ValueError(
+            f"max_model_len is {requested}, and the model has learned {design.max_positions} positions: give at most as many"
+        )
     return requested or model_length or limits.context
 
 

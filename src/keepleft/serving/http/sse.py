@@ -33,14 +33,28 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Any], limits: Limits, record: RequestRecord, log: Log, *, close: Callable[[], None],
-                 on_error: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[Any],
+        limits: Limits,
+        record: RequestRecord,
+        log: Log,
+        *,
+        close: Callable[[], None],
+        on_error: Callable[[], list[Any]],
+    ) -> None:
         super().__init__(None, 200)
         del self.headers["content-length"]
-        self.events, self.limits, self.record, self.log, self.close, self.on_error = events, limits, record, log, close, on_error
+        self.events = events
+        self.limits = limits
+        self.record = record
+        self.log = log
+        self.close = close
+        self.on_error = on_error
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.last_sent, finished = asyncio.get_running_loop().time(), False
+        self.last_sent = asyncio.get_running_loop().time()
+        finished = False
 
         async def send_body(body: bytes, more_body: bool = True) -> None:
             self.last_sent = asyncio.get_running_loop().time()
@@ -90,6 +104,7 @@ class EventStream(Response):
 
 async def until_disconnect(request: Request, limits: Limits, work: Awaitable[Result]) -> Result:
     """The result of some work; it is given up when whoever asked leaves, or when time is up."""
+
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             continue

@@ -17,14 +17,18 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
     """uvicorn's protocol, which waits for ever, with an end to it."""
 
     class TimeoutProtocol(H11Protocol):
-        header_timer: asyncio.TimerHandle | None = None   # when its headers have to be there
+        header_timer: asyncio.TimerHandle | None = None  # when its headers have to be there
         write_timer: asyncio.TimerHandle | None = None  # when it has to have taken something
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
-                error = APIError(503, f"{limits.connections} connections are open already: try again in a moment",
-                                    code="too_many_connections", headers={"retry-after": "1"})
+                error = APIError(
+                    503,
+                    f"{limits.connections} connections are open already: try again in a moment",
+                    code="too_many_connections",
+                    headers={"retry-after": "1"},
+                )
                 transport.write(raw_response(error))
                 transport.close()
                 return
@@ -57,7 +61,11 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
         def send_400_response(self, msg: str) -> None:
             """What is no HTTP is told so in the same shape as everything else."""
             self._cancel_header_timer()
-            self.transport.write(raw_response(APIError(400, "this is not HTTP, or its headers are too large", code="invalid_http")))
+            self.transport.write(
+                raw_response(
+                    APIError(400, "this is not HTTP, or its headers are too large", code="invalid_http")
+                )
+            )
             self.transport.close()
 
         def _cancel_header_timer(self) -> None:
@@ -77,7 +85,15 @@ def raw_response(error: APIError) -> bytes:
     """An answer as bytes, for where there is no request yet."""
     body = json.dumps(error.payload).encode()
     reason_phrases: dict[int, str] = {400: "Bad Request", 503: "Service Unavailable"}
-    headers: dict[str, Any] = {"content-type": "application/json", "content-length": len(body), "connection": "close",
-                               "x-content-type-options": "nosniff", **error.headers}
-    lines = [f"HTTP/1.1 {error.status} {reason_phrases[error.status]}", *(f"{name}: {value}" for name, value in headers.items())]
+    headers: dict[str, Any] = {
+        "content-type": "application/json",
+        "content-length": len(body),
+        "connection": "close",
+        "x-content-type-options": "nosniff",
+        **error.headers,
+    }
+    lines = [
+        f"HTTP/1.1 {error.status} {reason_phrases[error.status]}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -20,16 +20,25 @@ class AllowedHostsMiddleware:
     """Requests that name another host are turned away."""
 
     def __init__(self, app: Any, allowed_hosts: frozenset[str]) -> None:
-        self.app, self.allowed_hosts = app, allowed_hosts
+        self.app = app
+        self.allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
             host_header = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-            host = host_header[1:].partition("]")[0] if host_header.startswith("[") else host_header.rpartition(":")[0] or host_header
+            host = (
+                host_header[1:].partition("]")[0]
+                if host_header.startswith("[")
+                else host_header.rpartition(":")[0] or host_header
+            )
             if host not in self.allowed_hosts:
-                error = APIError(421, "this server is for its own machine and answers to localhost alone: to be reached "
-                                            "by another name it has to be started with --host or --allow-host",
-                                       code="wrong_host", headers={"connection": "close"})
+                error = APIError(
+                    421,
+                    "this server is for its own machine and answers to localhost alone: to be reached "
+                    "by another name it has to be started with --host or --allow-host",
+                    code="wrong_host",
+                    headers={"connection": "close"},
+                )
                 await error.to_response()(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -24,7 +24,9 @@ class APIKeys:
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         if not all(key.isascii() and key.isprintable() and key.strip() == key and key for key in keys):
-            raise ValueError("an API key is empty, or has characters that no header can carry: use letters, digits and marks")
+            raise ValueError(
+                "an API key is empty, or has characters that no header can carry: use letters, digits and marks"
+            )
         self.hashes = [sha256(key.encode()).digest() for key in keys]
 
     def tenant(self, header: bytes | None, *, is_page: bool = False) -> str | None:
@@ -53,17 +55,22 @@ class AuthMiddleware:
     """Every address but one is closed to those who have no key."""
 
     def __init__(self, app: Any, keys: APIKeys) -> None:
-        self.app, self.keys = app, keys
+        self.app = app
+        self.keys = keys
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            headers, is_page = dict(scope["headers"]), scope["path"] == "/" or scope["path"].startswith("/explore/")
+            headers = dict(scope["headers"])
+            is_page = scope["path"] == "/" or scope["path"].startswith("/explore/")
             is_same_origin = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
             tenant = self.keys.tenant(headers.get(b"authorization"), is_page=is_page and is_same_origin)
             if tenant is None and scope["path"] != PUBLIC_PATH:
-                error = APIError(401, "this server wants an API key: send it as 'Authorization: Bearer KEY'",
-                                       code="invalid_api_key",
-                                       headers={"www-authenticate": CHALLENGE if is_page else "Bearer", "connection": "close"})
+                error = APIError(
+                    401,
+                    "this server wants an API key: send it as 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": CHALLENGE if is_page else "Bearer", "connection": "close"},
+                )
                 await error.to_response()(scope, receive, send)
                 return
             scope["state"]["tenant"] = tenant or ""

@@ -17,7 +17,8 @@ class BodyLimitMiddleware:
     """Hands a whole, sound body on."""
 
     def __init__(self, app: Any, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+        self.app = app
+        self.limits = limits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
@@ -27,7 +28,11 @@ class BodyLimitMiddleware:
             body = await self._read_body(dict(scope["headers"]), receive)
             if body is None:
                 return
-            await (asyncio.to_thread(check_json, body, self.limits.depth) if len(body) > MIN_BYTES_FOR_THREAD else _check_json_inline(body, self.limits.depth))
+            await (
+                asyncio.to_thread(check_json, body, self.limits.depth)
+                if len(body) > MIN_BYTES_FOR_THREAD
+                else _check_json_inline(body, self.limits.depth)
+            )
         except APIError as error:
             await error.to_response()(scope, receive, send)
             return
@@ -42,11 +47,22 @@ class BodyLimitMiddleware:
         """None: whoever asked has left."""
         max_bytes = self.limits.body
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":  # which also keeps web pages elsewhere from asking without leave
-            raise APIError(415, "the body must be JSON: send it with 'Content-Type: application/json'", headers=CLOSE_HEADERS)
+        if (
+            content_type != b"application/json"
+        ):  # which also keeps web pages elsewhere from asking without leave
+            raise APIError(
+                415,
+                "the body must be JSON: send it with 'Content-Type: application/json'",
+                headers=CLOSE_HEADERS,
+            )
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise APIError(415, "the body is compressed: send it as it is", headers=CLOSE_HEADERS)
-        too_large = APIError(413, f"the body is larger than {max_bytes:,} bytes: send less at once", code="too_large", headers=CLOSE_HEADERS)
+        too_large = APIError(
+            413,
+            f"the body is larger than {max_bytes:,} bytes: send less at once",
+            code="too_large",
+            headers=CLOSE_HEADERS,
+        )
         content_length = headers.get(b"content-length", b"")
         if content_length.isdigit() and (len(content_length) > 18 or int(content_length) > max_bytes):
             raise too_large
@@ -63,8 +79,12 @@ class BodyLimitMiddleware:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            raise APIError(408, f"the body did not come within {self.limits.body_seconds:g} seconds", code="timeout",
-                               headers=CLOSE_HEADERS) from None
+            raise APIError(
+                408,
+                f"the body did not come within {self.limits.body_seconds:g} seconds",
+                code="timeout",
+                headers=CLOSE_HEADERS,
+            ) from None
 
 
 async def _check_json_inline(body: bytes, depth: int) -> None:
@@ -103,16 +123,20 @@ def check_json(body: bytes, depth: int) -> None:
 
 
 def _too_deep_error(depth: int) -> APIError:
-    return APIError(400, f"the body has more than {depth} lists and objects within one another: make it flatter",
-                        code="too_deep")
+    return APIError(
+        400,
+        f"the body has more than {depth} lists and objects within one another: make it flatter",
+        code="too_deep",
+    )
 
 
 def _check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise APIError(400, "a text holds half a character (a lone surrogate): take it out",
-                           code="invalid_unicode") from None
+        raise APIError(
+            400, "a text holds half a character (a lone surrogate): take it out", code="invalid_unicode"
+        ) from None
 
 
 def _reject_constant(constant: str) -> Any:

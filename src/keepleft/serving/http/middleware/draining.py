@@ -13,7 +13,8 @@ class DrainingMiddleware:
     """Health and metrics are told to the end."""
 
     def __init__(self, app: Any, service: Service) -> None:
-        self.app, self.service = app, service
+        self.app = app
+        self.service = service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and self.service.draining and scope["path"] not in ("/health", "/metrics"):

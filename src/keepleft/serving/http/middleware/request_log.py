@@ -34,10 +34,10 @@ class RequestRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     submitted_time: float | None = None  # when the engine was given it
-    scheduled_time: float | None = None     # when the engine turned to it
-    first_token_time: float | None = None      # when its first token came
+    scheduled_time: float | None = None  # when the engine turned to it
+    first_token_time: float | None = None  # when its first token came
     last_token_time: float | None = None
-    abort_reason: str | None = None        # what cut a stream short
+    abort_reason: str | None = None  # what cut a stream short
 
     def mark_submitted(self) -> None:
         self.submitted_time = time.monotonic()
@@ -49,14 +49,18 @@ class RequestRecord:
     def count_token(self) -> None:
         self.completion_tokens += 1
         self.last_token_time = time.monotonic()
-        self.first_token_time = self.last_token_time if self.first_token_time is None else self.first_token_time
+        self.first_token_time = (
+            self.last_token_time if self.first_token_time is None else self.first_token_time
+        )
 
 
 class RequestLogMiddleware:
     """The outermost of all: nothing leaves without its headers, and nothing that breaks is told but by its number."""
 
     def __init__(self, app: Any, metrics: Metrics, log: Log) -> None:
-        self.app, self.metrics, self.log = app, metrics, log
+        self.app = app
+        self.metrics = metrics
+        self.log = log
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -70,9 +74,15 @@ class RequestLogMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode()),
-                                      *((name.encode(), value.encode()) for name, value in DEFAULT_HEADERS.items()
-                                        if name.encode() not in present)]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", record.request_id.encode()),
+                    *(
+                        (name.encode(), value.encode())
+                        for name, value in DEFAULT_HEADERS.items()
+                        if name.encode() not in present
+                    ),
+                ]
             await send(message)
 
         try:
@@ -82,7 +92,9 @@ class RequestLogMiddleware:
             if api_error is None:
                 log_error(self.log, record, error)
             if not status:
-                await (api_error or internal_error(record.request_id)).to_response()(scope, receive, send_with_headers)
+                await (api_error or internal_error(record.request_id)).to_response()(
+                    scope, receive, send_with_headers
+                )
         finally:
             self._log_request(scope, record, status)
 
@@ -99,13 +111,27 @@ class RequestLogMiddleware:
         if record.first_token_time is not None and record.last_token_time is not None:
             metrics.time_to_first_token.observe(record.first_token_time - record.arrival_time)
             if record.completion_tokens > 1:
-                metrics.time_per_output_token.observe((record.last_token_time - record.first_token_time) / (record.completion_tokens - 1))
+                metrics.time_per_output_token.observe(
+                    (record.last_token_time - record.first_token_time) / (record.completion_tokens - 1)
+                )
         milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
-        self.log("debug" if route in ("/health", "/metrics") else "info", {
-            "id": record.request_id, "method": scope["method"], "route": route, "status": status, "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens, "ttft_ms": milliseconds(record.first_token_time and record.first_token_time - record.arrival_time),
-            "ms": milliseconds(end_time - record.arrival_time), "ended": record.abort_reason,
-            "tenant": scope["state"].get("tenant", "")[:8] or None})
+        self.log(
+            "debug" if route in ("/health", "/metrics") else "info",
+            {
+                "id": record.request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "prompt_tokens": record.prompt_tokens,
+                "completion_tokens": record.completion_tokens,
+                "ttft_ms": milliseconds(
+                    record.first_token_time and record.first_token_time - record.arrival_time
+                ),
+                "ms": milliseconds(end_time - record.arrival_time),
+                "ended": record.abort_reason,
+                "tenant": scope["state"].get("tenant", "")[:8] or None,
+            },
+        )
 
 
 def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
@@ -116,8 +142,10 @@ def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
 
 def stack_lines(error: BaseException) -> list[str]:
     """The lines that an error went through, without what was in them."""
-    return [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
-            for frame in traceback.extract_tb(error.__traceback__)[-12:]]
+    return [
+        f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)[-12:]
+    ]
 
 
 def log_line(level: str, fields: dict[str, Any]) -> dict[str, Any]:

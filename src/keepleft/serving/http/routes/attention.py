@@ -27,7 +27,12 @@ from keepleft.serving.http.sse import until_disconnect
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/attention", tags=["keepleft"], summary="What each token of a text looks at", **response_docs(AttentionResponse))
+    @router.post(
+        "/v1/attention",
+        tags=["keepleft"],
+        summary="What each token of a text looks at",
+        **response_docs(AttentionResponse),
+    )
     async def attention(request: Request, body: AttentionRequest) -> Response:
         service.check_model(body.model)
         return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
@@ -39,13 +44,25 @@ async def _answer(service: Service, body: AttentionRequest, record: RequestRecor
     tokens, source = await service.in_thread(partial(_encode_inputs, service, body))
     record.prompt_tokens += len(tokens) + len(source or [])
     heads_by_layer = _select_layers(service, body, len(tokens), len(source or []))
-    maps = await service.in_engine_thread(partial(_attention_maps, service.model, tokens, source, list(heads_by_layer), body.heads))
-    split_pieces = lambda: (token_pieces(service.tokenizer, tokens), None if source is None else token_pieces(service.generator.input_tokenizer, source))
+    maps = await service.in_engine_thread(
+        partial(_attention_maps, service.model, tokens, source, list(heads_by_layer), body.heads)
+    )
+    split_pieces = lambda: (
+        token_pieces(service.tokenizer, tokens),
+        None if source is None else token_pieces(service.generator.input_tokenizer, source),
+    )
     pieces, source_pieces = await service.in_thread(split_pieces)
-    return JSONResponse({
-        "object": "attention", "model": service.name, "tokens": pieces, "source": source_pieces, "maps": maps,
-        "heads": {name: body.heads or list(range(heads)) for name, heads in heads_by_layer.items()},
-        "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})
+    return JSONResponse(
+        {
+            "object": "attention",
+            "model": service.name,
+            "tokens": pieces,
+            "source": source_pieces,
+            "maps": maps,
+            "heads": {name: body.heads or list(range(heads)) for name, heads in heads_by_layer.items()},
+            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
+        }
+    )
 
 
 def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int], list[int] | None]:
@@ -55,14 +72,22 @@ def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int],
     if not service.is_encoder_decoder:
         if body.source is not None:
             raise APIError(400, "source was given, and this model reads none: leave it out", param="source")
-        tokens, source = encode_prompts(service.model, service.tokenizer, [_encode_within_limit(service, body.input)], options)[0], None
+        tokens = encode_prompts(
+            service.model, service.tokenizer, [_encode_within_limit(service, body.input)], options
+        )[0]
+        source = None
     else:
         if body.source is None:
             raise APIError(400, "this model reads a source: give it too", param="source")
-        tokens = [decoder_start_token(options), *service.tokenizer.encode(body.input, add_special_tokens=False).ids]
+        tokens = [
+            decoder_start_token(options),
+            *service.tokenizer.encode(body.input, add_special_tokens=False).ids,
+        ]
         source_tokens = _encode_within_limit(service, check_text(body.source, service.limits))
         source = encode_prompts(service.model, service.generator.input_tokenizer, [source_tokens], options)[0]
-    if overlong := [len(row) for row in (tokens, source) if row is not None and len(row) > service.max_model_len]:
+    if overlong := [
+        len(row) for row in (tokens, source) if row is not None and len(row) > service.max_model_len
+    ]:
         raise too_long(overlong[0], service.max_model_len, "the text")
     return tokens, source
 
@@ -75,34 +100,59 @@ def _encode_within_limit(service: Service, text: str) -> list[int]:
     return tokens
 
 
-def _select_layers(service: Service, body: AttentionRequest, num_tokens: int, num_source_tokens: int) -> dict[str, int]:
+def _select_layers(
+    service: Service, body: AttentionRequest, num_tokens: int, num_source_tokens: int
+) -> dict[str, int]:
     """The attentions that are meant, with how many heads each has; all of them together must not be too much to tell."""
-    attentions = {name.replace(".layers.", "."): module for name, module in service.model.named_modules() if isinstance(module, Attention)}
-    if unknown := [pattern for pattern in body.layers if not any(fnmatchcase(name, pattern) for name in attentions)]:
-        raise APIError(400, f"no attention is called {unknown[0]!r}: there are {', '.join(list(attentions)[:48])}",
-                           param="layers")
-    selected = {name: module for name, module in attentions.items() if any(fnmatchcase(name, pattern) for pattern in body.layers)}
+    attentions = {
+        name.replace(".layers.", "."): module
+        for name, module in service.model.named_modules()
+        if isinstance(module, Attention)
+    }
+    if unknown := [
+        pattern for pattern in body.layers if not any(fnmatchcase(name, pattern) for name in attentions)
+    ]:
+        raise APIError(
+            400,
+            f"no attention is called {unknown[0]!r}: there are {', '.join(list(attentions)[:48])}",
+            param="layers",
+        )
+    selected = {
+        name: module
+        for name, module in attentions.items()
+        if any(fnmatchcase(name, pattern) for pattern in body.layers)
+    }
     heads = service.model.design.heads
     if body.heads is not None and max(body.heads) >= heads:
-        raise APIError(400, f"head {max(body.heads)} was asked for, and each attention has {heads}", param="heads")
+        raise APIError(
+            400, f"head {max(body.heads)} was asked for, and each attention has {heads}", param="heads"
+        )
     cells = 0
     for name in selected:
         rows = num_source_tokens if name.startswith("encoder") and service.is_encoder_decoder else num_tokens
         columns = num_source_tokens if name.endswith("cross") else rows
         cells += rows * columns * (heads if body.heads is None else len(body.heads))
     if cells > service.limits.cells:
-        raise APIError(400, f"{cells:,} numbers were asked for: at most {service.limits.cells:,} are told at once; name "
-                                "fewer layers or heads, or give a shorter text", param="layers", code="too_large")
+        raise APIError(
+            400,
+            f"{cells:,} numbers were asked for: at most {service.limits.cells:,} are told at once; name "
+            "fewer layers or heads, or give a shorter text",
+            param="layers",
+            code="too_large",
+        )
     return dict.fromkeys(selected, heads)
 
 
 @torch.no_grad()
-def _attention_maps(model: Any, tokens: list[int], source: list[int] | None, layers: list[str],
-            heads: list[int] | None) -> dict[str, Any]:
+def _attention_maps(
+    model: Any, tokens: list[int], source: list[int] | None, layers: list[str], heads: list[int] | None
+) -> dict[str, Any]:
     """In the engine's thread."""
     device = next(model.parameters()).device
     inputs = [torch.tensor([row], device=device) for row in (source, tokens) if row is not None]
     with watch(model, layers, heads=heads) as maps:
         model.hidden_states(*inputs)
-    return {name: [[[round(value, 5) for value in row] for row in head] for head in weights[0].float().tolist()]
-            for name, weights in maps.items()}
+    return {
+        name: [[[round(value, 5) for value in row] for row in head] for head in weights[0].float().tolist()]
+        for name, weights in maps.items()
+    }

@@ -26,46 +26,112 @@ from keepleft.serving.http.sse import EventStream, until_disconnect
 def routes(service: Service, log: Log) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", tags=["OpenAI"], summary="Answer in a chat", **response_docs(ChatCompletionResponse, stream=True))
+    @router.post(
+        "/v1/chat/completions",
+        tags=["OpenAI"],
+        summary="Answer in a chat",
+        **response_docs(ChatCompletionResponse, stream=True),
+    )
     async def chat(request: Request, body: ChatRequest) -> Response:
         record: RequestRecord = request.state.record
         service.check_model(body.model)
         if service.chat_template is None:
-            raise APIError(400, "this model has no chat template and was not made for chats: ask /v1/completions, or put a "
-                                    "chat_template.jinja into its directory", param="model", code="no_chat_template")
-        return await until_disconnect(request, service.limits, _answer(service, body, record, request.state.tenant, log))
+            raise APIError(
+                400,
+                "this model has no chat template and was not made for chats: ask /v1/completions, or put a "
+                "chat_template.jinja into its directory",
+                param="model",
+                code="no_chat_template",
+            )
+        return await until_disconnect(
+            request, service.limits, _answer(service, body, record, request.state.tenant, log)
+        )
 
     return router
 
 
-async def _answer(service: Service, body: ChatRequest, record: RequestRecord, tenant: str, log: Log) -> Response:
+async def _answer(
+    service: Service, body: ChatRequest, record: RequestRecord, tenant: str, log: Log
+) -> Response:
     body = _apply_response_format(_validate(service, body))
     options = resolve_options(service.model, body, sample_by_default=True)
-    max_tokens = next((n for n in (body.max_completion_tokens, body.max_tokens, body.max_new_tokens) if n is not None), None)
+    max_tokens = next(
+        (n for n in (body.max_completion_tokens, body.max_tokens, body.max_new_tokens) if n is not None), None
+    )
     check_limit(max_tokens, service.limits.new_tokens, "max_completion_tokens")
     prompt = await service.in_thread(partial(chat_template.render_chat, service, body.messages))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    plan = await service.in_thread(partial(
-        build_requests, service, body, [prompt], options, max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens, stop=body.stop,
-        tenant=tenant_of(service, tenant, body.user), num_choices=body.n or 1, logprobs=logprobs))
-    base_fields = {"id": f"chatcmpl-{record.request_id}", "created": int(time.time()), "model": service.name,
-            "system_fingerprint": service.fingerprint, "seed": plan.seed}
-    format_logprobs = lambda token_logprobs: None if logprobs is None else chat_logprobs(service.tokenizer, token_logprobs)
+    plan = await service.in_thread(
+        partial(
+            build_requests,
+            service,
+            body,
+            [prompt],
+            options,
+            max_tokens=service.limits.new_tokens if max_tokens is None else max_tokens,
+            stop=body.stop,
+            tenant=tenant_of(service, tenant, body.user),
+            num_choices=body.n or 1,
+            logprobs=logprobs,
+        )
+    )
+    base_fields = {
+        "id": f"chatcmpl-{record.request_id}",
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": service.fingerprint,
+        "seed": plan.seed,
+    }
+    format_logprobs = lambda token_logprobs: (
+        None if logprobs is None else chat_logprobs(service.tokenizer, token_logprobs)
+    )
     stream = GenerationStream(service, plan, record, only_at_end=not body.stream)
     if not body.stream:
-        finished, = await stream.choices()
-        choices = [{"index": n, "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": format_logprobs(choice.logprobs), "finish_reason": choice.finish_reason} for n, choice in enumerate(finished)]
-        return JSONResponse({**base_fields, "object": "chat.completion", "choices": choices, "usage": usage(record)})
-    chunks = _ChatChunks(base_fields, plan, bool(body.stream_options and body.stream_options.include_usage), record, format_logprobs)
-    return EventStream(chunks.events(stream), service.limits, record, log, close=stream.close, on_error=chunks.cancelled_chunks)
+        (finished,) = await stream.choices()
+        choices = [
+            {
+                "index": n,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": format_logprobs(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for n, choice in enumerate(finished)
+        ]
+        return JSONResponse(
+            {**base_fields, "object": "chat.completion", "choices": choices, "usage": usage(record)}
+        )
+    chunks = _ChatChunks(
+        base_fields,
+        plan,
+        bool(body.stream_options and body.stream_options.include_usage),
+        record,
+        format_logprobs,
+    )
+    return EventStream(
+        chunks.events(stream),
+        service.limits,
+        record,
+        log,
+        close=stream.close,
+        on_error=chunks.cancelled_chunks,
+    )
 
 
 class _ChatChunks:
     """Pieces as chunks; each choice begins with its role and ends with its reason."""
 
-    def __init__(self, base_fields: dict[str, Any], plan: RequestPlan, include_usage: bool, record: RequestRecord, format_logprobs: Any) -> None:
-        self.base_fields, self.include_usage, self.record, self.format_logprobs = {**base_fields, "object": "chat.completion.chunk"}, include_usage, record, format_logprobs
+    def __init__(
+        self,
+        base_fields: dict[str, Any],
+        plan: RequestPlan,
+        include_usage: bool,
+        record: RequestRecord,
+        format_logprobs: Any,
+    ) -> None:
+        self.base_fields = {**base_fields, "object": "chat.completion.chunk"}
+        self.include_usage = include_usage
+        self.record = record
+        self.format_logprobs = format_logprobs
         self.unfinished = set(range(plan.num_choices))
 
     async def events(self, stream: GenerationStream) -> AsyncIterator[Any]:
@@ -78,7 +144,11 @@ class _ChatChunks:
             yield {**self.base_fields, "choices": [], "usage": usage(self.record)}
 
     def cancelled_chunks(self) -> list[Any]:
-        return [chunk for choice in sorted(self.unfinished) for chunk in self._chunks(ChoiceDelta(choice, "", finish_reason="cancelled"))]
+        return [
+            chunk
+            for choice in sorted(self.unfinished)
+            for chunk in self._chunks(ChoiceDelta(choice, "", finish_reason="cancelled"))
+        ]
 
     def _chunks(self, delta: ChoiceDelta) -> list[Any]:
         chunks = []
@@ -89,23 +159,46 @@ class _ChatChunks:
             chunks.append(self._chunk(delta.choice, {}, finish_reason=delta.finish_reason))
         return chunks
 
-    def _chunk(self, choice: int, delta: dict[str, Any], token_logprobs: Sequence[TokenLogprob] = (), finish_reason: str | None = None) -> Any:
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        token_logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> Any:
         logprobs = self.format_logprobs(token_logprobs) if token_logprobs else None
-        return {**self.base_fields, "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}],
-                **({"usage": None} if self.include_usage else {})}
+        return {
+            **self.base_fields,
+            "choices": [
+                {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+            ],
+            **({"usage": None} if self.include_usage else {}),
+        }
 
 
 def _validate(service: Service, body: ChatRequest) -> ChatRequest:
     if body.tools or body.functions or body.tool_choice not in (None, "none", "auto"):
-        raise APIError(400, "tools were given, and no tools are called here: leave them out, or ask for JSON with "
-                                "response_format", param="tools" if body.tools else "tool_choice", code="tools_not_supported")
+        raise APIError(
+            400,
+            "tools were given, and no tools are called here: leave them out, or ask for JSON with "
+            "response_format",
+            param="tools" if body.tools else "tool_choice",
+            code="tools_not_supported",
+        )
     if body.top_logprobs is not None and not body.logprobs:
-        raise APIError(400, "top_logprobs are told with logprobs: set that too, or leave them out", param="top_logprobs")
+        raise APIError(
+            400, "top_logprobs are told with logprobs: set that too, or leave them out", param="top_logprobs"
+        )
     if body.stream_options is not None and not body.stream:
-        raise APIError(400, "stream_options are for streams: set stream, or leave them out", param="stream_options")
+        raise APIError(
+            400, "stream_options are for streams: set stream, or leave them out", param="stream_options"
+        )
     if sum(n is not None for n in (body.max_completion_tokens, body.max_tokens, body.max_new_tokens)) > 1:
-        raise APIError(400, "max_completion_tokens, max_tokens and max_new_tokens mean the same: give one of them",
-                           param="max_tokens")
+        raise APIError(
+            400,
+            "max_completion_tokens, max_tokens and max_new_tokens mean the same: give one of them",
+            param="max_tokens",
+        )
     chat_template.check(body.messages, service.limits)
     return body
 
@@ -116,11 +209,17 @@ def _apply_response_format(body: ChatRequest) -> ChatRequest:
     if response_format is None or response_format.type == "text":
         return body
     if body.regex is not None or body.grammar is not None or body.json_schema is not None:
-        raise APIError(400, "response_format and regex, grammar or json_schema each rule the whole text: give one of them",
-                           param="response_format")
+        raise APIError(
+            400,
+            "response_format and regex, grammar or json_schema each rule the whole text: give one of them",
+            param="response_format",
+        )
     if response_format.type == "json_object":
         return body.model_copy(update={"json_schema": {"type": "object"}})
     if response_format.json_schema is None or response_format.json_schema.schema_ is None:
-        raise APIError(400, "response_format is json_schema, and there is no schema in it: give json_schema.schema",
-                           param="response_format")
+        raise APIError(
+            400,
+            "response_format is json_schema, and there is no schema in it: give json_schema.schema",
+            param="response_format",
+        )
     return body.model_copy(update={"json_schema": response_format.json_schema.schema_})

@@ -18,7 +18,12 @@ from keepleft.serving.http.sse import until_disconnect
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/classify", tags=["keepleft"], summary="The label of each text", **response_docs(ClassificationResponse))
+    @router.post(
+        "/v1/classify",
+        tags=["keepleft"],
+        summary="The label of each text",
+        **response_docs(ClassificationResponse),
+    )
     async def classify(request: Request, body: ClassifyRequest) -> Response:
         service.check_model(body.model)
         service.require_task("classify")
@@ -33,6 +38,18 @@ async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord
     labels, data = service.predictor.labels, []
     for n, probabilities in enumerate(await service.classification_batcher.submit(rows)):
         values = [round(value, 6) for value in probabilities.tolist()]
-        data.append({"index": n, "label": labels[int(probabilities.argmax())], "probabilities": dict(zip(labels, values, strict=True))})
-    return JSONResponse({"object": "list", "model": service.name, "data": data,
-                         "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})
+        data.append(
+            {
+                "index": n,
+                "label": labels[int(probabilities.argmax())],
+                "probabilities": dict(zip(labels, values, strict=True)),
+            }
+        )
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": service.name,
+            "data": data,
+            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
+        }
+    )

@@ -21,12 +21,21 @@ from keepleft.serving.http.sse import until_disconnect
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/embeddings", tags=["OpenAI"], summary="One vector for each text", **response_docs(EmbeddingResponse))
+    @router.post(
+        "/v1/embeddings",
+        tags=["OpenAI"],
+        summary="One vector for each text",
+        **response_docs(EmbeddingResponse),
+    )
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         service.check_model(body.model)
         if body.dimensions is not None:
-            raise APIError(400, f"the vectors of this model have {service.model.design.dim} numbers, no more and no fewer: "
-                                    "leave dimensions out", param="dimensions")
+            raise APIError(
+                400,
+                f"the vectors of this model have {service.model.design.dim} numbers, no more and no fewer: "
+                "leave dimensions out",
+                param="dimensions",
+            )
         return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
 
     return router
@@ -37,9 +46,17 @@ async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecor
     record.prompt_tokens += sum(map(len, rows))
     vectors = [vector.numpy() for vector in await service.embedding_batcher.submit(rows)]
     encode = _as_base64 if body.encoding_format == "base64" else _as_floats
-    data = [{"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)]
-    return JSONResponse({"object": "list", "model": service.name, "data": data,
-                         "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})
+    data = [
+        {"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)
+    ]
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": service.name,
+            "data": data,
+            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
+        }
+    )
 
 
 def _as_floats(vector: np.ndarray) -> list[float]:

@@ -15,10 +15,12 @@ from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
 
 MEDIA_TYPES = {"index.html": "text/html", "explorer.js": "text/javascript", "explorer.css": "text/css"}
-PAGE_HEADERS = {"content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-                                     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-                                     "frame-ancestors 'none'",
-          "cache-control": "no-cache"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
 
 
 def routes(service: Service) -> APIRouter:
@@ -40,7 +42,12 @@ def routes(service: Service) -> APIRouter:
     async def style() -> Response:
         return _file_response(service.page_folder, "explorer.css")
 
-    @router.post("/explore/{question}", tags=["keepleft"], summary="A question of the page", **response_docs(ExplorerAnswer))
+    @router.post(
+        "/explore/{question}",
+        tags=["keepleft"],
+        summary="A question of the page",
+        **response_docs(ExplorerAnswer),
+    )
     async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
         if service.explorer is None:
             raise APIError(404, "this server has no explorer: it was started without one", code="no_explorer")
@@ -53,6 +60,9 @@ def routes(service: Service) -> APIRouter:
 def _file_response(folder: Path, name: str) -> Response:
     """One of three files and no other: no name comes from outside."""
     if not (folder / name).is_file():
-        return PlainTextResponse("The page has not been built: `make page` builds it. The API is there all the same: "
-                                 "/openapi.json lists it.\n", 404)
+        return PlainTextResponse(
+            "The page has not been built: `make page` builds it. The API is there all the same: "
+            "/openapi.json lists it.\n",
+            404,
+        )
     return FileResponse(folder / name, media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)

@@ -23,7 +23,9 @@ from keepleft.serving.http.sse import until_disconnect
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/score", tags=["keepleft"], summary="How likely texts are", **response_docs(ScoreResponse))
+    @router.post(
+        "/v1/score", tags=["keepleft"], summary="How likely texts are", **response_docs(ScoreResponse)
+    )
     async def score(request: Request, body: ScoreRequest) -> Response:
         service.check_model(body.model)
         service.require_task("score")
@@ -38,22 +40,39 @@ async def _answer(service: Service, body: ScoreRequest, record: RequestRecord) -
     for n, (text, source) in enumerate(pairs):
         token_logprobs = await service.in_engine_thread(partial(service.predictor.score, text, source))
         data.append({"index": n, **await service.in_thread(partial(_format_score, service, token_logprobs))})
-    return JSONResponse({"object": "list", "model": service.name, "data": data,
-                         "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}})
+    return JSONResponse(
+        {
+            "object": "list",
+            "model": service.name,
+            "data": data,
+            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
+        }
+    )
 
 
-def _text_source_pairs(service: Service, body: ScoreRequest, record: RequestRecord) -> list[tuple[str, str | None]]:
+def _text_source_pairs(
+    service: Service, body: ScoreRequest, record: RequestRecord
+) -> list[tuple[str, str | None]]:
     """Texts and sources, after a look at how long they are."""
     texts = as_texts(body.input, service.limits)
     if service.is_encoder_decoder and body.source is None:
-        raise APIError(400, "this model scores a text for its source: give source too, one for each text", param="source")
+        raise APIError(
+            400, "this model scores a text for its source: give source too, one for each text", param="source"
+        )
     if not service.is_encoder_decoder and body.source is not None:
         raise APIError(400, "source was given, and this model reads none: leave it out", param="source")
-    sources: list[Any] = [None] * len(texts) if body.source is None else as_texts(body.source, service.limits, "source")
+    sources: list[Any] = (
+        [None] * len(texts) if body.source is None else as_texts(body.source, service.limits, "source")
+    )
     if len(sources) != len(texts):
-        raise APIError(400, f"there are {len(texts)} texts and {len(sources)} sources: give one for each", param="source")
+        raise APIError(
+            400, f"there are {len(texts)} texts and {len(sources)} sources: give one for each", param="source"
+        )
     for n, (text, source) in enumerate(zip(texts, sources, strict=True)):
-        for name, content, tokenizer in ((f"text {n}", text, service.tokenizer), (f"source {n}", source, service.generator.input_tokenizer)):
+        for name, content, tokenizer in (
+            (f"text {n}", text, service.tokenizer),
+            (f"source {n}", source, service.generator.input_tokenizer),
+        ):
             num_tokens = 0 if content is None else len(tokenizer.encode(content).ids)
             if content is not None and num_tokens == 0:
                 raise APIError(400, f"{name} is empty: there is nothing to score", param="input")
@@ -66,6 +85,11 @@ def _text_source_pairs(service: Service, body: ScoreRequest, record: RequestReco
 def _format_score(service: Service, token_logprobs: list[Any]) -> dict[str, Any]:
     total = sum(entry.logprob for entry in token_logprobs)
     pieces = token_pieces(service.tokenizer, [entry.token for entry in token_logprobs])
-    return {"logprob": finite_logprob(total), "perplexity": round(exp(min(700.0, -finite_logprob(total) / max(1, len(token_logprobs)))), 6),
-            "tokens": [{"token": piece, "logprob": finite_logprob(entry.logprob)}
-                       for piece, entry in zip(pieces, token_logprobs, strict=True)]}
+    return {
+        "logprob": finite_logprob(total),
+        "perplexity": round(exp(min(700.0, -finite_logprob(total) / max(1, len(token_logprobs)))), 6),
+        "tokens": [
+            {"token": piece, "logprob": finite_logprob(entry.logprob)}
+            for piece, entry in zip(pieces, token_logprobs, strict=True)
+        ],
+    }

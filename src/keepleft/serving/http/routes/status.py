@@ -15,26 +15,48 @@ from keepleft.serving.http.service import Service
 
 def routes(service: Service, metrics: Metrics) -> APIRouter:
     router = APIRouter()
-    model_card: dict[str, Any] = {"id": service.name, "object": "model", "created": service.created, "owned_by": "keepleft",
-                            "max_model_len": service.max_model_len, "family": service.family, "tasks": service.tasks}
+    model_card: dict[str, Any] = {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "keepleft",
+        "max_model_len": service.max_model_len,
+        "family": service.family,
+        "tasks": service.tasks,
+    }
 
     @router.get("/v1/models", tags=["OpenAI"], summary="The model that is served", **response_docs(ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [model_card]})
 
-    @router.get("/v1/models/{model:path}", tags=["OpenAI"], summary="The same by its name", **response_docs(ModelCard))
+    @router.get(
+        "/v1/models/{model:path}", tags=["OpenAI"], summary="The same by its name", **response_docs(ModelCard)
+    )
     async def model(model: str) -> Response:
         service.check_model(model)
         return JSONResponse(model_card)
 
-    @router.get("/health", tags=["keepleft"], summary="Is it ready? 503 while it shuts down",
-                **response_docs(HealthResponse, extra_responses={503: {"model": HealthResponse}}))
+    @router.get(
+        "/health",
+        tags=["keepleft"],
+        summary="Is it ready? 503 while it shuts down",
+        **response_docs(HealthResponse, extra_responses={503: {"model": HealthResponse}}),
+    )
     async def health() -> Response:
         ready = service.status == "ready"
-        return JSONResponse({"status": service.status}, 200 if ready else 503, {} if ready else {"retry-after": f"{RETRY_AFTER_SECONDS:g}"})
+        return JSONResponse(
+            {"status": service.status},
+            200 if ready else 503,
+            {} if ready else {"retry-after": f"{RETRY_AFTER_SECONDS:g}"},
+        )
 
-    @router.get("/metrics", tags=["keepleft"], summary="Numbers for Prometheus", response_class=PlainTextResponse,
-                **response_docs(None))
+    @router.get(
+        "/metrics",
+        tags=["keepleft"],
+        summary="Numbers for Prometheus",
+        response_class=PlainTextResponse,
+        **response_docs(None),
+    )
     async def prometheus_metrics() -> Response:
         return PlainTextResponse(metrics.render(), media_type="text/plain; version=0.0.4")
 

@@ -21,11 +21,18 @@ from keepleft.serving.http.sse import until_disconnect
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/translate", tags=["keepleft"], summary="Write a text for a source", **response_docs(TranslationResponse))
+    @router.post(
+        "/v1/translate",
+        tags=["keepleft"],
+        summary="Write a text for a source",
+        **response_docs(TranslationResponse),
+    )
     async def translate(request: Request, body: TranslateRequest) -> Response:
         service.check_model(body.model)
         service.require_task("translate")
-        return await until_disconnect(request, service.limits, _answer(service, body, request.state.record, request.state.tenant))
+        return await until_disconnect(
+            request, service.limits, _answer(service, body, request.state.record, request.state.tenant)
+        )
 
     return router
 
@@ -34,8 +41,13 @@ async def _answer(service: Service, body: TranslateRequest, record: RequestRecor
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     plan = await service.in_thread(partial(_build_plan, service, body, tenant))
     finished = await GenerationStream(service, plan, record, only_at_end=True).choices()
-    data = [{**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]} for n, row in enumerate(finished)]
-    return JSONResponse({"object": "list", "model": service.name, "seed": plan.seed, "data": data, "usage": usage(record)})
+    data = [
+        {**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]}
+        for n, row in enumerate(finished)
+    ]
+    return JSONResponse(
+        {"object": "list", "model": service.name, "seed": plan.seed, "data": data, "usage": usage(record)}
+    )
 
 
 def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> RequestPlan:
@@ -44,8 +56,16 @@ def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> Reques
     num_choices = body.num_return_sequences or options.num_sequences
     if num_choices > options.beam_count and not options.do_sample:
         options = options.but(num_beams=num_choices)  # so many texts are found by as many beams
-    return build_requests(service, body, [service.generator.prompt(text, body.tag) for text in texts], options, max_tokens=body.max_new_tokens,
-                   stop=None, tenant=tenant_of(service, tenant, body.user), num_choices=num_choices)
+    return build_requests(
+        service,
+        body,
+        [service.generator.prompt(text, body.tag) for text in texts],
+        options,
+        max_tokens=body.max_new_tokens,
+        stop=None,
+        tenant=tenant_of(service, tenant, body.user),
+        num_choices=num_choices,
+    )
 
 
 def _hypothesis(choice: FinishedChoice) -> dict[str, Any]:

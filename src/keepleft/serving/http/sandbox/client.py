@@ -14,7 +14,7 @@ from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.http.errors import APIError
 
 START_TIMEOUT_SECONDS = 30.0  # seconds in which it must be there
-MAX_TOKENIZERS = 4      # tokenizers that it holds at a time: one for each token that a text may end with
+MAX_TOKENIZERS = 4  # tokenizers that it holds at a time: one for each token that a text may end with
 
 
 class Sandbox:
@@ -22,15 +22,20 @@ class Sandbox:
     thread."""
 
     def __init__(self, tokenizer: Any, *, max_waiting: int) -> None:
-        self.tokenizer, self.max_waiting = tokenizer, max_waiting
-        self.lock, self.waiting = threading.Lock(), 0
+        self.tokenizer = tokenizer
+        self.max_waiting = max_waiting
+        self.lock = threading.Lock()
+        self.waiting = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.loaded_eos: list[int] = []  # ends for which it has a tokenizer
 
     @contextmanager
     def _queue(self) -> Iterator[None]:
         if self.waiting >= self.max_waiting:
-            raise OverloadedError("others wait for the same kind of work already: try again in a moment", retry_after=START_TIMEOUT_SECONDS / 10)
+            raise OverloadedError(
+                "others wait for the same kind of work already: try again in a moment",
+                retry_after=START_TIMEOUT_SECONDS / 10,
+            )
         self.waiting += 1
         try:
             with self.lock:
@@ -42,15 +47,27 @@ class Sandbox:
         """An APIError where a rule cannot be compiled, or not in time."""
         with self._queue():
             if eos_token_id not in self.loaded_eos:
-                request = {"task": "tokenizer", "tokenizer": self.tokenizer.to_str(), "vocab_size": self.tokenizer.get_vocab_size(),
-                           "eos_token_id": eos_token_id, "max_tokenizers": MAX_TOKENIZERS}
+                request = {
+                    "task": "tokenizer",
+                    "tokenizer": self.tokenizer.to_str(),
+                    "vocab_size": self.tokenizer.get_vocab_size(),
+                    "eos_token_id": eos_token_id,
+                    "max_tokenizers": MAX_TOKENIZERS,
+                }
                 if (response := self._call(request, START_TIMEOUT_SECONDS)) is None or "error" in response:
-                    raise APIError(400, "rules cannot be kept to with this model's tokenizer", code="grammar_unavailable")
-                self.loaded_eos = [*self.loaded_eos[1 - MAX_TOKENIZERS:], eos_token_id]
-            response = self._call({"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}, seconds)
+                    raise APIError(
+                        400, "rules cannot be kept to with this model's tokenizer", code="grammar_unavailable"
+                    )
+                self.loaded_eos = [*self.loaded_eos[1 - MAX_TOKENIZERS :], eos_token_id]
+            response = self._call(
+                {"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}, seconds
+            )
         if response is None:
-            raise APIError(400, f"the rule could not be compiled within {seconds:g} seconds: make it simpler",
-                               code="grammar_too_complex")
+            raise APIError(
+                400,
+                f"the rule could not be compiled within {seconds:g} seconds: make it simpler",
+                code="grammar_too_complex",
+            )
         if "error" in response:
             raise APIError(400, f"the rule cannot be used: {response['error']}", code="invalid_grammar")
 
@@ -59,13 +76,28 @@ class Sandbox:
         with self._queue():
             if self.process is None:
                 self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
-            response = self._call({"task": "render", "template": template, "variables": variables, "max_characters": max_characters}, seconds)
+            response = self._call(
+                {
+                    "task": "render",
+                    "template": template,
+                    "variables": variables,
+                    "max_characters": max_characters,
+                },
+                seconds,
+            )
         if response is None:
-            raise APIError(400, f"the chat template took longer than {seconds:g} seconds: send fewer or shorter messages",
-                               code="template_too_slow")
+            raise APIError(
+                400,
+                f"the chat template took longer than {seconds:g} seconds: send fewer or shorter messages",
+                code="template_too_slow",
+            )
         if "error" in response:
-            raise APIError(400, f"the model's chat template does not take these messages: {response['error']}",
-                               param="messages", code="invalid_messages")
+            raise APIError(
+                400,
+                f"the model's chat template does not take these messages: {response['error']}",
+                param="messages",
+                code="invalid_messages",
+            )
         return str(response["text"])
 
     def warm(self) -> None:
@@ -81,8 +113,12 @@ class Sandbox:
         """Its answer; None where it took too long, or did not live to give one."""
         if self.process is None or self.process.poll() is not None:
             self._kill()
-            self.process = subprocess.Popen([sys.executable, "-m", "keepleft.serving.http.sandbox.worker"], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "keepleft.serving.http.sandbox.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         process = self.process
         timer = threading.Timer(seconds, process.kill)
         timer.start()
@@ -103,7 +139,8 @@ class Sandbox:
         return response
 
     def _kill(self) -> None:
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         self.loaded_eos = []
         if process is not None:
             process.kill()

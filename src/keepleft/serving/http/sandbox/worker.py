@@ -25,7 +25,9 @@ class SandboxWorker:
         eos_token_id = request["eos_token_id"]
         if len(self.tokenizers) >= request["max_tokenizers"]:
             self.tokenizers.pop(next(iter(self.tokenizers)))
-        self.tokenizers[eos_token_id] = LLTokenizer(request["tokenizer"], n_vocab=request["vocab_size"], eos_token=eos_token_id)
+        self.tokenizers[eos_token_id] = LLTokenizer(
+            request["tokenizer"], n_vocab=request["vocab_size"], eos_token=eos_token_id
+        )
         return {}
 
     def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -38,11 +40,15 @@ class SandboxWorker:
         return {"error": " ".join(matcher.get_error().split())[:500]} if matcher.is_error() else {}
 
     def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
-        pieces, size, max_characters = [], 0, request["max_characters"]
+        pieces = []
+        size = 0
+        max_characters = request["max_characters"]
         for piece in compile_template(request["template"]).generate(**request["variables"]):
             size += len(piece)
             if size > max_characters:
-                return {"error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"}
+                return {
+                    "error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"
+                }
             pieces.append(piece)
         return {"text": "".join(pieces)}
 
@@ -59,9 +65,16 @@ def compile_template(source: str) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": lambda time_format: datetime.now().strftime(time_format)}
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda time_format: datetime.now().strftime(time_format),
+    }
     return environment.from_string(source)
 
 

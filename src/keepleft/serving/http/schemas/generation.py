@@ -13,7 +13,9 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(gt=0, le=100)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-SequenceBias = Annotated[tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]  # JSON has lists alone
+SequenceBias = Annotated[
+    tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)
+]  # JSON has lists alone
 SignedPenalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -26,12 +28,16 @@ class StrictModel(BaseModel):
 class GenerationFields(StrictModel):
     """What the model directory's generation_config.json says holds where nothing is said here."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is the likeliest token each time")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="0 is the likeliest token each time"
+    )
     top_p: PositiveFraction | None = None
     seed: Seed | None = Field(None, description="drawn, and told in the answer, where none is given")
     presence_penalty: SignedPenalty | None = None
     frequency_penalty: SignedPenalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
 
     max_new_tokens: Count | None = Field(None, description="another name of max_tokens")
     min_new_tokens: Count | None = None
@@ -69,5 +75,8 @@ class GenerationFields(StrictModel):
     grammar: str | None = Field(None, description="in llguidance's Lark dialect")
 
 
-PASS_THROUGH_FIELDS = tuple(name for name in GenerationFields.model_fields if name not in
-            ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix"))  # handed on as they are
+PASS_THROUGH_FIELDS = tuple(
+    name
+    for name in GenerationFields.model_fields
+    if name not in ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")
+)  # handed on as they are

@@ -164,7 +164,9 @@ class AttentionResponse(BaseModel):
     model: str
     tokens: list[str]
     source: list[str] | None
-    maps: dict[str, list[list[list[float]]]] = Field(description="of each attention: heads, who looks, at whom")
+    maps: dict[str, list[list[list[float]]]] = Field(
+        description="of each attention: heads, who looks, at whom"
+    )
     heads: dict[str, list[int]]
     usage: PromptUsage
 
@@ -194,13 +196,26 @@ class ExplorerAnswer(BaseModel):
     model_config = {"extra": "allow"}
 
 
-def response_docs(response_model: type[BaseModel] | None, *, stream: bool = False,
-               extra_responses: dict[int | str, Any] | None = None) -> dict[str, Any]:
+def response_docs(
+    response_model: type[BaseModel] | None,
+    *,
+    stream: bool = False,
+    extra_responses: dict[int | str, Any] | None = None,
+) -> dict[str, Any]:
     """The arguments of a route that say what it answers."""
     responses: dict[int | str, dict[str, Any]] = {
-        "4XX": {"model": ErrorResponse, "description": "what was asked cannot be done; the message says why and what to do about it"},
-        "5XX": {"model": ErrorResponse, "description": "not now (503, with Retry-After), not in time (504), or our fault (500)"}}
+        "4XX": {
+            "model": ErrorResponse,
+            "description": "what was asked cannot be done; the message says why and what to do about it",
+        },
+        "5XX": {
+            "model": ErrorResponse,
+            "description": "not now (503, with Retry-After), not in time (504), or our fault (500)",
+        },
+    }
     if stream:
-        responses[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}},
-                          "description": "the answer; with stream: true in pieces, as server-sent events that end with [DONE]"}
+        responses[200] = {
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "the answer; with stream: true in pieces, as server-sent events that end with [DONE]",
+        }
     return {"response_model": response_model, "responses": {**responses, **(extra_responses or {})}}
