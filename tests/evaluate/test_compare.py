@@ -41,7 +41,9 @@ def test_mcnemars_interval_holds_the_truth_as_often_as_it_says(count, cells):
 def test_mcnemar_holds_for_thousands():
     chance = np.random.default_rng(3)
     one, other = chance.random((2, 20_000)) < [[0.72], [0.7]]
-    found, wins, losses = mcnemar(one, other), int((one & ~other).sum()), int((other & ~one).sum())
+    found = mcnemar(one, other)
+    wins = int((one & ~other).sum())
+    losses = int((other & ~one).sum())
     assert found.p == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-6)
 
 
@@ -50,7 +52,9 @@ def test_the_interval_is_scipys():
     one = chance.normal(0.30, 0.2, 150)
     other = one - chance.normal(0.03, 0.1, 150)
     found = bootstrap(one, other, samples=20_000)
-    theirs = stats.bootstrap((one - other,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1))
+    theirs = stats.bootstrap(
+        (one - other,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+    )
     width = theirs.confidence_interval.high - theirs.confidence_interval.low
     assert found.low == pytest.approx(theirs.confidence_interval.low, abs=0.03 * width)
     assert found.high == pytest.approx(theirs.confidence_interval.high, abs=0.03 * width)
@@ -74,17 +78,28 @@ def test_changing_places_changes_the_sign_and_no_verdict(pairs):
 
 def test_the_sentence_names_the_better():
     low, high = [0.2, 0.3, 0.25] * 20, [0.5, 0.6, 0.4] * 20
-    assert bootstrap(high, low, names=("new", "old")).sentence.startswith("new is better than old by 0.25 (95% interval 0.2")
+    assert bootstrap(high, low, names=("new", "old")).sentence.startswith(
+        "new is better than old by 0.25 (95% interval 0.2"
+    )
     assert bootstrap(low, high, names=("new", "old")).sentence.startswith("old is better than new by 0.25")
-    assert bootstrap(low, high, names=("new", "old"), lower_is_better=True).sentence.startswith("new is better than old")
+    assert bootstrap(low, high, names=("new", "old"), lower_is_better=True).sentence.startswith(
+        "new is better than old"
+    )
     same = bootstrap(low, low, names=("new", "old"))
     assert same.p == 1.0
     assert same.sentence.startswith("new and old cannot be told apart: a difference of 0 ")
 
 
-@pytest.mark.parametrize(("one", "other", "more", "said"), [
-    ([1.0], [1.0, 2.0], {}, "1 examples beside 2"), ([], [], {}, "at least one"), ([float("nan")], [1.0], {}, "not a finite"),
-    ([1.0], [1.0], {"level": 95}, "level of 95"), ([1.0], [1.0], {"samples": 0}, "0 samples")])
+@pytest.mark.parametrize(
+    ("one", "other", "more", "said"),
+    [
+        ([1.0], [1.0, 2.0], {}, "1 examples beside 2"),
+        ([], [], {}, "at least one"),
+        ([float("nan")], [1.0], {}, "not a finite"),
+        ([1.0], [1.0], {"level": 95}, "level of 95"),
+        ([1.0], [1.0], {"samples": 0}, "0 samples"),
+    ],
+)
 def test_wrong_use_is_told(one, other, more, said):
     with pytest.raises(ValueError, match=said):
         bootstrap(one, other, **more)

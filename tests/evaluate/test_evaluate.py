@@ -22,8 +22,14 @@ def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():
     model = kl.build(kl.presets.small(kl.presets.gpt2), generator=chance).eval()
     texts = [torch.randint(5, 512, (n,), generator=chance).tolist() for n in (3, 11, 5, 8, 2)]
     store = kl.TokenStore.from_lists(text=texts)
-    found = [kl.likelihood(model, kl.Batches(store, kl.NextToken(1), shape, 24, shuffle=False).one_epoch(), label_smoothing=0.1)
-             for shape in (kl.BucketedLayout(), kl.BucketedLayout(4, True), kl.PackedLayout(12))]
+    found = [
+        kl.likelihood(
+            model,
+            kl.Batches(store, kl.NextToken(1), shape, 24, shuffle=False).one_epoch(),
+            label_smoothing=0.1,
+        )
+        for shape in (kl.BucketedLayout(), kl.BucketedLayout(4, True), kl.PackedLayout(12))
+    ]
     losses, right = [], []
     for text in texts:
         scores = model(torch.tensor([[1, *text[:-1]]]))[0].detach()
@@ -46,7 +52,13 @@ def test_labels_are_measured_too():
 
 def test_nothing_to_measure_is_an_error():
     model = kl.build(kl.presets.small(kl.presets.gpt2))
-    batch = next(iter(kl.Batches(kl.TokenStore.from_lists(text=[[5, 6]]), kl.NextToken(1), kl.BucketedLayout(), 8).one_epoch()))
+    batch = next(
+        iter(
+            kl.Batches(
+                kl.TokenStore.from_lists(text=[[5, 6]]), kl.NextToken(1), kl.BucketedLayout(), 8
+            ).one_epoch()
+        )
+    )
     assert (batch.without_targets().targets == IGNORE_INDEX).all()
     with pytest.raises(ValueError, match="nothing is asked"):
         kl.likelihood(model, [])
@@ -57,7 +69,9 @@ def test_translations_are_scored_as_sacrebleu_scores_them():
     references = ["the cat sat on the mat .", "two dogs run in the park ."]
     written = ["the cat sat on a mat .", "two dogs run in the park ."]
     found = translation(written, references, tokenize="none")
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [references], tokenize="none", force=True).score)
+    assert found["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(written, [references], tokenize="none", force=True).score
+    )
     assert found["exact"] == 0.5
     with pytest.raises(ValueError, match="1 texts beside 2 references"):
         translation(["a"], references)
@@ -77,7 +91,9 @@ assert not {{"lm_eval", "rouge_score", "sacrebleu", "scipy"}} & sys.modules.keys
 def test_the_page_on_evaluation_prints_what_it_says(capsys):
     pytest.importorskip("sacrebleu")
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[:-1])  # the last fetches a model
+    code = "\n".join(
+        re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[:-1]
+    )  # the last fetches a model
     exec(code, {})
     printed = capsys.readouterr().out
     told = re.findall(r"^ *print\(.*\) +# (.*?)…?$", code, re.M)

@@ -24,7 +24,9 @@ def test_every_number_is_scikit_learns(pairs):
     assert found.macro_f1 == pytest.approx(theirs.f1_score(true, said, average="macro", zero_division=0))
     each = theirs.precision_recall_fscore_support(true, said, labels=names, zero_division=0)
     for one, precision, recall, f1, count in zip(found.per_label.values(), *each, strict=True):
-        assert (one.precision, one.recall, one.f1, one.support) == pytest.approx((precision, recall, f1, count))
+        assert (one.precision, one.recall, one.f1, one.support) == pytest.approx(
+            (precision, recall, f1, count)
+        )
     if len(names) > 1:  # scikit-learn warns of a single one
         assert np.array_equal(found.confusion, theirs.confusion_matrix(true, said, labels=names))
 
@@ -32,8 +34,9 @@ def test_every_number_is_scikit_learns(pairs):
 def test_a_named_label_that_nobody_has_counts_in_the_mean():
     found = classification_metrics([0, 1, 1], [0, 1, 0], names=[0, 1, 2])
     assert found.per_label[2].f1 == 0.0
-    assert found.macro_f1 == pytest.approx(theirs.f1_score([0, 1, 0], [0, 1, 1], labels=[0, 1, 2], average="macro",
-                                                           zero_division=0))
+    assert found.macro_f1 == pytest.approx(
+        theirs.f1_score([0, 1, 0], [0, 1, 1], labels=[0, 1, 2], average="macro", zero_division=0)
+    )
     with pytest.raises(ValueError, match="2 is not among the labels 0, 1"):
         classification_metrics([2], [0], names=[0, 1])
     with pytest.raises(ValueError, match="1 labels beside 2 true ones"):
@@ -48,13 +51,18 @@ def test_calibration_is_its_definition_and_brier_scikit_learns(count, kinds, bin
     found = calibration(torch.from_numpy(given_), true.tolist(), bins=bins)
     error = 0.0
     for n in range(bins):
-        inside = [(max(row), int(np.argmax(row)) == t) for row, t in zip(given_, true, strict=True)
-                  if n / bins < max(row) <= (n + 1) / bins]
+        inside = [
+            (max(row), int(np.argmax(row)) == t)
+            for row, t in zip(given_, true, strict=True)
+            if n / bins < max(row) <= (n + 1) / bins
+        ]
         if inside:
             error += abs(sum(p - right for p, right in inside)) / count
     assert found.error == pytest.approx(error, abs=1e-9)
     assert sum(one.count for one in found.bins) == count
-    assert found.brier == pytest.approx(theirs.brier_score_loss(true, given_, labels=range(kinds), scale_by_half=False))
+    assert found.brier == pytest.approx(
+        theirs.brier_score_loss(true, given_, labels=range(kinds), scale_by_half=False)
+    )
 
 
 def test_the_sure_and_right_are_calibrated_and_the_sure_and_wrong_are_not():
@@ -66,9 +74,15 @@ def test_the_sure_and_right_are_calibrated_and_the_sure_and_wrong_are_not():
     assert [one.count for one in edge.bins] == [0, 0, 4, 0]  # on an edge is in the bin below
 
 
-@pytest.mark.parametrize(("given_", "true", "said"), [
-    ([[2.0, -1.0]], [0], "Take their softmax"), ([[0.5, 0.5]], [2], "column numbers from 0 to 1"),
-    ([[0.5, 0.5]], [0, 1], "beside 2 labels"), ([[0.5, 0.5]], [0.5], "column numbers")])
+@pytest.mark.parametrize(
+    ("given_", "true", "said"),
+    [
+        ([[2.0, -1.0]], [0], "Take their softmax"),
+        ([[0.5, 0.5]], [2], "column numbers from 0 to 1"),
+        ([[0.5, 0.5]], [0, 1], "beside 2 labels"),
+        ([[0.5, 0.5]], [0.5], "column numbers"),
+    ],
+)
 def test_wrong_use_is_told(given_, true, said):
     with pytest.raises(ValueError, match=said):
         calibration(given_, true)

@@ -35,7 +35,7 @@ def brute(score, text: list[int], window: int) -> torch.Tensor:
     """The definition: each token after the first, given the up to `window` tokens before it, one pass each."""
     out = []
     for n in range(1, len(text)):
-        before = torch.tensor([text[max(0, n - window):n]])
+        before = torch.tensor([text[max(0, n - window) : n]])
         out.append(-score(before)[0, -1].log_softmax(-1)[text[n]])
     return torch.stack(out).double()
 
@@ -79,7 +79,9 @@ def test_with_a_window_as_long_as_the_text_it_is_one_pass(ours_and_theirs, windo
 def test_texts_longer_than_the_positions_are_the_usual_loop_over_transformers(ours_and_theirs, stride):
     ours, peer = ours_and_theirs
     text = torch.randint(peers.V, (100,))
-    window, want, before = 11, [], 0
+    window = 11
+    want = []
+    before = 0
     with torch.no_grad(), peers.Double():
         while before < len(text) - 1:
             end = min(window if before == 0 else before + stride, len(text) - 1)
@@ -96,7 +98,10 @@ def test_bits_per_byte_are_nats_over_ln_2_over_utf_8_bytes(ours_and_theirs):
     ours, _ = ours_and_theirs
     texts = ["abc déf", "ह ह g" * 20, "x"]
     found = perplexity(ours, letters(), texts, prefix_token_id=52, window=9)
-    nats = sum(float(token_nll(ours, letters().encode(text).ids, prefix_token_id=52, window=9).sum()) for text in texts)
+    nats = sum(
+        float(token_nll(ours, letters().encode(text).ids, prefix_token_id=52, window=9).sum())
+        for text in texts
+    )
     tokens, size = sum(map(len, texts)), sum(len(text.encode("utf-8")) for text in texts)
     assert found == Perplexity(pytest.approx(nats), tokens, size)
     assert size > tokens

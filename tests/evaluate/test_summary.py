@@ -27,15 +27,18 @@ def test_words_never_straddle_a_space(one, other):
     assert split_words(f"{one} {other}") == split_words(one) + split_words(other)
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("हिन्दी में, लिखा है।", ["हिन्दी", "में", "लिखा", "है"]),
-    ("Die STRASSE; straße", ["die", "strasse", "strasse"]),
-    ("l’été cafe\u0301", ["l", "été", "café"]),
-    ("我爱GPT2模型。", ["我", "爱", "gpt2", "模", "型"]),
-    ("ที่นี่", ["ที่", "นี่"]),
-    ("می\u200cخواهم", ["میخواهم"]),
-    ("Ёлка_дом", ["ёлка", "дом"]),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("हिन्दी में, लिखा है।", ["हिन्दी", "में", "लिखा", "है"]),
+        ("Die STRASSE; straße", ["die", "strasse", "strasse"]),
+        ("l’été cafe\u0301", ["l", "été", "café"]),
+        ("我爱GPT2模型。", ["我", "爱", "gpt2", "模", "型"]),
+        ("ที่นี่", ["ที่", "นี่"]),
+        ("می\u200cخواهم", ["میخواهم"]),
+        ("Ёлка_дом", ["ёлка", "дом"]),
+    ],
+)
 def test_words_of_other_scripts(text, said):
     assert split_words(text) == said
 
@@ -49,13 +52,17 @@ def test_scores_on_english_are_rouge_scores_own(stem):
     for n, (reference, text) in enumerate(zip(references, written, strict=True)):
         for kind, score in theirs.score(reference, text).items():
             assert found[kind][n] == pytest.approx(score.fmeasure)
-    assert mean_rouge(written, references, stem=stem) == {kind: pytest.approx(sum(each) / 2) for kind, each in found.items()}
+    assert mean_rouge(written, references, stem=stem) == {
+        kind: pytest.approx(sum(each) / 2) for kind, each in found.items()
+    }
 
 
 def test_other_scripts_count():
     assert mean_rouge(["बिल्ली बैठी है"], ["बिल्ली बैठी थी"])["rouge1"] == pytest.approx(2 / 3)
     assert mean_rouge(["猫坐着"], ["猫坐着"]) == dict.fromkeys(ROUGE_TYPES, 1.0)
-    assert RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"].fmeasure == 0.0  # what the default says
+    assert (
+        RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"].fmeasure == 0.0
+    )  # what the default says
 
 
 def test_the_signature_says_what_was_done():

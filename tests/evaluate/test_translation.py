@@ -8,8 +8,12 @@ from keepleft.evaluation.translation import corpus_metrics, paired_bootstrap, tr
 
 sacrebleu = pytest.importorskip("sacrebleu")
 
-REFERENCES = [f"the {animal} sat on the {place} and looked at {number} birds ."
-              for animal in ("cat", "dog", "Fox", "hen") for place in ("mat", "roof", "old wall") for number in ("two", "ten")]
+REFERENCES = [
+    f"the {animal} sat on the {place} and looked at {number} birds ."
+    for animal in ("cat", "dog", "Fox", "hen")
+    for place in ("mat", "roof", "old wall")
+    for number in ("two", "ten")
+]
 GOOD = [text.replace("looked", "gazed") if n % 3 == 0 else text for n, text in enumerate(REFERENCES)]
 POOR = [text.replace("sat on", "is over").replace("birds", "bird") for text in REFERENCES]
 
@@ -49,7 +53,9 @@ def test_p_is_sacrebleus():
 
     near = [text.replace("birds", "birds there") if n % 5 == 0 else text for n, text in enumerate(GOOD)]
     ours = paired_bootstrap(near, GOOD, REFERENCES, metric_names=["chrf"], samples=100)["chrf"]
-    _, theirs = PairedTest([("base", GOOD), ("near", near)], {"chrf": CHRF()}, [REFERENCES], test_type="bs", n_samples=100)()
+    _, theirs = PairedTest(
+        [("base", GOOD), ("near", near)], {"chrf": CHRF()}, [REFERENCES], test_type="bs", n_samples=100
+    )()
     assert ours.p == theirs["chrF2"][1].p_value
     assert ours.half_widths == (theirs["chrF2"][1].ci, theirs["chrF2"][0].ci)
 

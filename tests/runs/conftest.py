@@ -8,4 +8,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def unaudited(request, monkeypatch):
     if "audit" not in request.node.name:
-        monkeypatch.setattr("keepleft.runs.train.audit_before_training", lambda model: "audit: left out in this test")
+        monkeypatch.setattr(
+            "keepleft.runs.train.audit_before_training", lambda model: "audit: left out in this test"
+        )

@@ -13,13 +13,31 @@ from keepleft.runs.audit_before_training import audit_before_training
 @pytest.fixture
 def corpus(tmp_path):
     path = tmp_path / "corpus.txt"
-    path.write_text("".join(f"the sea is {word} and the sky is not\n" for word in "blue deep cold wide calm".split()) * 8)
+    path.write_text(
+        "".join(f"the sea is {word} and the sky is not\n" for word in "blue deep cold wide calm".split()) * 8
+    )
     return path
 
 
 def trained(corpus, *more):
-    return main(["train", "--task", "lm", "--train", str(corpus), "--out", str(corpus.parent / "run"), "--size", "tiny",
-                 "--recipe.steps", "1", "--device", "cpu", *more])
+    return main(
+        [
+            "train",
+            "--task",
+            "lm",
+            "--train",
+            str(corpus),
+            "--out",
+            str(corpus.parent / "run"),
+            "--size",
+            "tiny",
+            "--recipe.steps",
+            "1",
+            "--device",
+            "cpu",
+            *more,
+        ]
+    )
 
 
 def test_train_says_what_the_audit_said(corpus, capsys):

@@ -18,11 +18,23 @@ def read(path):
 
 def test_a_curve_for_each_series_and_no_two_alike(tmp_path):
     points = [(n, 10 / (n + 1)) for n in range(20)]
-    root = read(line_chart(tmp_path / "a.svg", {"one": points, "two & <three>": points[:7]}, title="a < b", x_label="step", y_label="loss",
-                      captions=[("English", "Hello " * 99), ("", ""), ("French", "Bonjour")]))
+    root = read(
+        line_chart(
+            tmp_path / "a.svg",
+            {"one": points, "two & <three>": points[:7]},
+            title="a < b",
+            x_label="step",
+            y_label="loss",
+            captions=[("English", "Hello " * 99), ("", ""), ("French", "Bonjour")],
+        )
+    )
     curves = root.findall(f"{SVG}polyline")
     assert [len(curve.get("points").split()) for curve in curves] == [20, 7]
-    assert len({curve.get("stroke") for curve in curves}) == len({curve.get("stroke-dasharray") for curve in curves}) == 2
+    assert (
+        len({curve.get("stroke") for curve in curves})
+        == len({curve.get("stroke-dasharray") for curve in curves})
+        == 2
+    )
     said = [text.text for text in root.iter(f"{SVG}text")]
     assert {"a < b", "step", "loss", "one", "two & <three>", "English", "French", "Bonjour"} <= set(said)
     assert not list(tmp_path.glob("*.part"))
@@ -30,7 +42,16 @@ def test_a_curve_for_each_series_and_no_two_alike(tmp_path):
 
 @pytest.mark.parametrize("log", [False, True])
 def test_everything_lies_inside(tmp_path, log):
-    root = read(line_chart(tmp_path / "a.svg", {"one": [(3, 0.02), (977, 31.0), (41, 1.0)]}, title="t", x_label="x", y_label="y", log_y=log))
+    root = read(
+        line_chart(
+            tmp_path / "a.svg",
+            {"one": [(3, 0.02), (977, 31.0), (41, 1.0)]},
+            title="t",
+            x_label="x",
+            y_label="y",
+            log_y=log,
+        )
+    )
     width, height = float(root.get("width")), float(root.get("height"))
     for pair in root.find(f"{SVG}polyline").get("points").split():
         x, y = map(float, pair.split(","))
@@ -42,8 +63,19 @@ def test_everything_lies_inside(tmp_path, log):
 
 
 def test_higher_is_higher_and_equal_factors_are_equally_far_on_a_logarithmic_axis(tmp_path):
-    root = read(line_chart(tmp_path / "a.svg", {"one": [(0, 1), (1, 10), (2, 100)]}, title="t", x_label="x", y_label="y", log_y=True))
-    one, ten, hundred = (float(pair.split(",")[1]) for pair in root.find(f"{SVG}polyline").get("points").split())
+    root = read(
+        line_chart(
+            tmp_path / "a.svg",
+            {"one": [(0, 1), (1, 10), (2, 100)]},
+            title="t",
+            x_label="x",
+            y_label="y",
+            log_y=True,
+        )
+    )
+    one, ten, hundred = (
+        float(pair.split(",")[1]) for pair in root.find(f"{SVG}polyline").get("points").split()
+    )
     assert one > ten > hundred
     assert math.isclose(one - ten, ten - hundred, abs_tol=0.2)
 
@@ -51,16 +83,30 @@ def test_higher_is_higher_and_equal_factors_are_equally_far_on_a_logarithmic_axi
 def test_a_point_without_a_place_is_left_out(tmp_path):
     points = [(0, 1.0), (1, math.nan), (2, 0.0), (3, math.inf), (4, 0.5)]
     for log, left in ((False, 3), (True, 2)):
-        root = read(line_chart(tmp_path / "a.svg", {"one": points}, title="t", x_label="x", y_label="y", log_y=log))
+        root = read(
+            line_chart(tmp_path / "a.svg", {"one": points}, title="t", x_label="x", y_label="y", log_y=log)
+        )
         assert len(root.find(f"{SVG}polyline").get("points").split()) == left
     with pytest.raises(ValueError, match="no point to draw"):
         line_chart(tmp_path / "a.svg", {"one": points[1:2]}, title="t", x_label="x", y_label="y")
 
 
 def test_a_bar_for_each_value_as_high_as_it_is(tmp_path):
-    root = read(bar_chart(tmp_path / "b.svg", {"one": [1, 2, 3], "two": [2, 4, 6]}, ["a", "b", "c"], title="t", x_label="x", y_label="y"))
-    tall = {bar.find(f"{SVG}title").text: float(bar.get("height")) for bar in root.findall(f"{SVG}rect")
-            if bar.find(f"{SVG}title") is not None}
+    root = read(
+        bar_chart(
+            tmp_path / "b.svg",
+            {"one": [1, 2, 3], "two": [2, 4, 6]},
+            ["a", "b", "c"],
+            title="t",
+            x_label="x",
+            y_label="y",
+        )
+    )
+    tall = {
+        bar.find(f"{SVG}title").text: float(bar.get("height"))
+        for bar in root.findall(f"{SVG}rect")
+        if bar.find(f"{SVG}title") is not None
+    }
     assert len(tall) == 6
     assert math.isclose(tall["two, c: 6"], 3 * tall["two, a: 2"], abs_tol=0.3)
     assert math.isclose(tall["one, b: 2"], tall["two, a: 2"], abs_tol=0.1)
@@ -80,8 +126,10 @@ def test_what_cannot_be_drawn_is_refused_by_name(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("low", "high"), [
-    (0, 1), (0, 400), (3, 977), (-5, 5), (0.021, 0.022), (7, 7), (0, 0), (-3, -3), (1e-9, 2e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (0, 400), (3, 977), (-5, 5), (0.021, 0.022), (7, 7), (0, 0), (-3, -3), (1e-9, 2e-9)],
+)
 def test_ticks_are_round_and_reach_around(low, high):
     ticks = nice_ticks(low, high)
     assert ticks[0] <= low + 1e-12
@@ -91,8 +139,9 @@ def test_ticks_are_round_and_reach_around(low, high):
     assert round(apart / 10 ** math.floor(math.log10(apart) + 1e-9), 6) in (1, 2, 5)
 
 
-@pytest.mark.parametrize(("low", "high"), [
-    (1, 10), (0.02, 7), (1, 1), (3, 4), (1e-12, 1), (0.9, 1100), (1e-30, 1e30), (100, 1000)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(1, 10), (0.02, 7), (1, 1), (3, 4), (1e-12, 1), (0.9, 1100), (1e-30, 1e30), (100, 1000)]
+)
 def test_logarithmic_ticks_are_round_and_reach_around(low, high):
     ticks = log_ticks(low, high)
     assert ticks[0] <= low * 1.000001

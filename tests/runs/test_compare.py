@@ -22,8 +22,16 @@ from keepleft.demo.masking import (
 )
 from keepleft.demo.phrases import corpus
 
-PAIRS = [(f"{who} {does}", f"{wer} {tut}") for who, wer in (("I", "je"), ("you", "tu"), ("we", "nous"))
-         for does, tut in (("run now", "cours maintenant"), ("sing", "chante"), ("sleep here", "dors ici"), ("eat", "mange"))]
+PAIRS = [
+    (f"{who} {does}", f"{wer} {tut}")
+    for who, wer in (("I", "je"), ("you", "tu"), ("we", "nous"))
+    for does, tut in (
+        ("run now", "cours maintenant"),
+        ("sing", "chante"),
+        ("sleep here", "dors ici"),
+        ("eat", "mange"),
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +58,12 @@ def test_one_pass_has_the_gradients_of_both_loops(mask):
 
 @pytest.mark.parametrize("mask", [full, causal | prefix(5)], ids=str)
 def test_without_the_mask_it_has_not(mask):
-    row, = match_gradients([13], mask=mask, measure_time=False)
+    (row,) = match_gradients([13], mask=mask, measure_time=False)
     assert min(row.difference.values()) > 1e-3
 
 
 def test_times_and_ratios():
-    row, = match_gradients([5])
+    (row,) = match_gradients([5])
     assert row.seconds.keys() == {"one pass", *LOOPS}
     assert all(row.ratio[name] == row.seconds[name] / row.seconds["one pass"] > 0 for name in LOOPS)
 
@@ -63,7 +71,9 @@ def test_times_and_ratios():
 def test_two_trials_differ_in_their_mask_alone(few):
     phrases = PhraseData()
     one, two, other = (MaskTrial(mask, phrases, 3) for mask in (causal, causal, full))
-    assert all(bool((a == b).all()) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert all(
+        bool((a == b).all()) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
     for trial in (one, two, other):
         assert [report.step for report in trial.train()] == [1, 2, 3]
     assert one.side.curve == two.side.curve != other.side.curve
@@ -77,8 +87,8 @@ def test_with_the_mask_it_makes_no_difference_whether_the_future_is_there(few):
 
 
 def test_the_verdict_asks_for_both():
-    row, = match_gradients([3], measure_time=False)
-    control, = match_gradients([3], mask=full, measure_time=False)
+    (row,) = match_gradients([3], measure_time=False)
+    (control,) = match_gradients([3], mask=full, measure_time=False)
     good, bad = TrainedSide("causal", [], exact=0.5), TrainedSide("full", ["leak"], exact=0.1)
     assert ExperimentResult([row], control, good, bad).ok
     assert not ExperimentResult([row], control, bad, good).ok

@@ -32,7 +32,9 @@ def test_a_row_is_what_was_looked_at_when_its_token_was_written():
 def test_layers_and_source_tokens_can_be_chosen():
     every = [alignment_weights(MODEL, SOURCE, TOKENS, layers=[n]) for n in range(len(MODEL.decoder.layers))]
     assert len(every) > 1
-    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS, layers=range(len(every))), torch.stack(every).mean(0))
+    torch.testing.assert_close(
+        alignment_weights(MODEL, SOURCE, TOKENS, layers=range(len(every))), torch.stack(every).mean(0)
+    )
     torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS), every[-1])
     some = alignment_weights(MODEL, SOURCE, TOKENS, source_slice=slice(1, -1))
     torch.testing.assert_close(some, every[-1][:, 1:-1] / every[-1][:, 1:-1].sum(-1, keepdim=True))
@@ -52,7 +54,10 @@ def test_the_demonstration_draws_the_same_matrix(tmp_path):
     assert weights.shape == (len(written), 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(written)))
     path = translator.picture(source, written, weights, str(tmp_path / "new"))
-    said = ["".join(text.itertext()) for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")]
+    said = [
+        "".join(text.itertext())
+        for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")
+    ]
     assert set(source) <= set(said)
 
 
@@ -70,11 +75,16 @@ def test_every_token_is_in_the_picture_with_a_cell_for_each_pair(tmp_path):
 
 def test_a_long_text_is_cut_and_says_so(tmp_path):
     weights = torch.full((300, 200), 1 / 200)
-    path = plot_alignment(tmp_path / "a.svg", ["s" * 90] * 200, ["w"] * 300, weights, title="t", max_tokens=30)
+    path = plot_alignment(
+        tmp_path / "a.svg", ["s" * 90] * 200, ["w"] * 300, weights, title="t", max_tokens=30
+    )
     root = ElementTree.fromstring(path.read_text("utf-8"))
     assert len(root.findall(f"{SVG}rect")) == 1 + 900
     assert float(root.get("height")) < 1300
-    assert any("… 270 written and 170 source tokens more" in "".join(text.itertext()) for text in root.iter(f"{SVG}text"))
+    assert any(
+        "… 270 written and 170 source tokens more" in "".join(text.itertext())
+        for text in root.iter(f"{SVG}text")
+    )
 
 
 def test_what_cannot_be_aligned_is_refused_by_name(tmp_path):

@@ -17,35 +17,66 @@ from keepleft.decoding import filters, logits_processors
 from keepleft.plots.next_token import StepDistribution, plot_distributions, step_distributions
 
 SVG = "{http://www.w3.org/2000/svg}"
-TEXTS = ["Il a mangé du pain & du lait <hier>\n", "वह समुद्र तट पर सोता है", "she sleeps on the beach every morning"] * 3
+TEXTS = [
+    "Il a mangé du pain & du lait <hier>\n",
+    "वह समुद्र तट पर सोता है",
+    "she sleeps on the beach every morning",
+] * 3
 
 
 @cache
 def lesson(kind="decoder"):
     tokenizer = train_tokenizer("bpe", TEXTS, 300, running_text=True)
-    design = kl.presets.small({"decoder": kl.presets.llama, "both": kl.presets.marian}[kind]).but(vocab=vocab_size(tokenizer))
+    design = kl.presets.small({"decoder": kl.presets.llama, "both": kl.presets.marian}[kind]).but(
+        vocab=vocab_size(tokenizer)
+    )
     return kl.build(design, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).eval(), tokenizer
 
 
 def said(path):
-    return ["".join(text.itertext()) for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")]
+    return [
+        "".join(text.itertext())
+        for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_one_pass_finds_the_very_probabilities_that_a_text_was_drawn_with(kind):
     model, tokenizer = lesson(kind)
     given = {} if kind == "decoder" else {"decoder_start_token_id": 1}
-    answer = kl.completions(model, tokenizer, [TEXTS[1]], max_new_tokens=11, do_sample=True, temperature=0.7, top_k=9, seed=5,
-                        repetition_penalty=1.3, **given)[0][0]
+    answer = kl.completions(
+        model,
+        tokenizer,
+        [TEXTS[1]],
+        max_new_tokens=11,
+        do_sample=True,
+        temperature=0.7,
+        top_k=9,
+        seed=5,
+        repetition_penalty=1.3,
+        **given,
+    )[0][0]
     before = answer.prompt if kind == "decoder" else [1]
-    steps = step_distributions(model, tokenizer, [*before, *answer.tokens], len(before), top_k=12,
-                    source=None if kind == "decoder" else answer.prompt,
-                    processors=[logits_processors.repetition_penalty(1.3), filters.temperature(0.7), filters.top_k(9)])
-    assert math.isclose(sum(math.log(step.probs_after[step.chosen]) for step in steps), answer.score, rel_tol=1e-4)
-    assert [step.tokens[step.chosen] for step in steps] == token_pieces(tokenizer, [*before, *answer.tokens], len(before))
+    steps = step_distributions(
+        model,
+        tokenizer,
+        [*before, *answer.tokens],
+        len(before),
+        top_k=12,
+        source=None if kind == "decoder" else answer.prompt,
+        processors=[logits_processors.repetition_penalty(1.3), filters.temperature(0.7), filters.top_k(9)],
+    )
+    assert math.isclose(
+        sum(math.log(step.probs_after[step.chosen]) for step in steps), answer.score, rel_tol=1e-4
+    )
+    assert [step.tokens[step.chosen] for step in steps] == token_pieces(
+        tokenizer, [*before, *answer.tokens], len(before)
+    )
     for step in steps:
         assert len(step.tokens) == len(step.probs_before) == len(step.probs_after) >= 12
-        assert math.isclose(sum(step.probs_after), 1.0, rel_tol=1e-6)  # the nine that were left are among the twelve
+        assert math.isclose(
+            sum(step.probs_after), 1.0, rel_tol=1e-6
+        )  # the nine that were left are among the twelve
         assert sum(share == 0 for share in step.probs_after) == len(step.probs_after) - 9
         assert sum(step.probs_before) < 1
         assert list(step.probs_before) == sorted(step.probs_before, reverse=True)
@@ -72,8 +103,10 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_every_token_is_in_the_picture_and_marked(tmp_path):
-    steps = [StepDistribution("", ("वह", "<b>&", " a b"), (0.5, 0.3, 0.2), (0.0, 0.75, 0.25), 1),
-             StepDistribution("<b>&", ("\n", "é"), (0.6, 0.4), (0.6, 0.4), 0)]
+    steps = [
+        StepDistribution("", ("वह", "<b>&", " a b"), (0.5, 0.3, 0.2), (0.0, 0.75, 0.25), 1),
+        StepDistribution("<b>&", ("\n", "é"), (0.6, 0.4), (0.6, 0.4), 0),
+    ]
     path = plot_distributions(tmp_path / "a.svg", steps, title="a < b")
     words = said(path)
     assert {"a < b", "वह", "<b>&", "␣a␣b", "↵", "é", "<b>&↵"} <= set(words)
@@ -83,8 +116,11 @@ def test_every_token_is_in_the_picture_and_marked(tmp_path):
     assert texts["वह"].get("text-decoration") == "line-through"
     assert "0.500 → ruled out" in texts
     assert texts["↵"].get("font-weight") == "bold"
-    wide = {bar.find(f"{SVG}title").text.split(":")[0]: float(bar.get("width")) for bar in root.findall(f"{SVG}rect")
-            if bar.get("fill-opacity")}
+    wide = {
+        bar.find(f"{SVG}title").text.split(":")[0]: float(bar.get("width"))
+        for bar in root.findall(f"{SVG}rect")
+        if bar.get("fill-opacity")
+    }
     assert math.isclose(wide["<b>&"], 3 * wide["␣a␣b"], rel_tol=0.01)
     assert wide["वह"] <= 1
 
@@ -105,7 +141,7 @@ def test_tokens_read_as_they_add_to_the_text():
     assert any("\\x" in part for part in parts)  # the bird is not in the vocabulary: bytes
     assert re.sub(r"\\x[0-9a-f]{2}", "", "".join(parts)) == decode_with_special(tokenizer, row)
     assert token_texts(None, [], [3, 4]) == ["#3", "#4"]
-    assert token_texts(tokenizer, [], [10 ** 6]) == ["#1000000"]
+    assert token_texts(tokenizer, [], [10**6]) == ["#1000000"]
     words = train_tokenizer("word", TEXTS, 100)
     assert token_pieces(words, words.encode("she sleeps every").ids) == ["she", "sleeps", "every"]
 

@@ -40,8 +40,10 @@ def test_what_is_cut_fits_and_is_cut_between_letters(words, room, keep_end):
     assert svg.width(cut) <= room
     pieces = svg.graphemes(words)
     kept = cut[1:] if keep_end else cut[:-1]
-    assert any(kept == ("".join(pieces[n:]).lstrip() if keep_end else "".join(pieces[:n]).rstrip())
-               for n in range(len(pieces) + 1))
+    assert any(
+        kept == ("".join(pieces[n:]).lstrip() if keep_end else "".join(pieces[:n]).rstrip())
+        for n in range(len(pieces) + 1)
+    )
 
 
 def test_what_is_hard_to_see_is_shown():
@@ -53,7 +55,11 @@ def test_what_is_hard_to_see_is_shown():
 
 
 def test_a_title_has_room_but_not_any_amount_of_it(tmp_path):
-    for title, low, high in (("t", 50, 50), ("a title of some length", 150, 300), ("a title " * 99, 900, 900)):
+    for title, low, high in (
+        ("t", 50, 50),
+        ("a title of some length", 150, 300),
+        ("a title " * 99, 900, 900),
+    ):
         root = ElementTree.fromstring(svg.write_svg(tmp_path / "a.svg", title, 50, 9, []).read_text("utf-8"))
         assert low <= float(root.get("width")) <= high
         assert svg.width(root.find(f"{SVG}text").text) <= float(root.get("width"))

@@ -14,8 +14,11 @@ from keepleft.plots.beam_tree import LEGEND, beam_nodes, plot_beam_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 TOKENIZER = train_tokenizer("char", ["abcdefgh <&>\nकिé"], 40, min_frequency=1)
-MODEL = kl.build(kl.presets.small(kl.presets.llama).but(vocab=vocab_size(TOKENIZER)), dtype=torch.float64,
-                 generator=torch.Generator().manual_seed(4)).eval()
+MODEL = kl.build(
+    kl.presets.small(kl.presets.llama).but(vocab=vocab_size(TOKENIZER)),
+    dtype=torch.float64,
+    generator=torch.Generator().manual_seed(4),
+).eval()
 PROMPT, SEGMENTS = torch.tensor([[0, 7, 8], [9, 6, 11]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
 
 
@@ -23,7 +26,9 @@ class Recorded:
     """A beam that keeps what it did: which row each text grew out of."""
 
     def __init__(self, strategy):
-        self.strategy, self.begin, self.parents = strategy, strategy.begin, []
+        self.strategy = strategy
+        self.begin = strategy.begin
+        self.parents = []
 
     def choose(self, scores, texts):
         out, rows = self.strategy.choose(scores, texts)
@@ -32,14 +37,26 @@ class Recorded:
 
 
 def searched(limit=7, **choices):
-    strategy = Recorded(Beam(**{"width": 4, "eos_ids": (8,), "num_sequences": choices.get("width", 4), **choices}))
+    strategy = Recorded(
+        Beam(**{"width": 4, "eos_ids": (8,), "num_sequences": choices.get("width", 4), **choices})
+    )
     return list(kl.decode(MODEL, PROMPT, strategy, max_new_tokens=limit, segments=SEGMENTS)), strategy
 
 
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("choices", [{}, {"width": 1}, {"width": 6, "early_stopping": True}, {"width": 6, "groups": 3, "diversity_penalty": 0.4},
-                                     {"width": 5, "early_stopping": "never", "length_penalty": 0.3, "eos_ids": (8, 9, 10, 11)},
-                                     {"seeds": torch.tensor([3, 4])}, {"eos_ids": ()}, {"width": 13, "limit": 2}])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"width": 1},
+        {"width": 6, "early_stopping": True},
+        {"width": 6, "groups": 3, "diversity_penalty": 0.4},
+        {"width": 5, "early_stopping": "never", "length_penalty": 0.3, "eos_ids": (8, 9, 10, 11)},
+        {"seeds": torch.tensor([3, 4])},
+        {"eos_ids": ()},
+        {"width": 13, "limit": 2},
+    ],
+)
 def test_parents_are_those_of_the_search(choices, row):
     steps, strategy = searched(**choices)
     width, groups = strategy.strategy.width, strategy.strategy.groups
@@ -61,9 +78,15 @@ def test_parents_are_those_of_the_search(choices, row):
     assert all(node.parent in real or len(node.tokens) == 1 for node in found)
     results = strategy.strategy.results(steps[-1])[row]
     best = [node for node in found if node.best]
-    assert [node.tokens for node in best] == [tuple(results[0].tokens[:n + 1]) for n in range(len(results[0].tokens))]
+    assert [node.tokens for node in best] == [
+        tuple(results[0].tokens[: n + 1]) for n in range(len(results[0].tokens))
+    ]
     if any(node.finished for node in found):
-        ended = {node.tokens: node.score for node in sorted(found, key=lambda node: node.score) if node.finished and node.survives}
+        ended = {
+            node.tokens: node.score
+            for node in sorted(found, key=lambda node: node.score)
+            if node.finished and node.survives
+        }
         assert ended == {tuple(one.tokens): one.score for one in results}
 
 
@@ -71,16 +94,23 @@ def test_a_search_that_goes_on_has_a_best_text_too():
     steps, _ = searched(eos_ids=())
     found = beam_nodes(steps[:3])
     assert not any(node.finished for node in found)
-    assert [node.tokens for node in found if node.best][-1] == tuple(steps[2].tokens[steps[2].score[:4].argmax(), 3:].tolist())
+    assert [node.tokens for node in found if node.best][-1] == tuple(
+        steps[2].tokens[steps[2].score[:4].argmax(), 3:].tolist()
+    )
 
 
 def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
     steps, _ = searched(width=5, early_stopping="never")
     found = beam_nodes(steps)
-    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8"))
+    root = ElementTree.fromstring(
+        plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="a < b").read_text("utf-8")
+    )
     assert len(root.findall(f"{SVG}rect")) == 1 + len(found) + sum(node.finished for node in found)
     assert len(root.findall(f"{SVG}path")) == sum(len(node.tokens) > 1 for node in found)
-    assert sum(line.get("stroke-width") == "2.6" for line in root.findall(f"{SVG}path")) == sum(node.best for node in found) - 1
+    assert (
+        sum(line.get("stroke-width") == "2.6" for line in root.findall(f"{SVG}path"))
+        == sum(node.best for node in found) - 1
+    )
     words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
     for node in found:
         assert (f"= {node.score:.2f}" if node.finished else f"{node.score:.2f}") in words
@@ -95,7 +125,9 @@ def test_every_text_has_a_box_and_every_parent_a_line(tmp_path):
 
 def test_lines_do_not_cross(tmp_path):
     steps, _ = searched(width=6, eos_ids=(8, 9), early_stopping="never")
-    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8"))
+    root = ElementTree.fromstring(
+        plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t").read_text("utf-8")
+    )
     columns = {}
     for line in root.findall(f"{SVG}path"):
         _, x, y, *_, level = line.get("d").split()
@@ -109,7 +141,11 @@ def test_lines_do_not_cross(tmp_path):
 def test_a_large_tree_stays_small_and_says_what_is_missing(tmp_path):
     steps, _ = searched(width=12, eos_ids=(), limit=40)
     found = beam_nodes(steps)
-    root = ElementTree.fromstring(plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", max_columns=9, max_rows=5).read_text("utf-8"))
+    root = ElementTree.fromstring(
+        plot_beam_tree(tmp_path / "a.svg", steps, TOKENIZER, title="t", max_columns=9, max_rows=5).read_text(
+            "utf-8"
+        )
+    )
     words = ["".join(text.itertext()) for text in root.findall(f"{SVG}text")]
     shown = len(root.findall(f"{SVG}rect")) - 1
     assert shown <= 45

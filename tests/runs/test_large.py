@@ -19,12 +19,32 @@ def test_a_gigabyte_trains_with_flat_memory(tmp_path):
         with (tmp_path / f"{name}.txt").open("wb") as file:
             while file.tell() < size:
                 file.write(block)
-        code = ("import resource, sys; from keepleft.cli import main; assert main(sys.argv[1:]) == 0; "
-                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)")
-        arguments = ["train", "--task", "lm", "--train", str(tmp_path / f"{name}.txt"), "--out", str(tmp_path / f"run-{name}"),
-                     "--size", "tiny", "--recipe.steps", "3", "--device", "cpu"]
-        ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=1200,
-                             check=False)
+        code = (
+            "import resource, sys; from keepleft.cli import main; assert main(sys.argv[1:]) == 0; "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        )
+        arguments = [
+            "train",
+            "--task",
+            "lm",
+            "--train",
+            str(tmp_path / f"{name}.txt"),
+            "--out",
+            str(tmp_path / f"run-{name}"),
+            "--size",
+            "tiny",
+            "--recipe.steps",
+            "3",
+            "--device",
+            "cpu",
+        ]
+        ran = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
         assert ran.returncode == 0, ran.stderr
         most[name] = int(ran.stdout.split()[-1])
     print(most)

@@ -34,6 +34,7 @@ def test_inside_the_average_stands_in_and_the_weights_come_back_even_after_an_er
     before = model.weight.detach().clone()
     average = EMA(model, 0.9)
     average.weights["weight"].fill_(7.0)
+
     def fail() -> None:
         with average.average_parameters():
             assert (model.weight == 7.0).all()
@@ -55,16 +56,27 @@ def test_the_loop_averages_after_each_step(tmp_path):
     design = lessons.design()
     model, seen = lessons.model(design), []
     own = model.token.weight.detach().clone()
-    list(train(model, lessons.batches(design), lessons.recipe(steps=6, ema_decay=0.3), folder=tmp_path,
-               stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5))
+    list(
+        train(
+            model,
+            lessons.batches(design),
+            lessons.recipe(steps=6, ema_decay=0.3),
+            folder=tmp_path,
+            stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5,
+        )
+    )
     for step, weight in enumerate(seen):
         d = min(0.3, (1 + step) / (10 + step))
         own = d * own + (1 - d) * weight
-    torch.testing.assert_close(lessons.state(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14)
+    torch.testing.assert_close(
+        lessons.state(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14
+    )
 
 
 def test_the_mean_of_checkpoints():
-    states = [{"w": torch.full((2,), float(n), dtype=torch.bfloat16), "n": torch.tensor(n)} for n in (1, 2, 6)]
+    states = [
+        {"w": torch.full((2,), float(n), dtype=torch.bfloat16), "n": torch.tensor(n)} for n in (1, 2, 6)
+    ]
     assert torch.equal(average_checkpoints(states)["w"], torch.full((2,), 3.0, dtype=torch.bfloat16))
     assert average_checkpoints(states)["n"].dtype == torch.int64
     model = kl.build(lessons.design())

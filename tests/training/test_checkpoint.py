@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from keepleft.disk import atomic
 from keepleft.training import checkpoint
 
-TENSORS = {"weights/a": torch.arange(12.0).view(3, 4), "step/a": torch.tensor(5.0), "weights/b": torch.zeros(0, 3),
-           "exp_avg/b": torch.ones(7, dtype=torch.bfloat16)}
+TENSORS = {
+    "weights/a": torch.arange(12.0).view(3, 4),
+    "step/a": torch.tensor(5.0),
+    "weights/b": torch.zeros(0, 3),
+    "exp_avg/b": torch.ones(7, dtype=torch.bfloat16),
+}
 NUMBERS = {"step": 4, "best": 1e-05, "place": [0, 3], "recipe": {"lr": 3e-4}}
 
 
@@ -52,7 +56,11 @@ def test_what_was_saved_comes_back(folder):
     assert sorted(path.name for path in place.iterdir()) == ["state.json", "tensors.safetensors"]
 
 
-@given(st.sampled_from(["state.json", "tensors.safetensors"]), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+@given(
+    st.sampled_from(["state.json", "tensors.safetensors"]),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 7),
+)
 @settings(max_examples=150)
 def test_any_flipped_bit_is_noticed(folder, name, where, bit):
     path = folder / "step-00000004" / name
@@ -72,7 +80,7 @@ def test_any_truncated_file_is_noticed(folder, name, where):
     path = folder / "step-00000004" / name
     whole = path.read_bytes()
     try:
-        path.write_bytes(whole[:int(where * len(whole))])
+        path.write_bytes(whole[: int(where * len(whole))])
         refused(folder, "")
     finally:
         path.write_bytes(whole)
@@ -111,7 +119,9 @@ def test_if_all_are_damaged_that_is_an_error_and_not_a_new_beginning(folder, tmp
 
 
 @pytest.mark.parametrize("call", ["write_bytes", "sync", "checksum", "rename"])
-def test_whatever_fails_while_writing_the_one_before_stays_and_nothing_is_left_over(call, tmp_path, monkeypatch):
+def test_whatever_fails_while_writing_the_one_before_stays_and_nothing_is_left_over(
+    call, tmp_path, monkeypatch
+):
     checkpoint.save(tmp_path, 2, TENSORS, NUMBERS)
 
     def full(*given):
@@ -119,8 +129,11 @@ def test_whatever_fails_while_writing_the_one_before_stays_and_nothing_is_left_o
 
     with monkeypatch.context() as patch:
         patch.setattr(Path if call in ("write_bytes", "rename") else atomic, call, full)
-        with pytest.raises(OSError, match=r"the checkpoint .*step-00000004 could not be written \(No space left on device\): "
-                                          r"free some space") as caught:
+        with pytest.raises(
+            OSError,
+            match=r"the checkpoint .*step-00000004 could not be written \(No space left on device\): "
+            r"free some space",
+        ) as caught:
             checkpoint.save(tmp_path, 4, TENSORS, NUMBERS)
     assert caught.value.errno == errno.ENOSPC
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
@@ -141,7 +154,12 @@ def test_tidy_keeps_the_newest_and_the_best_and_takes_away_what_a_crash_left(tmp
         (tmp_path / name).mkdir()
     (tmp_path / "step-notes").mkdir()
     checkpoint.prune(tmp_path, step=5, keep_last=2, best_step=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000004", "step-00000005", "step-notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000001",
+        "step-00000004",
+        "step-00000005",
+        "step-notes",
+    ]
 
 
 def test_saving_a_step_again_takes_the_place_of_the_old_one(tmp_path):
@@ -154,4 +172,8 @@ def test_saving_a_step_again_takes_the_place_of_the_old_one(tmp_path):
 def test_any_step_sorts_where_it_belongs(tmp_path):
     for step in (99_999_999, 100_000_000, 7):
         checkpoint.save(tmp_path, step, {"a": torch.ones(1)}, {})
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-100000000", "step-99999999", "step-00000007"]
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
+        "step-100000000",
+        "step-99999999",
+        "step-00000007",
+    ]

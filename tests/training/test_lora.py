@@ -32,7 +32,9 @@ def test_before_training_nothing_has_changed(kind):
     found = add_lora(model, 3)
     assert torch.equal(scores(model), before)
     assert names.keys() < model.state_dict().keys()
-    assert {name.split(".", 3)[-1] for name in found} == {end for end in TARGET_MODULES if kind == "both" or "cross" not in end}
+    assert {name.split(".", 3)[-1] for name in found} == {
+        end for end in TARGET_MODULES if kind == "both" or "cross" not in end
+    }
 
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
@@ -45,7 +47,10 @@ def test_only_the_small_matrices_learn(kind):
         else:
             assert name.endswith((".down", ".up"))
             assert tensor.abs().max() > 0
-    assert {name.rsplit(".", 1)[1] for name, p in model.named_parameters() if p.requires_grad} == {"down", "up"}
+    assert {name.rsplit(".", 1)[1] for name, p in model.named_parameters() if p.requires_grad} == {
+        "down",
+        "up",
+    }
 
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
@@ -62,7 +67,9 @@ def test_folded_in_is_the_same_model_under_its_own_names(kind, tmp_path):
     assert all(p.requires_grad for p in model.parameters())
     torch.testing.assert_close(scores(model), before, atol=1e-12, rtol=1e-12)
     kl.save(model, None, tmp_path)
-    torch.testing.assert_close(scores(kl.load(tmp_path, dtype=torch.float64)[0]), before, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        scores(kl.load(tmp_path, dtype=torch.float64)[0]), before, atol=1e-12, rtol=1e-12
+    )
     assert merge(model) == []
 
 
@@ -72,8 +79,15 @@ def test_a_run_goes_on_with_them(tmp_path):
     model = lessons.model(design)
     add_lora(model, 3, dropout=0.1)
     asked = iter([False] * 6 + [True])
-    list(train(model, lessons.batches(design), lessons.recipe(ema_decay=0.9), folder=tmp_path / "broken",
-               stop=lambda: next(asked)))
+    list(
+        train(
+            model,
+            lessons.batches(design),
+            lessons.recipe(ema_decay=0.9),
+            folder=tmp_path / "broken",
+            stop=lambda: next(asked),
+        )
+    )
     assert lessons.same(taught("both", tmp_path / "broken", ema_decay=0.9).state_dict(), whole.state_dict())
     assert lessons.same(lessons.state(tmp_path / "broken", 12), lessons.state(tmp_path / "whole", 12))
 
@@ -89,14 +103,24 @@ def test_a_checkpoint_without_them_is_refused(tmp_path):
 
 def test_what_else_learns_can_be_said():
     model = lessons.model(lessons.design(norm=kl.LayerNorm()))
-    assert add_lora(model, 2, target_modules=("self.qkv",), modules_to_save=("head", "norm_feed")) == ["decoder.layers.0.self.qkv"]
+    assert add_lora(model, 2, target_modules=("self.qkv",), modules_to_save=("head", "norm_feed")) == [
+        "decoder.layers.0.self.qkv"
+    ]
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert learning == {"head.weight", "decoder.layers.0.norm_feed.weight", "decoder.layers.0.norm_feed.bias",
-                        "decoder.layers.0.self.qkv.down", "decoder.layers.0.self.qkv.up"}
+    assert learning == {
+        "head.weight",
+        "decoder.layers.0.norm_feed.weight",
+        "decoder.layers.0.norm_feed.bias",
+        "decoder.layers.0.self.qkv.down",
+        "decoder.layers.0.self.qkv.up",
+    }
 
 
 def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
-    a, b, c = (kl.build(lessons.design(), dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0)) for _ in range(3))
+    a, b, c = (
+        kl.build(lessons.design(), dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+        for _ in range(3)
+    )
     for model, seed in ((a, 0), (b, 0), (c, 1)):
         add_lora(model, 2, seed=seed)
     assert lessons.same(a.state_dict(), b.state_dict())
@@ -104,11 +128,16 @@ def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
     assert {p.dtype for p in a.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(("choices", "words"), [
-    ({"rank": 0}, "rank is 0"), ({"alpha": 0.0}, "alpha is 0.0"),
-    ({"target_modules": ("self.query",)}, "no layer of the model is called 'self.query'"),
-    ({"target_modules": ("cross.q",)}, "no layer of the model ends in cross.q"),
-    ({"modules_to_save": ("tail",)}, "no weight of the model is called 'tail'")])
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"rank": 0}, "rank is 0"),
+        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"target_modules": ("self.query",)}, "no layer of the model is called 'self.query'"),
+        ({"target_modules": ("cross.q",)}, "no layer of the model ends in cross.q"),
+        ({"modules_to_save": ("tail",)}, "no weight of the model is called 'tail'"),
+    ],
+)
 def test_what_cannot_be_is_refused_and_nothing_is_touched(choices, words):
     model = lessons.model(lessons.design())
     before = {name: p.requires_grad for name, p in model.named_parameters()}

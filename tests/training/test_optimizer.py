@@ -11,7 +11,14 @@ from torch import nn
 import keepleft as kl
 import lessons
 from keepleft.training import optimizer
-from keepleft.training.optimizer import Muon, fused_row_counts, init_state, make_optimizers, named_state, newton_schulz
+from keepleft.training.optimizer import (
+    Muon,
+    fused_row_counts,
+    init_state,
+    make_optimizers,
+    named_state,
+    newton_schulz,
+)
 
 
 def model(kind: str = "decoder", **changes) -> nn.Module:
@@ -23,7 +30,9 @@ def test_muon_is_pytorchs(shape, monkeypatch):
     """PyTorch orthogonalises in bfloat16 everywhere; here this is done in float32 on a CPU, so it is lent PyTorch's way."""
     from torch.optim._muon import _zeropower_via_newtonschulz as theirs
 
-    lent = lambda matrices, rounds: torch.stack([theirs(one, (3.4445, -4.7750, 2.0315), rounds, 1e-7) for one in matrices])
+    lent = lambda matrices, rounds: torch.stack(
+        [theirs(one, (3.4445, -4.7750, 2.0315), rounds, 1e-7) for one in matrices]
+    )
     monkeypatch.setattr(optimizer, "newton_schulz", lent)
     a, b = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.zeros(shape))
     b.data.copy_(a.data)
@@ -39,7 +48,9 @@ def test_muon_is_pytorchs(shape, monkeypatch):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
 @settings(max_examples=30)
-def test_orthogonal_is_pytorchs_to_half_precision_and_makes_all_singular_values_about_one(rows, columns, seed):
+def test_orthogonal_is_pytorchs_to_half_precision_and_makes_all_singular_values_about_one(
+    rows, columns, seed
+):
     from torch.optim._muon import _zeropower_via_newtonschulz as theirs
 
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
@@ -61,14 +72,20 @@ def test_stacked_matrices_are_made_orthogonal_one_by_one():
     torch.testing.assert_close(tall.data, torch.cat([part.data for part in apart]))
 
 
-@pytest.mark.parametrize(("kind", "changes"), [("decoder", {"kv_heads": 1}), ("decoder", {"head_dim": 6}), ("both", {})])
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("decoder", {"kv_heads": 1}), ("decoder", {"head_dim": 6}), ("both", {})]
+)
 def test_every_stack_is_known_and_falls_where_the_model_cuts_it(kind, changes):
     made = model(kind, heads=2, **changes)
     state, stacks = made.state_dict(), fused_row_counts(made)
     assert all(sum(rows) == state[name].shape[0] for name, rows in stacks.items())
-    assert {name.rsplit(".", 2)[1] for name in stacks} == {"qkv", "up"} | ({"kv"} if kind == "both" else set())
+    assert {name.rsplit(".", 2)[1] for name in stacks} == {"qkv", "up"} | (
+        {"kv"} if kind == "both" else set()
+    )
     width = changes.get("head_dim", 10)
-    assert stacks["decoder.layers.0.self.qkv.weight"] == [2 * width] + [changes.get("kv_heads", 2) * width] * 2
+    assert (
+        stacks["decoder.layers.0.self.qkv.weight"] == [2 * width] + [changes.get("kv_heads", 2) * width] * 2
+    )
 
 
 def test_muon_takes_the_matrices_between_layers_and_adamw_the_rest():
@@ -118,8 +135,11 @@ def test_adamw_is_pytorchs_with_the_recipes_numbers():
     a, b = model(), model()
     ours = make_optimizers(a, recipe)[0]
     decays = [p for p in b.parameters() if p.dim() >= 2], [p for p in b.parameters() if p.dim() < 2]
-    theirs = torch.optim.AdamW([{"params": decays[0], "weight_decay": 0.3}, {"params": decays[1], "weight_decay": 0.0}],
-                               lr=0.01, betas=(0.8, 0.7))
+    theirs = torch.optim.AdamW(
+        [{"params": decays[0], "weight_decay": 0.3}, {"params": decays[1], "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.8, 0.7),
+    )
     for _ in range(3):
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             p.grad = torch.randn_like(p)

@@ -9,11 +9,33 @@ import pytest
 
 from keepleft.training.recipe import Recipe, from_dict, higher_is_better
 
-FREE = {"log_every": 7, "eval_every": 3, "save_every": 5, "keep_checkpoints": 1, "metric": "bleu", "patience": 2, "activation_checkpointing": True, "compile": False,
-        "cuda_graph": False}
-BOUND = {"steps": 7, "lr": 1.0, "warmup": 7, "schedule": "linear", "min_lr_ratio": 0.5, "decay": 0.5, "optimizer": "muon",
-         "betas": (0.5, 0.5), "weight_decay": 0.5, "max_grad_norm": 0.5, "label_smoothing": 0.5, "ema_decay": 0.5, "precision": "float32",
-         "seed": 7}
+FREE = {
+    "log_every": 7,
+    "eval_every": 3,
+    "save_every": 5,
+    "keep_checkpoints": 1,
+    "metric": "bleu",
+    "patience": 2,
+    "activation_checkpointing": True,
+    "compile": False,
+    "cuda_graph": False,
+}
+BOUND = {
+    "steps": 7,
+    "lr": 1.0,
+    "warmup": 7,
+    "schedule": "linear",
+    "min_lr_ratio": 0.5,
+    "decay": 0.5,
+    "optimizer": "muon",
+    "betas": (0.5, 0.5),
+    "weight_decay": 0.5,
+    "max_grad_norm": 0.5,
+    "label_smoothing": 0.5,
+    "ema_decay": 0.5,
+    "precision": "float32",
+    "seed": 7,
+}
 
 
 def test_a_recipe_survives_json():
@@ -24,7 +46,8 @@ def test_a_recipe_survives_json():
 @pytest.mark.parametrize("name", BOUND)
 def test_what_decides_where_the_weights_go_next_may_not_change(name):
     assert replace(Recipe(), **{name: BOUND[name]}).differences(Recipe()) == [
-        f"{name} was {getattr(Recipe(), name)!r} and is {BOUND[name]!r}"]
+        f"{name} was {getattr(Recipe(), name)!r} and is {BOUND[name]!r}"
+    ]
 
 
 def test_the_rest_may_and_every_field_is_one_or_the_other():
@@ -32,11 +55,32 @@ def test_the_rest_may_and_every_field_is_one_or_the_other():
     assert FREE.keys() | BOUND.keys() == asdict(Recipe()).keys()
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("steps", 0), ("steps", 2.5), ("warmup", -1), ("log_every", 0), ("keep_checkpoints", 0), ("eval_every", 0), ("save_every", 0), ("patience", 0),
-    ("lr", 0.0), ("lr", float("nan")), ("schedule", "cosin"), ("optimizer", "sgd"), ("precision", "float16"),
-    ("min_lr_ratio", 1.5), ("decay", -0.1), ("label_smoothing", 1.0), ("ema_decay", 1.0), ("betas", (0.9, 1.0)), ("max_grad_norm", -1.0),
-    ("weight_decay", -0.1), ("seed", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("steps", 2.5),
+        ("warmup", -1),
+        ("log_every", 0),
+        ("keep_checkpoints", 0),
+        ("eval_every", 0),
+        ("save_every", 0),
+        ("patience", 0),
+        ("lr", 0.0),
+        ("lr", float("nan")),
+        ("schedule", "cosin"),
+        ("optimizer", "sgd"),
+        ("precision", "float16"),
+        ("min_lr_ratio", 1.5),
+        ("decay", -0.1),
+        ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("betas", (0.9, 1.0)),
+        ("max_grad_norm", -1.0),
+        ("weight_decay", -0.1),
+        ("seed", -1),
+    ],
+)
 def test_senseless_numbers_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         Recipe(**{name: value})

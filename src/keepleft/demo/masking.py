@@ -45,19 +45,24 @@ from keepleft.training.recipe import Recipe
 
 DEFAULT_LENGTHS = (16, 64, 128, 300)
 DEFAULT_STEPS = 400
-MAX_GRADIENT_DIFFERENCE = 1e-12    # the largest relative difference of float64 gradients that counts as none
-CONTROL_LENGTH = 16     # the length at which the comparison is shown to fail without the mask
-VOCAB_SIZE = 512      # of the first part
-SOURCE_LENGTH = 16      # tokens in its source
-BATCH_TOKENS = 1024    # in a batch of the second part
-NUM_SAMPLES = 4        # sentences that are printed
+MAX_GRADIENT_DIFFERENCE = 1e-12  # the largest relative difference of float64 gradients that counts as none
+CONTROL_LENGTH = 16  # the length at which the comparison is shown to fail without the mask
+VOCAB_SIZE = 512  # of the first part
+SOURCE_LENGTH = 16  # tokens in its source
+BATCH_TOKENS = 1024  # in a batch of the second part
+NUM_SAMPLES = 4  # sentences that are printed
 EMPTY_OUTPUT = "(nothing: it ends at once)"
 
 
 def design(mask: Mask, vocab: int) -> Design:
     """A small encoder-decoder without dropout; its decoder has this mask."""
-    return presets.small(presets.vaswani).but(vocab=vocab, norm_first=True, dropout=0.0, encoder=StackDesign(2, (full,)),
-                                              decoder=StackDesign(2, (mask,)))
+    return presets.small(presets.vaswani).but(
+        vocab=vocab,
+        norm_first=True,
+        dropout=0.0,
+        encoder=StackDesign(2, (full,)),
+        decoder=StackDesign(2, (mask,)),
+    )
 
 
 # 1. One pass and the loop: the same gradients -------------------------------------------------
@@ -73,7 +78,7 @@ def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: 
     logits, state = model.start(inputs[:, :1], memory=model.encode_memory(source))
     loss = _loss(logits, targets[:, 0])
     for t in range(1, inputs.shape[1]):
-        loss = loss + _loss(model.step(inputs[:, t:t + 1], state), targets[:, t])
+        loss = loss + _loss(model.step(inputs[:, t : t + 1], state), targets[:, t])
     loss.backward()
 
 
@@ -83,11 +88,15 @@ def naive_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: T
     The source is read once, as in the other ways; what it is blamed for is gathered over the loop and sent back at the end.
     """
     memory = model.encode_memory(source)
-    detached_memory = Memory([(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in memory.layers])
+    detached_memory = Memory(
+        [(k.detach().requires_grad_(), v.detach().requires_grad_()) for k, v in memory.layers]
+    )
     for t in range(inputs.shape[1]):
-        x = model.decoder_hidden_states(inputs[:, :t + 1], memory=detached_memory)[:, -1]
+        x = model.decoder_hidden_states(inputs[:, : t + 1], memory=detached_memory)[:, -1]
         _loss(model.head(x, model.token), targets[:, t]).backward()
-    memory_tensors, detached_tensors = ([tensor for kv in kv_memory.layers for tensor in kv] for kv_memory in (memory, detached_memory))
+    memory_tensors, detached_tensors = (
+        [tensor for kv in kv_memory.layers for tensor in kv] for kv_memory in (memory, detached_memory)
+    )
     torch.autograd.backward(memory_tensors, [tensor.grad for tensor in detached_tensors])
 
 
@@ -104,8 +113,10 @@ class GradientMatch:
     """One target length."""
 
     length: int
-    difference: dict[str, float]  # of the gradients of each loop from those of one pass: the largest of all, relative
-    seconds: dict[str, float]     # of one pass and of each loop, forward and backward
+    difference: dict[
+        str, float
+    ]  # of the gradients of each loop from those of one pass: the largest of all, relative
+    seconds: dict[str, float]  # of one pass and of each loop, forward and backward
 
     @property
     def ratio(self) -> dict[str, float]:
@@ -113,29 +124,48 @@ class GradientMatch:
         return {name: self.seconds[name] / self.seconds["one pass"] for name in self.difference}
 
 
-def match_gradients(lengths: Sequence[int] = DEFAULT_LENGTHS, *, mask: Mask = causal, measure_time: bool = True) -> Iterator[GradientMatch]:
+def match_gradients(
+    lengths: Sequence[int] = DEFAULT_LENGTHS, *, mask: Mask = causal, measure_time: bool = True
+) -> Iterator[GradientMatch]:
     """Gradients in float64 and times in float32, at each target length."""
     for length in lengths:
         checks.check_int("a length", length)
     for length in lengths:
         tensors = example(length)
-        float64_model, float32_model = (build(design(mask, VOCAB_SIZE), generator=torch.Generator().manual_seed(0)).to(dtype)
-                        for dtype in (torch.float64, torch.float32))
+        float64_model, float32_model = (
+            build(design(mask, VOCAB_SIZE), generator=torch.Generator().manual_seed(0)).to(dtype)
+            for dtype in (torch.float64, torch.float32)
+        )
         parallel_gradients = gradients(float64_model, parallel_pass, tensors)
-        difference = {name: max_difference(parallel_gradients, gradients(float64_model, training_pass, tensors)) for name, training_pass in LOOPS.items()}
+        difference = {
+            name: max_difference(parallel_gradients, gradients(float64_model, training_pass, tensors))
+            for name, training_pass in LOOPS.items()
+        }
         passes = {"one pass": parallel_pass, **LOOPS} if measure_time else {}
-        yield GradientMatch(length, difference, {name: _time_pass(float32_model, training_pass, tensors) for name, training_pass in passes.items()})
+        yield GradientMatch(
+            length,
+            difference,
+            {
+                name: _time_pass(float32_model, training_pass, tensors)
+                for name, training_pass in passes.items()
+            },
+        )
 
 
 def example(length: int) -> tuple[Tensor, Tensor, Tensor]:
     """A source and a target of tokens at random, as (1, T) tensors: source, what is shown, what is asked."""
     rng = np.random.default_rng(length)
     inputs, targets = shift_right(1, Ragged.from_lists([rng.integers(2, VOCAB_SIZE, length).tolist()]))
-    source, *target = (torch.from_numpy(part)[None] for part in (rng.integers(2, VOCAB_SIZE, SOURCE_LENGTH), inputs.flat, targets.flat))
+    source, *target = (
+        torch.from_numpy(part)[None]
+        for part in (rng.integers(2, VOCAB_SIZE, SOURCE_LENGTH), inputs.flat, targets.flat)
+    )
     return source, target[0], target[1]
 
 
-def gradients(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+def gradients(
+    model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]
+) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     training_pass(model, *tensors)
     return {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -143,7 +173,9 @@ def gradients(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Te
 
 def max_difference(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
     """The largest difference of two sets of gradients, each tensor measured by its own largest number."""
-    return max(float((expected[name] - actual[name]).abs().max() / expected[name].abs().max()) for name in expected)
+    return max(
+        float((expected[name] - actual[name]).abs().max() / expected[name].abs().max()) for name in expected
+    )
 
 
 def _time_pass(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
@@ -164,7 +196,9 @@ class PhraseData:
 
     def __init__(self) -> None:
         self.train_pairs, self.heldout_pairs = corpus.split("fr")
-        self.tokenizer = train_tokenizer("word", [text for pair in self.train_pairs for text in pair], 1 << 14, min_frequency=1)
+        self.tokenizer = train_tokenizer(
+            "word", [text for pair in self.train_pairs for text in pair], 1 << 14, min_frequency=1
+        )
 
     @cached_property
     def train_batches(self) -> Batches:
@@ -178,8 +212,15 @@ class PhraseData:
         dtype = np.dtype(np.int64)
         start, end = special_tokens(self.tokenizer).require("start", "end")
         encode = encoder(self.tokenizer, dtype, suffix=[end])
-        sides = ([np.frombuffer(row, dtype).tolist() for row in encode(side)] for side in zip(*pairs, strict=True))
-        return Batches(TokenStore.from_lists(src=next(sides), tgt=next(sides)), Translation(start), BucketedLayout(), BATCH_TOKENS)  # type: ignore[arg-type]
+        sides = (
+            [np.frombuffer(row, dtype).tolist() for row in encode(side)] for side in zip(*pairs, strict=True)
+        )
+        return Batches(
+            TokenStore.from_lists(src=next(sides), tgt=next(sides)),
+            Translation(start),
+            BucketedLayout(),
+            BATCH_TOKENS,
+        )  # type: ignore[arg-type]
 
 
 @dataclass
@@ -187,15 +228,17 @@ class TrainedSide:
     """One of the two models: how it learned, and what it can do."""
 
     mask: str
-    faults: list[str]                                               # of its mask, over four positions
-    curve: list[tuple[int, float]] = field(default_factory=list)    # step, training loss
-    loss: float = 0.0              # on held-out sentences, in one pass as in training: what a validation loss says
-    accuracy: float = 0.0          # and the share of tokens that are right
-    honest: float = 0.0            # the same share when nothing is there after the place that is asked
-    exact: float = 0.0             # the share of held-out sentences that it writes word for word, from the start token alone
-    words: float = 0.0             # the share of their words that it writes in the right place
+    faults: list[str]  # of its mask, over four positions
+    curve: list[tuple[int, float]] = field(default_factory=list)  # step, training loss
+    loss: float = 0.0  # on held-out sentences, in one pass as in training: what a validation loss says
+    accuracy: float = 0.0  # and the share of tokens that are right
+    honest: float = 0.0  # the same share when nothing is there after the place that is asked
+    exact: float = (
+        0.0  # the share of held-out sentences that it writes word for word, from the start token alone
+    )
+    words: float = 0.0  # the share of their words that it writes in the right place
     samples: list[dict[str, str]] = field(default_factory=list)  # english, french, written
-    seen: str = ""                 # what this shows, in a sentence
+    seen: str = ""  # what this shows, in a sentence
 
 
 class MaskTrial:
@@ -203,9 +246,13 @@ class MaskTrial:
 
     def __init__(self, mask: Mask, phrases: PhraseData, steps: int) -> None:
         checks.check_int("steps", steps)
-        self.phrases, self.steps, self.log_every = phrases, steps, max(1, steps // 40)
+        self.phrases = phrases
+        self.steps = steps
+        self.log_every = max(1, steps // 40)
         self.num_reports = -(-steps // self.log_every)
-        self.model = build(design(mask, phrases.tokenizer.get_vocab_size()), generator=torch.Generator().manual_seed(0))
+        self.model = build(
+            design(mask, phrases.tokenizer.get_vocab_size()), generator=torch.Generator().manual_seed(0)
+        )
         self.side = TrainedSide(str(mask), faults(mask, 4))
 
     def train(self) -> Iterator[TrainReport]:
@@ -221,36 +268,65 @@ class MaskTrial:
         side, heldout_pairs = self.side, self.phrases.heldout_pairs
         self.model.eval()
         batches = list(self.phrases.heldout_batches.one_epoch())
-        sums = [classification_loss(self.model(**batch.inputs).flatten(0, 1), batch.targets.flatten()) for batch in batches]
+        sums = [
+            classification_loss(self.model(**batch.inputs).flatten(0, 1), batch.targets.flatten())
+            for batch in batches
+        ]
         num_targets = sum(batch.tokens for batch in batches)
-        side.loss, side.accuracy = sum(float(s.cross_entropy) for s in sums) / num_targets, sum(int(s.correct) for s in sums) / num_targets
-        side.honest = sum(_predict_without_future(self.model, **batch.inputs).eq(batch.targets).sum().item() for batch in batches) / num_targets
-        translations = generate_targets(self.model, self.phrases.tokenizer, [english for english, _ in heldout_pairs], max_new_tokens=2 * corpus.MAX_SENTENCE_WORDS)
+        side.loss = sum(float(s.cross_entropy) for s in sums) / num_targets
+        side.accuracy = sum(int(s.correct) for s in sums) / num_targets
+        side.honest = (
+            sum(
+                _predict_without_future(self.model, **batch.inputs).eq(batch.targets).sum().item()
+                for batch in batches
+            )
+            / num_targets
+        )
+        translations = generate_targets(
+            self.model,
+            self.phrases.tokenizer,
+            [english for english, _ in heldout_pairs],
+            max_new_tokens=2 * corpus.MAX_SENTENCE_WORDS,
+        )
         references = [french for _, french in heldout_pairs]
         side.exact = sum(a == b for a, b in zip(translations, references, strict=True)) / len(heldout_pairs)
-        hits = [[a == b for a, b in zip_longest(x.split(), y.split())] for x, y in zip(translations, references, strict=True)]
+        hits = [
+            [a == b for a, b in zip_longest(x.split(), y.split())]
+            for x, y in zip(translations, references, strict=True)
+        ]
         side.words = sum(map(sum, hits)) / sum(map(len, hits))
-        side.samples = [{"english": heldout_pairs[n][0], "french": heldout_pairs[n][1], "written": translations[n]}
-                        for n in range(0, len(heldout_pairs), -(-len(heldout_pairs) // NUM_SAMPLES))]
+        side.samples = [
+            {"english": heldout_pairs[n][0], "french": heldout_pairs[n][1], "written": translations[n]}
+            for n in range(0, len(heldout_pairs), -(-len(heldout_pairs) // NUM_SAMPLES))
+        ]
         side.seen = _describe_side(side)
         return side
 
 
-def _predict_without_future(model: Any, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor) -> Tensor:
+def _predict_without_future(
+    model: Any, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor
+) -> Tensor:
     """The likeliest token after each beginning, (B, T), where there is nothing but that beginning."""
     memory = model.encode_memory(source, segments=source_segments)
-    last_states = [model.decoder_hidden_states(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1] for t in range(1, tokens.shape[1] + 1)]
+    last_states = [
+        model.decoder_hidden_states(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1]
+        for t in range(1, tokens.shape[1] + 1)
+    ]
     return model.head(torch.stack(last_states, 1), model.token).argmax(-1)
 
 
 def _describe_side(side: TrainedSide) -> str:
     if side.faults:
-        return (f"Without the mask {side.faults[0]}, where its answer stands: {side.accuracy:.1%} of the tokens of new "
-                f"sentences are right as long as it can peek, {side.honest:.1%} when the future is cut off, and "
-                f"{side.exact:.1%} of the sentences that it writes alone.")
-    return (f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of the tokens of "
-            f"new sentences are right, {side.honest:.1%} when the future is cut off, and {side.exact:.1%} of the sentences "
-            "that it writes alone.")
+        return (
+            f"Without the mask {side.faults[0]}, where its answer stands: {side.accuracy:.1%} of the tokens of new "
+            f"sentences are right as long as it can peek, {side.honest:.1%} when the future is cut off, and "
+            f"{side.exact:.1%} of the sentences that it writes alone."
+        )
+    return (
+        f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of the tokens of "
+        f"new sentences are right, {side.honest:.1%} when the future is cut off, and {side.exact:.1%} of the sentences "
+        "that it writes alone."
+    )
 
 
 # What was found -------------------------------------------------------------------------------
@@ -259,7 +335,7 @@ def _describe_side(side: TrainedSide) -> str:
 @dataclass(frozen=True)
 class ExperimentResult:
     matches: list[GradientMatch]
-    control: GradientMatch        # the same without the mask: here the gradients must differ
+    control: GradientMatch  # the same without the mask: here the gradients must differ
     masked: TrainedSide
     unmasked: TrainedSide
     threads: int = field(default_factory=torch.get_num_threads)
@@ -267,7 +343,11 @@ class ExperimentResult:
     @property
     def gradients_equal(self) -> bool:
         """The gradients agree where the mask is, and the measure notices where it is not."""
-        return (max(max(row.difference.values()) for row in self.matches) <= MAX_GRADIENT_DIFFERENCE < min(self.control.difference.values()))
+        return (
+            max(max(row.difference.values()) for row in self.matches)
+            <= MAX_GRADIENT_DIFFERENCE
+            < min(self.control.difference.values())
+        )
 
     @property
     def mask_needed(self) -> bool:
@@ -285,26 +365,57 @@ class ExperimentResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, as plain data."""
-        return {"ok": self.ok, "equal": self.gradients_equal, "needed": self.mask_needed, "early": self.too_few_steps,
-                "threads": self.threads, "torch": str(torch.__version__),
-                "same": [{**asdict(row), "ratio": row.ratio} for row in self.matches],
-                "control": {"length": self.control.length, "difference": self.control.difference},
-                "masked": asdict(self.masked), "unmasked": asdict(self.unmasked)}
+        return {
+            "ok": self.ok,
+            "equal": self.gradients_equal,
+            "needed": self.mask_needed,
+            "early": self.too_few_steps,
+            "threads": self.threads,
+            "torch": str(torch.__version__),
+            "same": [{**asdict(row), "ratio": row.ratio} for row in self.matches],
+            "control": {"length": self.control.length, "difference": self.control.difference},
+            "masked": asdict(self.masked),
+            "unmasked": asdict(self.unmasked),
+        }
 
 
 def save(result: ExperimentResult, folder: Path) -> list[Path]:
     """compare.json with every number, and two pictures, into a folder that is there."""
-    atomic.write_text(folder / "compare.json", json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    atomic.write_text(
+        folder / "compare.json", json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    )
     worst = max(max(row.difference.values()) for row in result.matches)
-    speed_chart = bar_chart(folder / "speed.svg", {name: [row.ratio[name] for row in result.matches] for name in LOOPS},
-                 [str(row.length) for row in result.matches], log_y=True,
-                 title=f"The loop against one masked pass: gradients differ by {worst:.0e}",
-                 x_label="target length in tokens", y_label="times the time of one pass")
-    captions = [line for masked, unmasked in zip(result.masked.samples, result.unmasked.samples, strict=True) for line in (
-        ("", ""), ("English", masked["english"]), ("French", masked["french"]), ("with the mask", masked["written"] or EMPTY_OUTPUT),
-        ("without it", unmasked["written"] or EMPTY_OUTPUT))]
-    curves = {f"with the mask: writes {result.masked.exact:.0%} of new sentences right": result.masked.curve,
-              f"without it: {result.unmasked.exact:.0%}": result.unmasked.curve}
-    leak_chart = line_chart(folder / "leak.svg", curves, log_y=True, captions=captions, x_label="step", y_label="training loss per token",
-                 title="The same model, data and seed, with the mask and without it")
+    speed_chart = bar_chart(
+        folder / "speed.svg",
+        {name: [row.ratio[name] for row in result.matches] for name in LOOPS},
+        [str(row.length) for row in result.matches],
+        log_y=True,
+        title=f"The loop against one masked pass: gradients differ by {worst:.0e}",
+        x_label="target length in tokens",
+        y_label="times the time of one pass",
+    )
+    captions = [
+        line
+        for masked, unmasked in zip(result.masked.samples, result.unmasked.samples, strict=True)
+        for line in (
+            ("", ""),
+            ("English", masked["english"]),
+            ("French", masked["french"]),
+            ("with the mask", masked["written"] or EMPTY_OUTPUT),
+            ("without it", unmasked["written"] or EMPTY_OUTPUT),
+        )
+    ]
+    curves = {
+        f"with the mask: writes {result.masked.exact:.0%} of new sentences right": result.masked.curve,
+        f"without it: {result.unmasked.exact:.0%}": result.unmasked.curve,
+    }
+    leak_chart = line_chart(
+        folder / "leak.svg",
+        curves,
+        log_y=True,
+        captions=captions,
+        x_label="step",
+        y_label="training loss per token",
+        title="The same model, data and seed, with the mask and without it",
+    )
     return [folder / "compare.json", speed_chart, leak_chart]

@@ -19,7 +19,9 @@ class ScriptTokenizer:
     def tokenize(self, text: str) -> list[str]:
         if self.stemmer is None:
             return split_words(text)
-        return [self.stemmer.stem(word) if len(word) > 3 else word for word in split_words(text)]  # as rouge-score does
+        return [
+            self.stemmer.stem(word) if len(word) > 3 else word for word in split_words(text)
+        ]  # as rouge-score does
 
 
 def scorer(stem: bool = False) -> Any:
@@ -35,18 +37,29 @@ def scorer(stem: bool = False) -> Any:
     return RougeScorer(list(ROUGE_TYPES), tokenizer=ScriptTokenizer(PorterStemmer()))
 
 
-def rouge(predictions: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, list[float]]:
+def rouge(
+    predictions: Sequence[str], references: Sequence[str], *, stem: bool = False
+) -> dict[str, list[float]]:
     """The F1 of each text, from 0 to 1, under rouge1, rouge2, rougeL and rougeLsum. For Lsum each line is a sentence."""
     if len(predictions) != len(references) or not predictions:
-        raise ValueError(f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one")
+        raise ValueError(
+            f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one"
+        )
     rouge_scorer = scorer(stem)
-    scores = [rouge_scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)]
+    scores = [
+        rouge_scorer.score(reference, text) for text, reference in zip(predictions, references, strict=True)
+    ]
     return {rouge_type: [float(score[rouge_type].fmeasure) for score in scores] for rouge_type in ROUGE_TYPES}
 
 
-def mean_rouge(predictions: Sequence[str], references: Sequence[str], *, stem: bool = False) -> dict[str, float]:
+def mean_rouge(
+    predictions: Sequence[str], references: Sequence[str], *, stem: bool = False
+) -> dict[str, float]:
     """The mean F1 over all texts, from 0 to 1, of each kind of ROUGE."""
-    return {rouge_type: sum(values) / len(values) for rouge_type, values in rouge(predictions, references, stem=stem).items()}
+    return {
+        rouge_type: sum(values) / len(values)
+        for rouge_type, values in rouge(predictions, references, stem=stem).items()
+    }
 
 
 def signature(*, stem: bool = False) -> str:

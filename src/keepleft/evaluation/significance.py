@@ -14,15 +14,23 @@ import numpy as np
 class Verdict:
     """One system beside another, on the same examples."""
 
-    difference: float   # the first one's mean minus the second one's
-    low: float          # the interval that the difference lies in, at the level asked for
+    difference: float  # the first one's mean minus the second one's
+    low: float  # the interval that the difference lies in, at the level asked for
     high: float
-    p: float            # how often chance alone would differ as much, either way
+    p: float  # how often chance alone would differ as much, either way
     sentence: str
 
 
-def bootstrap(first: Sequence[float], second: Sequence[float], *, names: tuple[str, str] = ("the first", "the second"),
-              level: float = 0.95, samples: int = 10_000, seed: int = 0, lower_is_better: bool = False) -> Verdict:
+def bootstrap(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    names: tuple[str, str] = ("the first", "the second"),
+    level: float = 0.95,
+    samples: int = 10_000,
+    seed: int = 0,
+    lower_is_better: bool = False,
+) -> Verdict:
     """A paired bootstrap over examples: scores of two systems on the same examples, in the same order.
 
     Examples are drawn again with replacement, `samples` times. The interval is that of the percentiles, p twice the share of
@@ -37,13 +45,29 @@ def bootstrap(first: Sequence[float], second: Sequence[float], *, names: tuple[s
     tail_count = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
     p = min(1.0, 2 * (tail_count + 1) / (samples + 1))  # the + 1: so many draws cannot show a smaller chance
     difference = float(differences.mean())
-    return Verdict(difference, low, high, p, verdict_sentence(
-        names, difference, p, level=level, lower_is_better=lower_is_better,
-        details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}, {len(differences)} examples, paired bootstrap"))
+    return Verdict(
+        difference,
+        low,
+        high,
+        p,
+        verdict_sentence(
+            names,
+            difference,
+            p,
+            level=level,
+            lower_is_better=lower_is_better,
+            details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}, {len(differences)} examples, paired bootstrap",
+        ),
+    )
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool], *, names: tuple[str, str] = ("the first", "the second"),
-            level: float = 0.95) -> Verdict:
+def mcnemar(
+    first: Sequence[bool],
+    second: Sequence[bool],
+    *,
+    names: tuple[str, str] = ("the first", "the second"),
+    level: float = 0.95,
+) -> Verdict:
     """McNemar's exact test of two classifiers: whether each was right, on the same examples, in the same order.
 
     Only examples that one alone got right tell them apart; were they equal, each would win such an example with chance 1/2.
@@ -56,17 +80,35 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool], *, names: tuple[str, 
     discordant, count = only_first + only_second, len(first)
     p = min(1.0, 2 * _binomial_cdf(min(only_first, only_second), discordant))
     difference, center = (only_first - only_second) / count, (only_first - only_second) / (count + 2)
-    half_width = math.sqrt((discordant + 1) / (count + 2) - center ** 2) / math.sqrt(count + 2)
+    half_width = math.sqrt((discordant + 1) / (count + 2) - center**2) / math.sqrt(count + 2)
     half_width *= NormalDist().inv_cdf((1 + level) / 2)
     low, high = max(-1.0, center - half_width), min(1.0, center + half_width)
-    return Verdict(difference, low, high, p, verdict_sentence(
-        names, difference, p, level=level,
-        details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}; alone right: {only_first} and {only_second} of {count} "
-             "examples, McNemar's exact test"))
+    return Verdict(
+        difference,
+        low,
+        high,
+        p,
+        verdict_sentence(
+            names,
+            difference,
+            p,
+            level=level,
+            details=f"{level:.0%} interval {low:.4g} to {high:.4g}, p = {p:.2g}; alone right: {only_first} and {only_second} of {count} "
+            "examples, McNemar's exact test",
+        ),
+    )
 
 
-def verdict_sentence(names: tuple[str, str], difference: float, p: float, *, details: str, level: float = 0.95, unit: str = "",
-             lower_is_better: bool = False) -> str:
+def verdict_sentence(
+    names: tuple[str, str],
+    difference: float,
+    p: float,
+    *,
+    details: str,
+    level: float = 0.95,
+    unit: str = "",
+    lower_is_better: bool = False,
+) -> str:
     """The verdict in plain words; `unit` follows the difference."""
     amount = f"{abs(difference):.4g}{unit and ' ' + unit}"
     if p >= 1 - level or difference == 0:
@@ -77,7 +119,9 @@ def verdict_sentence(names: tuple[str, str], difference: float, p: float, *, det
 
 def _validate(first: Sequence[object], second: Sequence[object], level: float, samples: int = 1) -> None:
     if len(first) != len(second) or not len(first):
-        raise ValueError(f"{len(first)} examples beside {len(second)}: two systems are compared on the same ones, at least one")
+        raise ValueError(
+            f"{len(first)} examples beside {len(second)}: two systems are compared on the same ones, at least one"
+        )
     if not 0 < level < 1:
         raise ValueError(f"a level of {level}: it lies between 0 and 1, such as 0.95")
     if samples < 1:
@@ -87,12 +131,22 @@ def _validate(first: Sequence[object], second: Sequence[object], level: float, s
 def _resampled_means(differences: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
     """(samples,) means of examples drawn with replacement, some draws at a time: all at once would fill the memory."""
     chunk_size = max(1, (1 << 22) // len(differences))
-    return np.concatenate([differences[rng.integers(len(differences), size=(min(chunk_size, samples - start), len(differences)))].mean(1)
-                           for start in range(0, samples, chunk_size)])
+    return np.concatenate(
+        [
+            differences[
+                rng.integers(len(differences), size=(min(chunk_size, samples - start), len(differences)))
+            ].mean(1)
+            for start in range(0, samples, chunk_size)
+        ]
+    )
 
 
 def _binomial_cdf(wins: int, count: int) -> float:
     """The chance of at most so many wins in `count` tosses of a fair coin."""
     log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])  # of factorials
     k = np.arange(wins + 1)
-    return float(np.exp(log_factorials[count] - log_factorials[k] - log_factorials[count - k] - count * math.log(2)).sum())
+    return float(
+        np.exp(
+            log_factorials[count] - log_factorials[k] - log_factorials[count - k] - count * math.log(2)
+        ).sum()
+    )

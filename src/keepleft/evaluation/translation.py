@@ -16,9 +16,9 @@ LOWER_IS_BETTER = frozenset({"ter"})
 class MetricScore:
     """One number, and how it came about."""
 
-    name: str           # as sacrebleu writes it: BLEU, chrF2, TER
-    score: float        # from 0 to 100; TER may be more, and is better the lower it is
-    signature: str      # sacrebleu's: to be printed beside the number
+    name: str  # as sacrebleu writes it: BLEU, chrF2, TER
+    score: float  # from 0 to 100; TER may be more, and is better the lower it is
+    signature: str  # sacrebleu's: to be printed beside the number
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class PairedBootstrapResult:
 
     name: str
     scores: tuple[float, float]
-    half_widths: tuple[float, float]    # half of each score's 95 % interval
-    difference: float               # the first one's score minus the second one's
+    half_widths: tuple[float, float]  # half of each score's 95 % interval
+    difference: float  # the first one's score minus the second one's
     p: float
     signature: str
     sentence: str
@@ -43,18 +43,30 @@ def metrics() -> tuple[Any, Any]:
     return BLEU, CHRF
 
 
-def translation(predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a",
-                lowercase: bool = False) -> dict[str, float]:
+def translation(
+    predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, float]:
     """bleu, chrf and exact (the share of texts that are the reference to the letter). For text that is already split into
     words, tokenize="none"."""
     _check_lengths(predictions, references)
-    results = corpus_metrics(predictions, references, metric_names=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase)
+    results = corpus_metrics(
+        predictions, references, metric_names=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase
+    )
     exact_matches = sum(a == b for a, b in zip(predictions, references, strict=True))
-    return {**{metric_name: result.score for metric_name, result in results.items()}, "exact": exact_matches / len(predictions)}
+    return {
+        **{metric_name: result.score for metric_name, result in results.items()},
+        "exact": exact_matches / len(predictions),
+    }
 
 
-def corpus_metrics(predictions: Sequence[str], references: Sequence[str], *, metric_names: Sequence[str] = METRIC_NAMES, tokenize: str = "13a",
-             lowercase: bool = False) -> dict[str, MetricScore]:
+def corpus_metrics(
+    predictions: Sequence[str],
+    references: Sequence[str],
+    *,
+    metric_names: Sequence[str] = METRIC_NAMES,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+) -> dict[str, MetricScore]:
     """Each metric with its signature. `tokenize` is BLEU's: "13a", or "zh", "ja-mecab", "ko-mecab", "none" …"""
     _check_lengths(predictions, references)
     out = {}
@@ -65,27 +77,50 @@ def corpus_metrics(predictions: Sequence[str], references: Sequence[str], *, met
     return out
 
 
-def paired_bootstrap(first: Sequence[str], second: Sequence[str], references: Sequence[str], *, metric_names: Sequence[str] = METRIC_NAMES,
-           tokenize: str = "13a", lowercase: bool = False, samples: int = 1000,
-           names: tuple[str, str] = ("the first", "the second")) -> dict[str, PairedBootstrapResult]:
+def paired_bootstrap(
+    first: Sequence[str],
+    second: Sequence[str],
+    references: Sequence[str],
+    *,
+    metric_names: Sequence[str] = METRIC_NAMES,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    samples: int = 1000,
+    names: tuple[str, str] = ("the first", "the second"),
+) -> dict[str, PairedBootstrapResult]:
     """Two systems on the same texts. sacrebleu draws sentences again; its seed is in the signature (SACREBLEU_SEED sets it)."""
     _check_lengths(first, references)
     _check_lengths(second, references)
     scorers = {metric_name: _metric(metric_name, tokenize, lowercase) for metric_name in metric_names}
     from sacrebleu.significance import PairedTest
 
-    test: Any = PairedTest([("other", list(second)), ("one", list(first))], scorers, [list(references)], test_type="bs",
-                      n_samples=samples)
+    test: Any = PairedTest(
+        [("other", list(second)), ("one", list(first))],
+        scorers,
+        [list(references)],
+        test_type="bs",
+        n_samples=samples,
+    )
     signatures, results = test()
     out = {}
     for metric_name, name in zip(metric_names, signatures, strict=True):
         base, system = results[name]
         difference = float(system.score - base.score)
-        p = float(system.p_value) if difference else 1.0  # sacrebleu's p of a system beside itself is the smallest there is
+        p = (
+            float(system.p_value) if difference else 1.0
+        )  # sacrebleu's p of a system beside itself is the smallest there is
         scores, half_widths = (float(system.score), float(base.score)), (float(system.ci), float(base.ci))
-        verdict = verdict_sentence(names, difference, p, unit=name, lower_is_better=metric_name in LOWER_IS_BETTER,
-                        details=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, paired bootstrap")
-        out[metric_name] = PairedBootstrapResult(name, scores, half_widths, difference, p, str(signatures[name]), verdict)
+        verdict = verdict_sentence(
+            names,
+            difference,
+            p,
+            unit=name,
+            lower_is_better=metric_name in LOWER_IS_BETTER,
+            details=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, paired bootstrap",
+        )
+        out[metric_name] = PairedBootstrapResult(
+            name, scores, half_widths, difference, p, str(signatures[name]), verdict
+        )
     return out
 
 
@@ -105,4 +140,6 @@ def _metric(metric_name: str, tokenize: str, lowercase: bool) -> Any:
 
 def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not predictions:
-        raise ValueError(f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one")
+        raise ValueError(
+            f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one"
+        )

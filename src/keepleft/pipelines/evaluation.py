@@ -30,15 +30,27 @@ class EvalResult:
     verdicts: list[str] = field(default_factory=list)
 
 
-def evaluate(model_path: str, data: Sequence[str], *, task: EvalTask | None = None, baseline: str | None = None,
-             options: GenerationConfig | None = None, dtype: str = "float32", device: str | None = None, tag: str | None = None,
-             limit: int | None = None, on_progress: Callable[[int, int], None] = lambda done, total: None) -> EvalResult:
+def evaluate(
+    model_path: str,
+    data: Sequence[str],
+    *,
+    task: EvalTask | None = None,
+    baseline: str | None = None,
+    options: GenerationConfig | None = None,
+    dtype: str = "float32",
+    device: str | None = None,
+    tag: str | None = None,
+    limit: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> EvalResult:
     """`data`: a table of source and target or of text and label, two aligned files, or a text. `against`: another model, or a
     file of what another system wrote, a line each. int8 is told beside float32."""
     eval_task = task or _infer_task(model_path)
     if eval_task == "lm":
         if limit is not None:
-            raise ValueError("limit counts texts, and a language model is measured on running text: cut the file instead")
+            raise ValueError(
+                "limit counts texts, and a language model is measured on running text: cut the file instead"
+            )
         return _evaluate_perplexity(model_path, data, baseline, dtype, device)
     if eval_task == "classify":
         return _evaluate_labels(model_path, data, baseline, dtype, device, limit)
@@ -46,39 +58,75 @@ def evaluate(model_path: str, data: Sequence[str], *, task: EvalTask | None = No
     if not rows:
         raise ValueError(f"{', '.join(data)} holds no text: there is nothing to evaluate on")
     texts, references = ([row[n] for row in rows] for n in (0, 1))
-    generate_with = lambda path, precision: _generate_texts(path, texts, options or GenerationConfig(), precision, device, tag, on_progress)
+    generate_with = lambda path, precision: _generate_texts(
+        path, texts, options or GenerationConfig(), precision, device, tag, on_progress
+    )
     outputs = generate_with(model_path, dtype)
     other_outputs = {"float32": generate_with(model_path, "float32")} if dtype == "int8" else {}
     if baseline is not None:
         read_lines = lambda: Path(baseline).read_text("utf-8").removesuffix("\n").split("\n")
         other_outputs[baseline] = read_lines() if Path(baseline).is_file() else generate_with(baseline, dtype)
         if len(other_outputs[baseline]) != len(texts):
-            raise ValueError(f"{baseline} has {len(other_outputs[baseline])} lines, and there are {len(texts)} texts: they must be as "
-                             "many")
-    return (_evaluate_summaries if eval_task == "summarize" else _evaluate_translations)(eval_task, outputs, references, other_outputs, model_path)
+            raise ValueError(
+                f"{baseline} has {len(other_outputs[baseline])} lines, and there are {len(texts)} texts: they must be as "
+                "many"
+            )
+    return (_evaluate_summaries if eval_task == "summarize" else _evaluate_translations)(
+        eval_task, outputs, references, other_outputs, model_path
+    )
 
 
-def _evaluate_translations(task: EvalTask, outputs: list[str], references: list[str], other_outputs: dict[str, list[str]], model_path: str) -> EvalResult:
+def _evaluate_translations(
+    task: EvalTask,
+    outputs: list[str],
+    references: list[str],
+    other_outputs: dict[str, list[str]],
+    model_path: str,
+) -> EvalResult:
     from keepleft.evaluation.exact_match import exact_match
     from keepleft.evaluation.translation import corpus_metrics, paired_bootstrap
 
     metrics = corpus_metrics(outputs, references)
-    measures = {name: result.score for name, result in metrics.items()} | {"exact": exact_match(outputs, references)}
-    verdicts = [f"{name}: {result.sentence}".replace("the first", model_path).replace("the second", baseline)
-                for baseline, baseline_outputs in other_outputs.items() for name, result in paired_bootstrap(outputs, baseline_outputs, references).items()]
-    return EvalResult(task, len(outputs), measures, {name: result.signature for name, result in metrics.items()}, verdicts)
+    measures = {name: result.score for name, result in metrics.items()} | {
+        "exact": exact_match(outputs, references)
+    }
+    verdicts = [
+        f"{name}: {result.sentence}".replace("the first", model_path).replace("the second", baseline)
+        for baseline, baseline_outputs in other_outputs.items()
+        for name, result in paired_bootstrap(outputs, baseline_outputs, references).items()
+    ]
+    return EvalResult(
+        task, len(outputs), measures, {name: result.signature for name, result in metrics.items()}, verdicts
+    )
 
 
-def _evaluate_summaries(task: EvalTask, outputs: list[str], references: list[str], other_outputs: dict[str, list[str]], model_path: str) -> EvalResult:
+def _evaluate_summaries(
+    task: EvalTask,
+    outputs: list[str],
+    references: list[str],
+    other_outputs: dict[str, list[str]],
+    model_path: str,
+) -> EvalResult:
     from keepleft.evaluation import rouge
 
     rouge_scores = rouge.rouge(outputs, references)["rougeL"]
-    verdicts = [f"rougeL: {bootstrap(rouge_scores, rouge.rouge(baseline_outputs, references)['rougeL'], names=(model_path, baseline)).sentence}"
-                for baseline, baseline_outputs in other_outputs.items()]
-    return EvalResult(task, len(outputs), rouge.mean_rouge(outputs, references), {"rouge": rouge.signature()}, verdicts)
+    verdicts = [
+        f"rougeL: {bootstrap(rouge_scores, rouge.rouge(baseline_outputs, references)['rougeL'], names=(model_path, baseline)).sentence}"
+        for baseline, baseline_outputs in other_outputs.items()
+    ]
+    return EvalResult(
+        task, len(outputs), rouge.mean_rouge(outputs, references), {"rouge": rouge.signature()}, verdicts
+    )
 
 
-def _evaluate_labels(model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None, limit: int | None) -> EvalResult:
+def _evaluate_labels(
+    model_path: str,
+    data: Sequence[str],
+    baseline: str | None,
+    dtype: str,
+    device: str | None,
+    limit: int | None,
+) -> EvalResult:
     from keepleft.evaluation.calibration import calibration
     from keepleft.evaluation.classification import classification_metrics
 
@@ -89,50 +137,94 @@ def _evaluate_labels(model_path: str, data: Sequence[str], baseline: str | None,
 
     def predict(path: str) -> tuple[list[str], torch.Tensor, list[str]]:
         predictor = load_predictor(path, dtype=dtype, device=device)
-        probabilities = torch.cat([predictor.classify(texts[n:n + 32]) for n in range(0, len(texts), 32)])
-        return [predictor.labels[n] for n in probabilities.argmax(-1).tolist()], probabilities, predictor.labels
+        probabilities = torch.cat([predictor.classify(texts[n : n + 32]) for n in range(0, len(texts), 32)])
+        return (
+            [predictor.labels[n] for n in probabilities.argmax(-1).tolist()],
+            probabilities,
+            predictor.labels,
+        )
 
     predictions, probabilities, label_names = predict(model_path)
     if unknown_labels := sorted(set(true_labels) - set(label_names)):
         raise ValueError(f"the label {unknown_labels[0]!r} is none of the model's: {', '.join(label_names)}")
     metrics = classification_metrics(predictions, true_labels, names=label_names)
-    calibration_metrics = calibration(probabilities.numpy(), [label_names.index(label) for label in true_labels])
+    calibration_metrics = calibration(
+        probabilities.numpy(), [label_names.index(label) for label in true_labels]
+    )
     verdicts = []
     if baseline is not None:
         baseline_predictions, _, _ = predict(baseline)
-        verdict = mcnemar([a == b for a, b in zip(predictions, true_labels, strict=True)], [a == b for a, b in zip(baseline_predictions, true_labels, strict=True)],
-                          names=(model_path, baseline))
+        verdict = mcnemar(
+            [a == b for a, b in zip(predictions, true_labels, strict=True)],
+            [a == b for a, b in zip(baseline_predictions, true_labels, strict=True)],
+            names=(model_path, baseline),
+        )
         verdicts = [f"accuracy: {verdict.sentence}"]
-    return EvalResult("classify", len(rows), {"accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1,
-                                          "calibration_error": calibration_metrics.error, "brier": calibration_metrics.brier}, {}, verdicts)
+    return EvalResult(
+        "classify",
+        len(rows),
+        {
+            "accuracy": metrics.accuracy,
+            "macro_f1": metrics.macro_f1,
+            "calibration_error": calibration_metrics.error,
+            "brier": calibration_metrics.brier,
+        },
+        {},
+        verdicts,
+    )
 
 
-def _evaluate_perplexity(model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None) -> EvalResult:
+def _evaluate_perplexity(
+    model_path: str, data: Sequence[str], baseline: str | None, dtype: str, device: str | None
+) -> EvalResult:
     from keepleft.evaluation.perplexity import perplexity
 
-    texts = ["".join(text for text, in sources.running_text(path)) for path in data]
+    texts = ["".join(text for (text,) in sources.running_text(path)) for path in data]
 
     def measure(path: str, precision: str) -> Any:
         generator = load_generator(path, dtype=precision, device=device)
-        return perplexity(generator.model, generator.tokenizer, texts, prefix_token_id=from_model_directory(generator.model.notes).bos_or_eos)
+        return perplexity(
+            generator.model,
+            generator.tokenizer,
+            texts,
+            prefix_token_id=from_model_directory(generator.model.notes).bos_or_eos,
+        )
 
     result = measure(model_path, dtype)
     other_results = {} if baseline is None else {baseline: measure(baseline, dtype)}
     if dtype == "int8":
         other_results["float32"] = measure(model_path, "float32")
-    verdicts = [f"perplexity {result.perplexity:.4f} beside {other.perplexity:.4f} of {name}" for name, other in other_results.items()]
-    return EvalResult("lm", result.tokens, {"perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}, {}, verdicts)
+    verdicts = [
+        f"perplexity {result.perplexity:.4f} beside {other.perplexity:.4f} of {name}"
+        for name, other in other_results.items()
+    ]
+    return EvalResult(
+        "lm",
+        result.tokens,
+        {"perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte},
+        {},
+        verdicts,
+    )
 
 
-def _generate_texts(model_path: str, texts: list[str], options: GenerationConfig, dtype: str, device: str | None, tag: str | None,
-             on_progress: Callable[[int, int], None]) -> list[str]:
+def _generate_texts(
+    model_path: str,
+    texts: list[str],
+    options: GenerationConfig,
+    dtype: str,
+    device: str | None,
+    tag: str | None,
+    on_progress: Callable[[int, int], None],
+) -> list[str]:
     generator = load_generator(model_path, dtype=dtype, device=device)
     resolved_options = generator.resolve(options)
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     out = [""] * len(texts)
     for first in range(0, len(order), 32):
-        indices = order[first:first + 32]
-        for n, completions in zip(indices, generator.generate([texts[n] for n in indices], resolved_options, tag=tag), strict=True):
+        indices = order[first : first + 32]
+        for n, completions in zip(
+            indices, generator.generate([texts[n] for n in indices], resolved_options, tag=tag), strict=True
+        ):
             out[n] = completions[0].text
         on_progress(min(len(order), first + 32), len(order))
     return out

@@ -16,14 +16,24 @@ from keepleft.decoding.generate import generate
 BATCH_SIZE = 128
 
 
-def generate_targets(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, source_tokenizer: Any = None, tag: str | None = None,
-          **options: Any) -> list[str]:
+def generate_targets(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    source_tokenizer: Any = None,
+    tag: str | None = None,
+    **options: Any,
+) -> list[str]:
     """The target of each source text; options as in generate."""
     dtype = np.dtype(np.int64)
     source_tokenizer = source_tokenizer or tokenizer
-    eos_id, = special_tokens(source_tokenizer).require("end")
+    (eos_id,) = special_tokens(source_tokenizer).require("end")
     prefix = [] if tag is None else [source_tokenizer.token_to_id(tag)]
-    rows = [np.frombuffer(row, dtype) for row in encoder(source_tokenizer, dtype, prefix=prefix, suffix=[eos_id])(texts)]
+    rows = [
+        np.frombuffer(row, dtype)
+        for row in encoder(source_tokenizer, dtype, prefix=prefix, suffix=[eos_id])(texts)
+    ]
     return _generate_rows(model, tokenizer, [row.tolist() for row in rows], options)
 
 
@@ -32,7 +42,16 @@ def generate_from_ids(model: nn.Module, tokenizer: Any, sources: Ragged, **optio
     return _generate_rows(model, tokenizer, sources.to_lists(), options)
 
 
-def _generate_rows(model: nn.Module, tokenizer: Any, rows: Sequence[Sequence[int]], options: dict[str, Any]) -> list[str]:
+def _generate_rows(
+    model: nn.Module, tokenizer: Any, rows: Sequence[Sequence[int]], options: dict[str, Any]
+) -> list[str]:
     start, end = special_tokens(tokenizer).require("start", "end")
-    return generate(model, tokenizer, [list(map(int, row)) for row in rows], decoder_start_token_id=start, eos_token_id=end,
-                    batch_size=BATCH_SIZE, **options)
+    return generate(
+        model,
+        tokenizer,
+        [list(map(int, row)) for row in rows],
+        decoder_start_token_id=start,
+        eos_token_id=end,
+        batch_size=BATCH_SIZE,
+        **options,
+    )

@@ -12,10 +12,22 @@ from keepleft.evaluation.perplexity import token_nll
 from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs
 from keepleft.nn.loss import IGNORE_INDEX
 
-MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # one thing, the first that is there
+MAX_TOKENS_KEYS = (
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+)  # one thing, the first that is there
 
 
-def lm_eval_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 8, max_length: int | None = None, max_new_tokens: int = 256) -> Any:
+def lm_eval_model(
+    model: nn.Module,
+    tokenizer: Any,
+    *,
+    batch_size: int = 8,
+    max_length: int | None = None,
+    max_new_tokens: int = 256,
+) -> Any:
     """An lm_eval.api.model.LM for lm_eval.simple_evaluate(model=…).
 
     `window` is the most tokens the model sees, by default the positions it was made for; `limit` the most it writes where a
@@ -32,8 +44,10 @@ def lm_eval_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 8, max_
     if bos_token_id is None:
         bos_token_id = eos_token_ids[0] if eos_token_ids else None
     if bos_token_id is None:
-        raise ValueError("the model's notes name neither bos_token_id nor eos_token_id, and an empty context must be "
-                         "something: set model.notes['eos_token_id']")
+        raise ValueError(
+            "the model's notes name neither bos_token_id nor eos_token_id, and an empty context must be "
+            "something: set model.notes['eos_token_id']"
+        )
     context_length = max_positions(model) if max_length is None else max_length
     prefix_tokens = _prefix_tokens(tokenizer)
 
@@ -52,21 +66,42 @@ def lm_eval_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 8, max_
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
             ids = tokenizer.encode(string, add_special_tokens=False).ids
-            return ids if add_special_tokens is False or ids[:len(prefix_tokens)] == prefix_tokens else prefix_tokens + ids
+            return (
+                ids
+                if add_special_tokens is False or ids[: len(prefix_tokens)] == prefix_tokens
+                else prefix_tokens + ids
+            )
 
-        def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[tuple[float, bool]]:
-            continuations = [(context or [bos_token_id], continuation) for _, context, continuation in requests]
+        def _loglikelihood_tokens(
+            self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
+        ) -> list[tuple[float, bool]]:
+            continuations = [
+                (context or [bos_token_id], continuation) for _, context, continuation in requests
+            ]
             return _score_continuations(model, continuations, batch_size, context_length)
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-            return super().loglikelihood(requests, disable_tqdm=True)  # the caller shows progress, if anyone does
+            return super().loglikelihood(
+                requests, disable_tqdm=True
+            )  # the caller shows progress, if anyone does
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
             out = []
-            for text, in (request.args for request in requests):
+            for (text,) in (request.args for request in requests):
                 ids = self.tok_encode(text, add_special_tokens=False)
                 rolling_window = len(ids) + 1 if context_length is None else context_length
-                out.append(-float(token_nll(model, ids, prefix_token_id=bos_token_id, window=rolling_window, stride=rolling_window, batch_size=batch_size).sum()))
+                out.append(
+                    -float(
+                        token_nll(
+                            model,
+                            ids,
+                            prefix_token_id=bos_token_id,
+                            window=rolling_window,
+                            stride=rolling_window,
+                            batch_size=batch_size,
+                        ).sum()
+                    )
+                )
             return out
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
@@ -76,9 +111,22 @@ def lm_eval_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 8, max_
                 by_options.setdefault(repr(request.args[1]), []).append(n)
             for indices in by_options.values():
                 options, stops = _parse_gen_kwargs(requests[indices[0]].args[1], max_new_tokens)
-                prompts = [_truncate_prompt(self.tok_encode(requests[n].args[0]) or [bos_token_id], context_length, options.max_new_tokens or max_new_tokens)
-                           for n in indices]
-                results = completions(model, tokenizer, prompts, batch_size=batch_size, options=options, eos_token_id=eos_token_ids or None)
+                prompts = [
+                    _truncate_prompt(
+                        self.tok_encode(requests[n].args[0]) or [bos_token_id],
+                        context_length,
+                        options.max_new_tokens or max_new_tokens,
+                    )
+                    for n in indices
+                ]
+                results = completions(
+                    model,
+                    tokenizer,
+                    prompts,
+                    batch_size=batch_size,
+                    options=options,
+                    eos_token_id=eos_token_ids or None,
+                )
                 for n, (completion, *_) in zip(indices, results, strict=True):
                     out[n] = cut_at_stop(completion.text, stops)
             return out
@@ -88,45 +136,81 @@ def lm_eval_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 8, max_
 
 def _prefix_tokens(tokenizer: Any) -> list[int]:
     """What a tokenizer puts before every text."""
-    plain, with_special = (tokenizer.encode("a", add_special_tokens=add_special).ids for add_special in (False, True))
-    return next((with_special[:n] for n in range(len(with_special) - len(plain) + 1) if with_special[n:n + len(plain)] == plain), [])
+    plain, with_special = (
+        tokenizer.encode("a", add_special_tokens=add_special).ids for add_special in (False, True)
+    )
+    return next(
+        (
+            with_special[:n]
+            for n in range(len(with_special) - len(plain) + 1)
+            if with_special[n : n + len(plain)] == plain
+        ),
+        [],
+    )
 
 
-def _score_continuations(model: nn.Module, continuations: list[tuple[list[int], list[int]]], batch_size: int,
-               context_length: int | None) -> list[tuple[float, bool]]:
+def _score_continuations(
+    model: nn.Module,
+    continuations: list[tuple[list[int], list[int]]],
+    batch_size: int,
+    context_length: int | None,
+) -> list[tuple[float, bool]]:
     """The log-probability of each continuation of a context, which is cut to fit, and whether the model would write it."""
     device = next(model.parameters()).device
     rows = []
     for context, continuation in continuations:
         if context_length is not None and len(continuation) > context_length:
-            raise ValueError(f"a continuation of {len(continuation)} tokens is more than the {context_length} that the model sees at once: "
-                             "leave the task out, or give a larger window")
+            raise ValueError(
+                f"a continuation of {len(continuation)} tokens is more than the {context_length} that the model sees at once: "
+                "leave the task out, or give a larger window"
+            )
         sequence = context + continuation
-        rows.append((sequence if context_length is None else sequence[-context_length - 1:], len(continuation)))
+        rows.append(
+            (sequence if context_length is None else sequence[-context_length - 1 :], len(continuation))
+        )
     out = [(0.0, True)] * len(rows)
     order = sorted((n for n in range(len(rows)) if rows[n][1]), key=lambda n: -len(rows[n][0]))
-    for batch_indices in (order[n:n + batch_size] for n in range(0, len(order), batch_size)):
+    for batch_indices in (order[n : n + batch_size] for n in range(0, len(order), batch_size)):
         tokens, segments = pad_batch([rows[n][0][:-1] for n in batch_indices], device, left=False)
         targets = tokens.new_full(tokens.shape, IGNORE_INDEX)
         for row, n in enumerate(batch_indices):
             sequence, count = rows[n]
-            targets[row, len(sequence) - 1 - count:len(sequence) - 1] = tokens.new_tensor(sequence[-count:])
+            targets[row, len(sequence) - 1 - count : len(sequence) - 1] = tokens.new_tensor(sequence[-count:])
         logprobs, is_greedy = target_logprobs(model, tokens, targets, segments)
         counts = [rows[n][1] for n in batch_indices]
-        for n, row_logprobs, row_is_greedy in zip(batch_indices, logprobs.double().split(counts), is_greedy.split(counts), strict=True):
+        for n, row_logprobs, row_is_greedy in zip(
+            batch_indices, logprobs.double().split(counts), is_greedy.split(counts), strict=True
+        ):
             out[n] = float(row_logprobs.sum()), bool(row_is_greedy.all())
     return out
 
 
-def _parse_gen_kwargs(gen_kwargs: dict[str, Any], default_max_tokens: int) -> tuple[GenerationConfig, list[str]]:
+def _parse_gen_kwargs(
+    gen_kwargs: dict[str, Any], default_max_tokens: int
+) -> tuple[GenerationConfig, list[str]]:
     """The options of a request in our words, and its stop strings."""
-    max_new_tokens = int(next((gen_kwargs[key] for key in MAX_TOKENS_KEYS if gen_kwargs.get(key) is not None), default_max_tokens))
+    max_new_tokens = int(
+        next(
+            (gen_kwargs[key] for key in MAX_TOKENS_KEYS if gen_kwargs.get(key) is not None),
+            default_max_tokens,
+        )
+    )
     stops = gen_kwargs.get("until") or []
     stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
     do_sample = bool(gen_kwargs.get("do_sample", float(gen_kwargs.get("temperature") or 0.0) > 0))
-    sampling_options = {name: gen_kwargs[name] for name in ("temperature", "top_p", "top_k", "min_p") if do_sample and gen_kwargs.get(name)}
+    sampling_options = {
+        name: gen_kwargs[name]
+        for name in ("temperature", "top_p", "top_k", "min_p")
+        if do_sample and gen_kwargs.get(name)
+    }
     seed = int(gen_kwargs.get("seed") or 0)
-    return GenerationConfig(max_new_tokens=max_new_tokens, stop_strings=stops or None, do_sample=do_sample, seed=seed, **sampling_options), stops
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        stop_strings=stops or None,
+        do_sample=do_sample,
+        seed=seed,
+        **sampling_options,
+    ), stops
 
 
 def _truncate_prompt(prompt: list[int], context_length: int | None, max_new_tokens: int) -> list[int]:
@@ -134,11 +218,15 @@ def _truncate_prompt(prompt: list[int], context_length: int | None, max_new_toke
     if context_length is None:
         return prompt
     if max_new_tokens >= context_length:
-        raise ValueError(f"{max_new_tokens} tokens to write leave no room for a prompt among the {context_length} that the model sees at once: "
-                         "give fewer, as gen_kwargs='max_gen_toks=…' or max_new_tokens=…")
-    return prompt[-(context_length - max_new_tokens):]
+        raise ValueError(
+            f"{max_new_tokens} tokens to write leave no room for a prompt among the {context_length} that the model sees at once: "
+            "give fewer, as gen_kwargs='max_gen_toks=…' or max_new_tokens=…"
+        )
+    return prompt[-(context_length - max_new_tokens) :]
 
 
 def cut_at_stop(text: str, stops: list[str]) -> str:
     """The text before the first stop string in it."""
-    return text[:min([position for stop in stops if stop and (position := text.find(stop)) >= 0], default=len(text))]
+    return text[
+        : min([position for stop in stops if stop and (position := text.find(stop)) >= 0], default=len(text))
+    ]

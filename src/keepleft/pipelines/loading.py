@@ -30,6 +30,11 @@ def load_for_inference(model_path: str, *, dtype: str = "float32", device: str |
         raise ValueError(f"{model_path} has no tokenizer.json: copy the one that it was trained with into it")
     if dtype == "int8":
         from keepleft.inference.prepack import prepack
+
         model = prepack(model.eval(), "int8")
     source_tokenizer_path = Path(model_path) / "source_tokenizer.json"
-    return LoadedModel(model.eval(), tokenizer, read_tokenizer(source_tokenizer_path) if source_tokenizer_path.exists() else None)
+    return LoadedModel(
+        model.eval(),
+        tokenizer,
+        read_tokenizer(source_tokenizer_path) if source_tokenizer_path.exists() else None,
+    )

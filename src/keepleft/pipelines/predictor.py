@@ -32,7 +32,10 @@ class Predictor:
     def classify(self, texts: Sequence[str]) -> Tensor:
         """(texts, labels) probabilities; texts are cut to what the model reaches."""
         max_positions = self.model.design.max_positions
-        rows = [row if max_positions is None else row[:max_positions] for row in (self.tokenizer.encode(text).ids for text in texts)]
+        rows = [
+            row if max_positions is None else row[:max_positions]
+            for row in (self.tokenizer.encode(text).ids for text in texts)
+        ]
         if empty := [n for n, row in enumerate(rows) if not row]:
             raise ValueError(f"text {empty[0]} is empty: there is nothing to judge")
         return self.probabilities(rows)
@@ -52,8 +55,18 @@ class Predictor:
         tokens, segments = pad_batch(rows, next(model.parameters()).device, left=False)
         if isinstance(model.design.head, PoolingHead):
             return model(tokens, segments=segments).float().cpu()
-        encode = model.encode if model.design.encoder is not None and model.design.decoder is not None else model.hidden_states
-        return Pooler(PoolingHead("mean"), model.design)(encode(tokens, segments=segments), model.token, segments).float().cpu()
+        encode = (
+            model.encode
+            if model.design.encoder is not None and model.design.decoder is not None
+            else model.hidden_states
+        )
+        return (
+            Pooler(PoolingHead("mean"), model.design)(
+                encode(tokens, segments=segments), model.token, segments
+            )
+            .float()
+            .cpu()
+        )
 
     @torch.no_grad()
     def fill(self, text: str, count: int) -> list[list[tuple[str, float]]]:
@@ -72,20 +85,32 @@ class Predictor:
         positions = [n for n, token in enumerate(row) if token == mask_id]
         if not positions:
             raise ValueError(f"there is no {mask_token} in {text!r}: write it where the gap is")
-        probabilities = self.model(torch.tensor([row], device=next(self.model.parameters()).device))[0, positions].float().softmax(-1)
+        probabilities = (
+            self.model(torch.tensor([row], device=next(self.model.parameters()).device))[0, positions]
+            .float()
+            .softmax(-1)
+        )
         top = probabilities.topk(min(count, probabilities.shape[-1]))
-        return [[(self.tokenizer.decode([token]) or self.tokenizer.id_to_token(token), value)
-                 for token, value in zip(tokens, values, strict=True)]
-                for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        return [
+            [
+                (self.tokenizer.decode([token]) or self.tokenizer.id_to_token(token), value)
+                for token, value in zip(tokens, values, strict=True)
+            ]
+            for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
 
     def score(self, text: str, source: str | None = None) -> list[ScoredToken]:
         """Each token of a text: after its beginning, or after a source."""
         options, design = from_model_directory(self.model.notes), self.model.design
         if design.decoder is None:
-            raise ValueError("this model does not write, so no text is more or less likely to it: take a decoder or a pair")
+            raise ValueError(
+                "this model does not write, so no text is more or less likely to it: take a decoder or a pair"
+            )
         if design.encoder is not None:
             if source is None:
-                raise ValueError("this model scores a text for its source: give both, with a tab between them")
+                raise ValueError(
+                    "this model scores a text for its source: give both, with a tab between them"
+                )
             tokens = self.tokenizer.encode(text, add_special_tokens=False).ids + list(options.eos_ids[:1])
             source_tokens = (self.source_tokenizer or self.tokenizer).encode(source).ids
             return score_tokens(self.model, [decoder_start_token(options)], tokens, source=source_tokens)

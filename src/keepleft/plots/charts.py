@@ -12,58 +12,114 @@ from keepleft.svg import BLUE, FAINT, INK, LETTER_WIDTH, PAPER, text, title_tag
 
 COLOURS = (BLUE, "#c2410c", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "1 2")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 74, 24, 66, 52  # of the plot: its height, and the room around it
+WIDTH = 720
+HEIGHT = 300
+LEFT = 74
+RIGHT = 24
+TOP = 66
+BOTTOM = 52  # of the plot: its height, and the room around it
 
 Point = tuple[float, float]
 
 
-def line_chart(path: str | Path, series: Mapping[str, Sequence[Point]], *, title: str, x_label: str, y_label: str, log_y: bool = False,
-          captions: Sequence[tuple[str, str]] = ()) -> Path:
+def line_chart(
+    path: str | Path,
+    series: Mapping[str, Sequence[Point]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+    captions: Sequence[tuple[str, str]] = (),
+) -> Path:
     """A curve for each series of (x, y) into an .svg file; `below` are lines of text under it, each with a name.
 
     A point that has no place on its axis (not a number, or not above 0 where the axis is logarithmic) is left out.
     """
-    finite_series = {name: [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log_y)]
-            for name, points in series.items()}
-    x_axis = _axis([a for points in finite_series.values() for a, _ in points], LEFT, WIDTH - RIGHT, log=False, title=title)
-    y_axis = _axis([b for points in finite_series.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title)
-    out = [*_draw_y_ticks(y_axis, y_label), text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x_label, anchor="middle"),
-           *(text(x_axis.to_pixels(tick), TOP + HEIGHT + 18, _format_number(tick), anchor="middle") for tick in x_axis.ticks)]
+    finite_series = {
+        name: [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log_y)]
+        for name, points in series.items()
+    }
+    x_axis = _axis(
+        [a for points in finite_series.values() for a, _ in points],
+        LEFT,
+        WIDTH - RIGHT,
+        log=False,
+        title=title,
+    )
+    y_axis = _axis(
+        [b for points in finite_series.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title
+    )
+    out = [
+        *_draw_y_ticks(y_axis, y_label),
+        text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x_label, anchor="middle"),
+        *(
+            text(x_axis.to_pixels(tick), TOP + HEIGHT + 18, _format_number(tick), anchor="middle")
+            for tick in x_axis.ticks
+        ),
+    ]
     for n, (name, points) in enumerate(finite_series.items()):
         coordinates = [f"{x_axis.to_pixels(a):.1f},{y_axis.to_pixels(b):.1f}" for a, b in points]
         if len(coordinates) == 1:
             coordinates *= 2  # a single point is a dot: a line to itself with round ends
-        out.append(f'<polyline points="{" ".join(coordinates)}" fill="none" {_stroke(n)}>{title_tag(name)}</polyline>')
-    legend_keys = [f'<line x1="{{x:g}}" y1="{{y:g}}" x2="{{to:g}}" y2="{{y:g}}" {_stroke(n)}/>' for n in range(len(finite_series))]
+        out.append(
+            f'<polyline points="{" ".join(coordinates)}" fill="none" {_stroke(n)}>{title_tag(name)}</polyline>'
+        )
+    legend_keys = [
+        f'<line x1="{{x:g}}" y1="{{y:g}}" x2="{{to:g}}" y2="{{y:g}}" {_stroke(n)}/>'
+        for n in range(len(finite_series))
+    ]
     return _write_chart(path, title, [*out, *_legend(list(finite_series), legend_keys)], captions)
 
 
-def bar_chart(path: str | Path, series: Mapping[str, Sequence[float]], groups: Sequence[str], *, title: str, x_label: str, y_label: str,
-         log_y: bool = False, captions: Sequence[tuple[str, str]] = ()) -> Path:
+def bar_chart(
+    path: str | Path,
+    series: Mapping[str, Sequence[float]],
+    groups: Sequence[str],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+    captions: Sequence[tuple[str, str]] = (),
+) -> Path:
     """A group of bars for each name in `groups`, with one bar for each series, its value above it, into an .svg file.
 
     Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number below it.
     """
     if wrong_counts := {name: len(values) for name, values in series.items() if len(values) != len(groups)}:
-        raise ValueError(f"the chart {title!r} has {len(groups)} groups, but {wrong_counts} values: give one for each group")
+        raise ValueError(
+            f"the chart {title!r} has {len(groups)} groups, but {wrong_counts} values: give one for each group"
+        )
     values = [value for heights in series.values() for value in heights]
     for value in values:
         if not math.isfinite(value) or value < 0 or (log_y and value == 0):
-            raise ValueError(f"a bar of the chart {title!r} is {value}: it must be {'above' if log_y else 'at least'} 0")
+            raise ValueError(
+                f"a bar of the chart {title!r} is {value}: it must be {'above' if log_y else 'at least'} 0"
+            )
     y_axis = _axis([*values, 1.0 if log_y else 0.0], TOP + HEIGHT, TOP, log=log_y, title=title)
     group_width = (WIDTH - LEFT - RIGHT) / len(groups)
     bar_width = min(64.0, 0.8 * group_width / len(series))
-    out = [*_draw_y_ticks(y_axis, y_label), text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x_label, anchor="middle")]
+    out = [
+        *_draw_y_ticks(y_axis, y_label),
+        text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x_label, anchor="middle"),
+    ]
     for g, group in enumerate(groups):
         center = LEFT + (g + 0.5) * group_width
         out.append(text(center, TOP + HEIGHT + 18, group, anchor="middle"))
         for n, (name, heights) in enumerate(series.items()):
             bar_left, bar_top = center + (n - len(series) / 2) * bar_width, y_axis.to_pixels(heights[g])
-            out.append(f'<rect x="{bar_left + 1:.1f}" y="{bar_top:.1f}" width="{bar_width - 2:.1f}" height="{TOP + HEIGHT - bar_top:.1f}" '
-                       f'{_fill(n)}>{title_tag(f"{name}, {group}: {heights[g]:g}")}</rect>')
+            out.append(
+                f'<rect x="{bar_left + 1:.1f}" y="{bar_top:.1f}" width="{bar_width - 2:.1f}" height="{TOP + HEIGHT - bar_top:.1f}" '
+                f"{_fill(n)}>{title_tag(f'{name}, {group}: {heights[g]:g}')}</rect>"
+            )
             out.append(text(bar_left + bar_width / 2, bar_top - 5, f"{heights[g]:.3g}", anchor="middle"))
-    legend_keys = [f'<rect x="{{x:g}}" y="{{above:g}}" width="26" height="11" {_fill(n)}/>' for n in range(len(series))]
-    return _write_chart(path, title, [_hatching(len(series)), *out, *_legend(list(series), legend_keys)], captions)
+    legend_keys = [
+        f'<rect x="{{x:g}}" y="{{above:g}}" width="26" height="11" {_fill(n)}/>' for n in range(len(series))
+    ]
+    return _write_chart(
+        path, title, [_hatching(len(series)), *out, *_legend(list(series), legend_keys)], captions
+    )
 
 
 # axes ---------------------------------------------------------------------------------------
@@ -109,19 +165,21 @@ def log_ticks(low: float, high: float) -> list[float]:
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     if last - first > 2:
         spacing = -(-(last - first) // 8)
-        return [10.0 ** power for power in range(first, last + spacing, spacing)]
-    candidates = [n * 10.0 ** power for power in range(first, last + 1) for n in (1, 2, 5)]
+        return [10.0**power for power in range(first, last + spacing, spacing)]
+    candidates = [n * 10.0**power for power in range(first, last + 1) for n in (1, 2, 5)]
     begin = max(n for n, tick in enumerate(candidates) if tick <= low * (1 + 1e-9))
     end = min(n for n, tick in enumerate(candidates) if tick >= high * (1 - 1e-9))
-    return candidates[begin:max(end, begin + 1) + 1]
+    return candidates[begin : max(end, begin + 1) + 1]
 
 
 def _draw_y_ticks(y_axis: Axis, y_label: str) -> list[str]:
     out = []
     for tick in y_axis.ticks:
         level = y_axis.to_pixels(tick)
-        out.append(f'<line x1="{LEFT}" y1="{level:.1f}" x2="{WIDTH - RIGHT}" y2="{level:.1f}" '
-                   f'stroke="{INK if tick == y_axis.ticks[0] else FAINT}"/>')
+        out.append(
+            f'<line x1="{LEFT}" y1="{level:.1f}" x2="{WIDTH - RIGHT}" y2="{level:.1f}" '
+            f'stroke="{INK if tick == y_axis.ticks[0] else FAINT}"/>'
+        )
         out.append(text(LEFT - 8, level + 4, _format_number(tick), anchor="end"))
     return [*out, text(18, TOP + HEIGHT / 2, y_label, anchor="middle", vertical=True)]
 
@@ -136,8 +194,10 @@ def _format_number(number: float) -> str:
 
 def _stroke(n: int) -> str:
     dash = DASHES[n % len(DASHES)]
-    return (f'stroke="{COLOURS[n % len(COLOURS)]}" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round"'
-            + (f' stroke-dasharray="{dash}"' if dash else ""))
+    return (
+        f'stroke="{COLOURS[n % len(COLOURS)]}" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round"'
+        + (f' stroke-dasharray="{dash}"' if dash else "")
+    )
 
 
 def _fill(n: int) -> str:
@@ -149,9 +209,11 @@ def _hatching(count: int) -> str:
     """Stripes that lean another way for each series; the first is plain."""
     out = []
     for n in range(1, count):
-        out.append(f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" '
-                   f'patternTransform="rotate({(90, 45, -45, 0)[n % 4]})"><rect width="7" height="7" fill="{PAPER}"/>'
-                   f'<rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>')
+        out.append(
+            f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" '
+            f'patternTransform="rotate({(90, 45, -45, 0)[n % 4]})"><rect width="7" height="7" fill="{PAPER}"/>'
+            f'<rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>'
+        )
     return f"<defs>{''.join(out)}</defs>"
 
 
@@ -163,11 +225,19 @@ def _legend(names: list[str], keys: list[str]) -> list[str]:
     return out
 
 
-def _write_chart(path: str | Path, title: str, elements: list[str], captions: Sequence[tuple[str, str]]) -> Path:
+def _write_chart(
+    path: str | Path, title: str, elements: list[str], captions: Sequence[tuple[str, str]]
+) -> Path:
     height = TOP + HEIGHT + BOTTOM
-    caption_left = 16 + max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2) + 14  # they are bold
+    caption_left = (
+        16 + max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2) + 14
+    )  # they are bold
     for name, caption in captions:
         height += 19
         if name:
-            elements = [*elements, text(16, height - 6, name, bold=True), text(caption_left, height - 6, svg.truncate(caption, WIDTH - caption_left - 10))]
+            elements = [
+                *elements,
+                text(16, height - 6, name, bold=True),
+                text(caption_left, height - 6, svg.truncate(caption, WIDTH - caption_left - 10)),
+            ]
     return svg.write_svg(path, title, WIDTH, height + (14 if captions else 0), elements)

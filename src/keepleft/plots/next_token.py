@@ -15,7 +15,11 @@ from keepleft.data.token_text import REPLACEMENT_CHARACTER, decode_with_special,
 from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
 
 MAX_STEPS = 80  # steps in one picture
-WIDTH, TEXT_WIDTH, LABEL_WIDTH, BAR_WIDTH, ROW_HEIGHT = 800, 250, 140, 220, 18  # of the picture and, from left to right, of its columns
+WIDTH = 800
+TEXT_WIDTH = 250
+LABEL_WIDTH = 140
+BAR_WIDTH = 220
+ROW_HEIGHT = 18  # of the picture and, from left to right, of its columns
 LEGEND = "▶ chosen;  bar: its probability;  dotted frame: before the filters;  struck through: ruled out"
 
 
@@ -23,76 +27,121 @@ LEGEND = "▶ chosen;  bar: its probability;  dotted frame: before the filters; 
 class StepDistribution:
     """One step: a few tokens, the likeliest first, and how likely they were before and after the transforms."""
 
-    context: str                    # what stands before
-    tokens: tuple[str, ...]      # what each would add
+    context: str  # what stands before
+    tokens: tuple[str, ...]  # what each would add
     probs_before: tuple[float, ...]
-    probs_after: tuple[float, ...]     # 0: ruled out
-    chosen: int                  # which of them
+    probs_after: tuple[float, ...]  # 0: ruled out
+    chosen: int  # which of them
 
 
 @torch.no_grad()
-def step_distributions(model: Any, tokenizer: Any, tokens: Sequence[int], begin: int, *, processors: Sequence[LogitsProcessor] = (),
-            source: Sequence[int] | None = None, top_k: int = 5) -> list[StepDistribution]:
+def step_distributions(
+    model: Any,
+    tokenizer: Any,
+    tokens: Sequence[int],
+    begin: int,
+    *,
+    processors: Sequence[LogitsProcessor] = (),
+    source: Sequence[int] | None = None,
+    top_k: int = 5,
+) -> list[StepDistribution]:
     """The choices behind a text that was written from token `begin` on, found again by one full pass over it.
 
     `tokens`: prompt (or start token) and answer; `source`: the tokens that an encoder-decoder read. `few` tokens of each step
     are kept, and the chosen one.
     """
     if not 1 <= begin <= len(tokens):
-        raise ValueError(f"begin is {begin}, and there are {len(tokens)} tokens: it must be 1 or more, and not beyond them")
+        raise ValueError(
+            f"begin is {begin}, and there are {len(tokens)} tokens: it must be 1 or more, and not beyond them"
+        )
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}: at least one token of each step must be shown")
     if model.design.decoder is None:
         raise ValueError("this model only reads: give one that writes")
     if (source is None) != (model.design.encoder is None):
-        raise ValueError("an encoder-decoder needs the source that it read: give source=" if source is None else
-                         "a source was given, but this model reads none: leave it out")
+        raise ValueError(
+            "an encoder-decoder needs the source that it read: give source="
+            if source is None
+            else "a source was given, but this model reads none: leave it out"
+        )
     sequence = torch.tensor([list(tokens)], device=next(model.parameters()).device)
     logits = _sequence_logits(model, sequence, begin, source)
     out = []
     for n, token in enumerate(tokens[begin:]):
-        step_logits = logits[n:n + 1]
+        step_logits = logits[n : n + 1]
         processed_logits = step_logits
-        hypotheses = Hypotheses(sequence[:, :begin + n], step_logits.new_zeros(1), torch.zeros_like(sequence[:, 0], dtype=torch.bool),
-                           torch.full_like(sequence[:, 0], n), torch.full_like(sequence[:, 0], len(tokens) - begin), begin)
+        hypotheses = Hypotheses(
+            sequence[:, : begin + n],
+            step_logits.new_zeros(1),
+            torch.zeros_like(sequence[:, 0], dtype=torch.bool),
+            torch.full_like(sequence[:, 0], n),
+            torch.full_like(sequence[:, 0], len(tokens) - begin),
+            begin,
+        )
         for processor in processors:
             processed_logits = processor(processed_logits, hypotheses)
-        out.append(_step_distribution(tokenizer, tokens[:begin + n], int(token), step_logits[0].softmax(-1), processed_logits[0].softmax(-1), top_k))
+        out.append(
+            _step_distribution(
+                tokenizer,
+                tokens[: begin + n],
+                int(token),
+                step_logits[0].softmax(-1),
+                processed_logits[0].softmax(-1),
+                top_k,
+            )
+        )
     return out
 
 
 def _sequence_logits(model: Any, sequence: Tensor, begin: int, source: Sequence[int] | None) -> Tensor:
     """(steps, V): the scores behind each token from `begin` on"""
-    inputs = (sequence[:, :-1],) if source is None else (torch.tensor([list(source)], device=sequence.device), sequence[:, :-1])
+    inputs = (
+        (sequence[:, :-1],)
+        if source is None
+        else (torch.tensor([list(source)], device=sequence.device), sequence[:, :-1])
+    )
     if sequence.shape[1] == begin:
         return sequence.new_zeros(0, model.design.vocab).float()
     was_training = model.training
     model.eval()
     try:
-        logits: Tensor = model.head(model.hidden_states(*inputs)[:, begin - 1:], model.token)[0]
+        logits: Tensor = model.head(model.hidden_states(*inputs)[:, begin - 1 :], model.token)[0]
     finally:
         model.train(was_training)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _step_distribution(tokenizer: Any, context: Sequence[int], token: int, probs_before: Tensor, probs_after: Tensor, top_k: int) -> StepDistribution:
+def _step_distribution(
+    tokenizer: Any, context: Sequence[int], token: int, probs_before: Tensor, probs_after: Tensor, top_k: int
+) -> StepDistribution:
     top_tokens = torch.maximum(probs_before, probs_after).topk(min(top_k, len(probs_before))).indices.tolist()
     shown_tokens = sorted({*top_tokens, token}, key=lambda n: (-float(probs_before[n]), n))
-    return StepDistribution(decode_with_special(tokenizer, context).rstrip(REPLACEMENT_CHARACTER), tuple(token_texts(tokenizer, context, shown_tokens)), tuple(probs_before[shown_tokens].tolist()),
-                  tuple(probs_after[shown_tokens].tolist()), shown_tokens.index(token))
+    return StepDistribution(
+        decode_with_special(tokenizer, context).rstrip(REPLACEMENT_CHARACTER),
+        tuple(token_texts(tokenizer, context, shown_tokens)),
+        tuple(probs_before[shown_tokens].tolist()),
+        tuple(probs_after[shown_tokens].tolist()),
+        shown_tokens.index(token),
+    )
 
 
 # the picture --------------------------------------------------------------------------------
 
 
-def plot_distributions(path: str | Path, steps: Sequence[StepDistribution], *, title: str, max_steps: int = MAX_STEPS) -> Path:
+def plot_distributions(
+    path: str | Path, steps: Sequence[StepDistribution], *, title: str, max_steps: int = MAX_STEPS
+) -> Path:
     """A row of bars for each step into an .svg file; text and choices are read from top to bottom."""
     left = svg.MARGIN + TEXT_WIDTH + 14
-    shorten_context = lambda text: svg.truncate(svg.show_invisibles(text, spaces=False), TEXT_WIDTH - 30, keep_end=True)
+    shorten_context = lambda text: svg.truncate(
+        svg.show_invisibles(text, spaces=False), TEXT_WIDTH - 30, keep_end=True
+    )
     out = [svg.text(svg.MARGIN, 48, LEGEND, fill=svg.DIM)]
     y = 62.0
     for n, step in enumerate(steps[:max_steps], 1):
-        out.append(f'<line x1="{svg.MARGIN}" y1="{y:g}" x2="{WIDTH - svg.MARGIN}" y2="{y:g}" stroke="{svg.FAINT}"/>')
+        out.append(
+            f'<line x1="{svg.MARGIN}" y1="{y:g}" x2="{WIDTH - svg.MARGIN}" y2="{y:g}" stroke="{svg.FAINT}"/>'
+        )
         out.append(svg.text(svg.MARGIN, y + 16, str(n), fill=svg.DIM, size=10))
         baseline = y + ROW_HEIGHT * step.chosen + 16
         out.append(svg.text(svg.MARGIN + TEXT_WIDTH, baseline, shorten_context(step.context), anchor="end"))
@@ -103,23 +152,50 @@ def plot_distributions(path: str | Path, steps: Sequence[StepDistribution], *, t
         out.append(svg.text(left, y + 20, f"… {len(steps) - max_steps} more steps are not shown"))
     elif steps:
         last = steps[-1]
-        out.append(svg.text(svg.MARGIN + TEXT_WIDTH, y + 20, shorten_context(last.context + last.tokens[last.chosen]), anchor="end"))
+        out.append(
+            svg.text(
+                svg.MARGIN + TEXT_WIDTH,
+                y + 20,
+                shorten_context(last.context + last.tokens[last.chosen]),
+                anchor="end",
+            )
+        )
     return svg.write_svg(path, title, WIDTH, y + 36, out)
 
 
 def _draw_bar(step: StepDistribution, index: int, left: float, y: float) -> list[str]:
-    label, prob_before, prob_after = svg.show_invisibles(step.tokens[index]), step.probs_before[index], step.probs_after[index]
-    chosen, ruled_out, bar_left = index == step.chosen, prob_after == 0, left + 20 + LABEL_WIDTH
+    label = svg.show_invisibles(step.tokens[index])
+    prob_before = step.probs_before[index]
+    prob_after = step.probs_after[index]
+    chosen = index == step.chosen
+    ruled_out = prob_after == 0
+    bar_left = left + 20 + LABEL_WIDTH
     tip = svg.title_tag(f"{label}: {prob_before:.4g} before, {prob_after:.4g} after")
     out = [svg.text(left, y + 13, "▶", fill=svg.BLUE)] if chosen else []
-    out.append(svg.text(left + 20, y + 13, svg.truncate(label, LABEL_WIDTH - 12), bold=chosen, strikethrough=ruled_out,
-                        fill=svg.DIM if ruled_out and not chosen else svg.INK))
-    out.append(f'<rect x="{bar_left:g}" y="{y + 2:g}" width="{max(0.5, BAR_WIDTH * prob_after):.1f}" height="{ROW_HEIGHT - 5}" '
-               f'fill="{svg.BLUE}" fill-opacity="{1 if chosen else 0.45}">{tip}</rect>')
+    out.append(
+        svg.text(
+            left + 20,
+            y + 13,
+            svg.truncate(label, LABEL_WIDTH - 12),
+            bold=chosen,
+            strikethrough=ruled_out,
+            fill=svg.DIM if ruled_out and not chosen else svg.INK,
+        )
+    )
+    out.append(
+        f'<rect x="{bar_left:g}" y="{y + 2:g}" width="{max(0.5, BAR_WIDTH * prob_after):.1f}" height="{ROW_HEIGHT - 5}" '
+        f'fill="{svg.BLUE}" fill-opacity="{1 if chosen else 0.45}">{tip}</rect>'
+    )
     if not _same_probability(prob_before, prob_after):
-        out.append(f'<rect x="{bar_left:g}" y="{y + 2:g}" width="{max(0.5, BAR_WIDTH * prob_before):.1f}" height="{ROW_HEIGHT - 5}" fill="none" '
-                   f'stroke="{svg.INK}" stroke-dasharray="2 2">{tip}</rect>')
-    prob_text = _format_probability(prob_after) if _same_probability(prob_before, prob_after) else f"{_format_probability(prob_before)} → {'ruled out' if ruled_out else _format_probability(prob_after)}"
+        out.append(
+            f'<rect x="{bar_left:g}" y="{y + 2:g}" width="{max(0.5, BAR_WIDTH * prob_before):.1f}" height="{ROW_HEIGHT - 5}" fill="none" '
+            f'stroke="{svg.INK}" stroke-dasharray="2 2">{tip}</rect>'
+        )
+    prob_text = (
+        _format_probability(prob_after)
+        if _same_probability(prob_before, prob_after)
+        else f"{_format_probability(prob_before)} → {'ruled out' if ruled_out else _format_probability(prob_after)}"
+    )
     return [*out, svg.text(bar_left + BAR_WIDTH + 8, y + 13, prob_text, bold=chosen)]
 
 

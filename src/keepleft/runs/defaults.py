@@ -22,19 +22,28 @@ class SizePreset:
     layers: int
     dim: int
     heads: int
-    vocab: int    # the most tokens
-    tokens: int   # in a step
+    vocab: int  # the most tokens
+    tokens: int  # in a step
     million_targets: float  # targets to learn from in all, in millions
     lr: float
 
 
 SIZE_PRESETS: dict[str, dict[str, SizePreset]] = {
-    "pairs": {"tiny": SizePreset(2, 128, 4, 4000, 2048, 4.0, 2e-3), "small": SizePreset(3, 256, 4, 8000, 4096, 20.0, 1e-3),
-              "base": SizePreset(6, 512, 8, 32_000, 16_384, 200.0, 7e-4)},
-    "running": {"tiny": SizePreset(4, 128, 4, 4000, 2048, 4.0, 2e-3), "small": SizePreset(6, 384, 6, 16_000, 16_384, 40.0, 1e-3),
-                "base": SizePreset(12, 768, 12, 50_257, 65_536, 2500.0, 6e-4)},
-    "labelled": {"tiny": SizePreset(2, 128, 4, 8000, 2048, 1.0, 1e-3), "small": SizePreset(4, 256, 4, 16_000, 4096, 6.0, 5e-4),
-                 "base": SizePreset(12, 768, 12, 30_000, 16_384, 40.0, 1e-4)},
+    "pairs": {
+        "tiny": SizePreset(2, 128, 4, 4000, 2048, 4.0, 2e-3),
+        "small": SizePreset(3, 256, 4, 8000, 4096, 20.0, 1e-3),
+        "base": SizePreset(6, 512, 8, 32_000, 16_384, 200.0, 7e-4),
+    },
+    "running": {
+        "tiny": SizePreset(4, 128, 4, 4000, 2048, 4.0, 2e-3),
+        "small": SizePreset(6, 384, 6, 16_000, 16_384, 40.0, 1e-3),
+        "base": SizePreset(12, 768, 12, 50_257, 65_536, 2500.0, 6e-4),
+    },
+    "labelled": {
+        "tiny": SizePreset(2, 128, 4, 8000, 2048, 1.0, 1e-3),
+        "small": SizePreset(4, 256, 4, 16_000, 4096, 6.0, 5e-4),
+        "base": SizePreset(12, 768, 12, 30_000, 16_384, 40.0, 1e-4),
+    },
 }
 CONTEXT_LENGTH = {"tiny": 128, "small": 256, "base": 1024}  # of running text
 DATA_KIND = {"translate": "pairs", "summarize": "pairs", "classify": "labelled"}
@@ -65,39 +74,57 @@ def preset(name: str) -> Design:
     return presets.ALL[name]
 
 
-def design(job: TrainJob, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int) -> Design:
+def design(
+    job: TrainJob, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int
+) -> Design:
     """The plan of the model: the preset's, in the size that was asked for, with whatever the job says otherwise."""
-    default_preset = TASKS[job.task].preset if source_vocab is None else "marian"  # the one that has two vocabularies elsewhere too
+    default_preset = (
+        TASKS[job.task].preset if source_vocab is None else "marian"
+    )  # the one that has two vocabularies elsewhere too
     base_design, size = preset(job.preset or default_preset), size_preset(job)
     overrides = dict(job.design)
     dim = int(overrides.pop("dim", size.dim))
     layers = int(overrides.pop("layers", size.layers))
     width = int(overrides.pop("width", 4 * dim if not base_design.feedforward.gated else 8 * round(dim / 3)))
     activation = overrides.pop("activation", base_design.feedforward.activation)
-    stacks: dict[str, Any] = {name: replace(stack, layers=int(overrides.pop(f"{name}_layers", layers)))
-                              for name in ("encoder", "decoder") if isinstance(stack := getattr(base_design, name), StackDesign)}
+    stacks: dict[str, Any] = {
+        name: replace(stack, layers=int(overrides.pop(f"{name}_layers", layers)))
+        for name in ("encoder", "decoder")
+        if isinstance(stack := getattr(base_design, name), StackDesign)
+    }
     position = base_design.position
     if isinstance(position, LearnedPositions | Sinusoidal | Rotary) and position.length is not None:
         position = replace(position, length=max(length, 8 if job.task == "lm" else 512))
     heads = int(overrides.pop("heads", size.heads if dim == size.dim else max(1, dim // 64)))
     changes: dict[str, Any] = dict(
-        vocab=vocab, source_vocab=source_vocab, dim=dim, heads=heads, head_dim=None, kv_heads=None, position=position,
-        feedforward=replace(base_design.feedforward, width=width, activation=activation), **stacks,
-        dropout=0.3 if targets < 1_000_000 else 0.1)
+        vocab=vocab,
+        source_vocab=source_vocab,
+        dim=dim,
+        heads=heads,
+        head_dim=None,
+        kv_heads=None,
+        position=position,
+        feedforward=replace(base_design.feedforward, width=width, activation=activation),
+        **stacks,
+        dropout=0.3 if targets < 1_000_000 else 0.1,
+    )
     if TASKS[job.task].fields == ("src", "tgt") and base_design.scale_embedding:
         changes["initial"] = XavierInit()  # tables of length 1 after scaling: these learn from the first step
     if job.task == "classify":
         changes["head"] = ClassificationHead(labels, pool="tanh" if base_design.decoder is None else "last")
     field_names = {f.name for f in fields(Design)}
     if unknown := sorted(overrides.keys() - field_names):
-        raise ValueError(f"a design has no {', '.join(unknown)}: give dim, heads, layers, encoder_layers, decoder_layers, "
-                         f"width, activation, or one of {', '.join(sorted(field_names))}")
+        raise ValueError(
+            f"a design has no {', '.join(unknown)}: give dim, heads, layers, encoder_layers, decoder_layers, "
+            f"width, activation, or one of {', '.join(sorted(field_names))}"
+        )
     return base_design.but(**(changes | overrides))
 
 
 def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
     """The recipe: as the job says, and elsewhere by size and amount of data."""
-    size, overrides = size_preset(job), {name: value for name, value in asdict(job.recipe).items() if value is not None}
+    size = size_preset(job)
+    overrides = {name: value for name, value in asdict(job.recipe).items() if value is not None}
     epochs = min(60.0, max(3.0, size.million_targets * 1e6 / max(1, targets)))
     if job.task == "classify":
         epochs = min(epochs, 8.0)
@@ -106,8 +133,14 @@ def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
     steps = int(overrides.get("steps", max(20, round(epochs * steps_per_epoch))))
     interval = max(1, min(1000, steps // 10))
     defaults: dict[str, Any] = dict(
-        steps=steps, lr=size.lr if not job.init_from else size.lr / 20, warmup=max(1, min(2000, steps // 10)), eval_every=interval,
-        save_every=interval, label_smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0, ema_decay=0.999 if steps > 3000 else 0.99)
+        steps=steps,
+        lr=size.lr if not job.init_from else size.lr / 20,
+        warmup=max(1, min(2000, steps // 10)),
+        eval_every=interval,
+        save_every=interval,
+        label_smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0,
+        ema_decay=0.999 if steps > 3000 else 0.99,
+    )
     if job.average_last:
         overrides["keep_checkpoints"] = max(job.average_last, overrides.get("keep_checkpoints", 0))
     return Recipe(**(defaults | overrides))
@@ -118,9 +151,13 @@ def check_design(job: TrainJob, design: Design) -> None:
     model_stacks = tuple(name for name in ("encoder", "decoder") if getattr(design, name) is not None)
     task = TASKS[job.task]
     if model_stacks not in task.stacks:
-        raise ValueError(f"the task {job.task} needs a model with {' or '.join(' and '.join(stacks) for stacks in task.stacks)}, and "
-                         f"{job.init_from or job.preset} has {' and '.join(model_stacks)}: choose another, such as --preset {task.preset}")
+        raise ValueError(
+            f"the task {job.task} needs a model with {' or '.join(' and '.join(stacks) for stacks in task.stacks)}, and "
+            f"{job.init_from or job.preset} has {' and '.join(model_stacks)}: choose another, such as --preset {task.preset}"
+        )
     head_class = {"classify": ClassificationHead, "mlm": MaskedLMHead}.get(job.task, LMHead)
     if not isinstance(design.head, head_class):
-        raise ValueError(f"the task {job.task} needs a {head_class.__name__} head, and {job.init_from or job.preset} has "
-                         f"{type(design.head).__name__}: choose another model")
+        raise ValueError(
+            f"the task {job.task} needs a {head_class.__name__} head, and {job.init_from or job.preset} has "
+            f"{type(design.head).__name__}: choose another model"
+        )

@@ -19,8 +19,17 @@ FILE_FORMATS = ("onnx", "gguf")  # the others are folders
 EXPORT_MARKERS = ("config.json", "model.bin")  # what a folder holds that an export may take the place of
 
 
-def export(model_path: str, to: ExportFormat, out: Path, *, quantization: Quantization | None = None, dtype: GGUFDtype | None = None,
-           text: str | None = None, force: bool = False, check: bool = True) -> Iterator[Check]:
+def export(
+    model_path: str,
+    to: ExportFormat,
+    out: Path,
+    *,
+    quantization: Quantization | None = None,
+    dtype: GGUFDtype | None = None,
+    text: str | None = None,
+    force: bool = False,
+    check: bool = True,
+) -> Iterator[Check]:
     """Write the model at `place` to `out`, then yield what was compared. What was written stays, whatever is found."""
     from keepleft.weights.model_directory import load
 
@@ -36,8 +45,15 @@ def export(model_path: str, to: ExportFormat, out: Path, *, quantization: Quanti
         yield from verify(model, tokenizer, to, out, quantization=quantization, dtype=dtype, text=text)
 
 
-def write(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantization: str | None = None,
-          dtype: str | None = None) -> None:
+def write(
+    model: Any,
+    tokenizer: Any,
+    to: ExportFormat,
+    out: Path,
+    *,
+    quantization: str | None = None,
+    dtype: str | None = None,
+) -> None:
     """The one file or folder of that format."""
     if to == "hf":
         from keepleft.weights.model_directory import save
@@ -58,8 +74,16 @@ def write(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantizati
         to_gguf.write(model, tokenizer, out, dtype=dtype or "f16")
 
 
-def verify(model: Any, tokenizer: Any, to: ExportFormat, out: Path, *, quantization: str | None, dtype: str | None,
-             text: str | None) -> Iterator[Check]:
+def verify(
+    model: Any,
+    tokenizer: Any,
+    to: ExportFormat,
+    out: Path,
+    *,
+    quantization: str | None,
+    dtype: str | None,
+    text: str | None,
+) -> Iterator[Check]:
     from keepleft.runs import parity, parity_ctranslate2
 
     tokens = None if text is None else tokenizer.encode(text).ids
@@ -90,10 +114,16 @@ def check_output(out: Path, to: ExportFormat, model_path: str, *, force: bool) -
         return
     if out.is_dir() == is_file:
         existing_kind, written_kind = ("folder", "file") if is_file else ("file", "folder")
-        raise ValueError(f"{out} is a {existing_kind}, and --to {to} writes a {written_kind}: give another --out")
-    if Path(model_path).exists() and (Path(model_path).resolve() == out.resolve() or out.resolve() in Path(model_path).resolve().parents):
+        raise ValueError(
+            f"{out} is a {existing_kind}, and --to {to} writes a {written_kind}: give another --out"
+        )
+    if Path(model_path).exists() and (
+        Path(model_path).resolve() == out.resolve() or out.resolve() in Path(model_path).resolve().parents
+    ):
         raise ValueError(f"{out} holds the model itself: give another --out")
     if not force:
         raise FileExistsError(f"{out} is there already: give another --out, or --force to replace it")
     if not is_file and any(out.iterdir()) and not any((out / name).exists() for name in EXPORT_MARKERS):
-        raise ValueError(f"{out} is a folder of other things, which --force would take away: give another --out")
+        raise ValueError(
+            f"{out} is a folder of other things, which --force would take away: give another --out"
+        )

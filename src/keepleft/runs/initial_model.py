@@ -14,9 +14,14 @@ from keepleft.weights.model_directory import load
 
 def initial_model(job: TrainJob, design: Design, labels: list[str], seed: int) -> Any:
     torch.manual_seed(seed)
-    model = _load_initial_model(job, labels) if job.init_from else build(design, generator=torch.Generator().manual_seed(seed))
+    model = (
+        _load_initial_model(job, labels)
+        if job.init_from
+        else build(design, generator=torch.Generator().manual_seed(seed))
+    )
     if job.lora:
         from keepleft.training.lora import add_lora
+
         add_lora(model, rank=job.lora, modules_to_save=("head",) if job.task == "classify" else ())
     return model
 
@@ -42,7 +47,15 @@ def _load_initial_model(job: TrainJob, labels: list[str]) -> Any:
         return pretrained
     model = build(design)
     state = model.state_dict()
-    model.load_state_dict({**state, **{name: tensor for name, tensor in pretrained.state_dict().items()
-                                      if name in state and state[name].shape == tensor.shape and not name.startswith("head.")}})
+    model.load_state_dict(
+        {
+            **state,
+            **{
+                name: tensor
+                for name, tensor in pretrained.state_dict().items()
+                if name in state and state[name].shape == tensor.shape and not name.startswith("head.")
+            },
+        }
+    )
     model.notes = {"model_type": pretrained.notes.get("model_type")}
     return model

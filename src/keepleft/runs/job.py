@@ -80,8 +80,11 @@ class BatchConfig:
 def _make_overrides(config_class: type, name: str) -> type:
     """The same fields, each None unless it is given."""
     hints = typing.get_type_hints(config_class)
-    overrides = make_dataclass(name, [(f.name, hints[f.name] | None, None) for f in fields(config_class)], frozen=True, kw_only=True)
-    overrides.__doc__, overrides.__module__ = config_class.__doc__, __name__
+    overrides = make_dataclass(
+        name, [(f.name, hints[f.name] | None, None) for f in fields(config_class)], frozen=True, kw_only=True
+    )
+    overrides.__doc__ = config_class.__doc__
+    overrides.__module__ = __name__
     return overrides
 
 
@@ -115,7 +118,11 @@ def to_yaml(job: TrainJob) -> str:
 
     def to_plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
-            return {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != _field_default(f)}
+            return {
+                f.name: to_plain(getattr(value, f.name))
+                for f in fields(value)
+                if getattr(value, f.name) != _field_default(f)
+            }
         if isinstance(value, list | tuple):
             return [to_plain(part) for part in value]
         return value
@@ -141,13 +148,20 @@ def _field_default(f: dataclasses.Field) -> Any:
 def _parse_value(expected_type: Any, data: Any, where: str) -> Any:
     if is_dataclass(expected_type):
         if not isinstance(data, dict):
-            raise ValueError(f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(expected_type))}")
+            raise ValueError(
+                f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(expected_type))}"
+            )
         hints = typing.get_type_hints(expected_type)
         if unknown := sorted(map(str, data.keys() - hints.keys())):
             raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(hints)}")
         try:
-            field_types = {key: RecipeOverrides if expected_type is TrainJob and key == "recipe" else hint for key, hint in hints.items()}
-            values = {key: _parse_value(field_types[key], value, f"{where}: {key}") for key, value in data.items()}
+            field_types = {
+                key: RecipeOverrides if expected_type is TrainJob and key == "recipe" else hint
+                for key, hint in hints.items()
+            }
+            values = {
+                key: _parse_value(field_types[key], value, f"{where}: {key}") for key, value in data.items()
+            }
             return typing.cast(Any, expected_type)(**values)
         except TypeError as error:
             raise ValueError(f"{where} is incomplete: {error}") from error
@@ -182,6 +196,11 @@ def _parse_value(expected_type: Any, data: Any, where: str) -> Any:
             pass
     if expected_type is type(None) and data is None:
         return None
-    if isinstance(expected_type, type) and expected_type is not type(None) and origin is None and type(data) is expected_type:
+    if (
+        isinstance(expected_type, type)
+        and expected_type is not type(None)
+        and origin is None
+        and type(data) is expected_type
+    ):
         return data
     raise ValueError(f"{where} is {data!r}: {getattr(expected_type, '__name__', expected_type)} is needed")

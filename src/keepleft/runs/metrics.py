@@ -32,14 +32,21 @@ class MetricsLog:
         if self.file is None:
             path = self.out / METRICS_FILE
             if path.exists():
-                earlier_lines = [line for line in path.read_text("utf-8").splitlines() if _line_step(line) <= report.after]
+                earlier_lines = [
+                    line for line in path.read_text("utf-8").splitlines() if _line_step(line) <= report.after
+                ]
                 atomic.write_text(path, "".join(line + "\n" for line in earlier_lines))
             self.file = path.open("a", encoding="utf-8")
         self.file.write(json.dumps(report.to_dict()) + "\n")
         self.file.flush()
         if self.tensorboard is not None:
-            for name, value in {"loss": report.loss, "rate": report.lr, "norm": report.grad_norm, "speed": report.tokens_per_second,
-                                **{f"valid/{key}": value for key, value in report.measures.items()}}.items():
+            for name, value in {
+                "loss": report.loss,
+                "rate": report.lr,
+                "norm": report.grad_norm,
+                "speed": report.tokens_per_second,
+                **{f"valid/{key}": value for key, value in report.measures.items()},
+            }.items():
                 self.tensorboard.add_scalar(name, value, report.step)
 
 
@@ -64,8 +71,14 @@ def plot_loss(out: Path) -> None:
     from keepleft.plots.charts import line_chart
 
     records = [json.loads(line) for line in (out / METRICS_FILE).read_text("utf-8").splitlines()]
-    series = {"training": [(r["step"], r["plain"]) for r in records if "plain" in r],
-              "validation": [(r["step"], r["measures"]["loss"]) for r in records if "loss" in r.get("measures", {})]}
+    series = {
+        "training": [(r["step"], r["plain"]) for r in records if "plain" in r],
+        "validation": [
+            (r["step"], r["measures"]["loss"]) for r in records if "loss" in r.get("measures", {})
+        ],
+    }
     series = {name: points for name, points in series.items() if points}
     if series:
-        line_chart(out / "loss.svg", series, title=out.name, x_label="step", y_label="cross-entropy per token")
+        line_chart(
+            out / "loss.svg", series, title=out.name, x_label="step", y_label="cross-entropy per token"
+        )

@@ -15,14 +15,33 @@ from keepleft.models.design import ClassificationHead, LMHead, MaskedLMHead, Poo
 from keepleft.models.transformer import EncoderDecoder
 
 # the largest difference that rounding explains, as a share of the largest score
-TOLERANCE = {"float32": 1e-4, "f32": 0.0, "float16": 1e-2, "f16": 1e-2, "int16": 1e-2, "bf16": 5e-2,
-             "q8_0": 0.2, "int8": 0.2}
-SAMPLES = ("The sea is calm tonight.", "don't  stop,\nit's 12:45 — 3,141 km", "Où est la gare ? Là-bas.", "नमस्ते दुनिया",
-           "日本語とEnglish 🙂", " \t(a+b)=c; //no")
+TOLERANCE = {
+    "float32": 1e-4,
+    "f32": 0.0,
+    "float16": 1e-2,
+    "f16": 1e-2,
+    "int16": 1e-2,
+    "bf16": 5e-2,
+    "q8_0": 0.2,
+    "int8": 0.2,
+}
+SAMPLES = (
+    "The sea is calm tonight.",
+    "don't  stop,\nit's 12:45 — 3,141 km",
+    "Où est la gare ? Là-bas.",
+    "नमस्ते दुनिया",
+    "日本語とEnglish 🙂",
+    " \t(a+b)=c; //no",
+)
 
 
 MAX_TOKENIZER_SAMPLES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
-MAX_ROUNDING_ERROR = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}  # how far a number may be from what is kept
+MAX_ROUNDING_ERROR = {
+    "f32": 0.0,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "q8_0": 1 / 254 + 2.0**-11,
+}  # how far a number may be from what is kept
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,11 @@ def compare_outputs(what: str, ours: Tensor, theirs: Tensor, precision: str = "f
     if ours.shape != theirs.shape:
         return Check(what, f"ours have the shape {tuple(ours.shape)}, theirs {tuple(theirs.shape)}", False)
     largest, difference = float(ours.abs().max()), float((ours - theirs).abs().max())
-    return Check(what, f"largest difference {difference:.2g}, of scores up to {largest:.3g}", difference <= TOLERANCE[precision] * largest)
+    return Check(
+        what,
+        f"largest difference {difference:.2g}, of scores up to {largest:.3g}",
+        difference <= TOLERANCE[precision] * largest,
+    )
 
 
 def max_length(model: Any) -> int:
@@ -46,15 +69,18 @@ def max_length(model: Any) -> int:
     return min(getattr(model.design.position, "length", 64), 64)
 
 
-def sample_sequences(model: Any, user_tokens: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0) -> list[list[int]]:
+def sample_sequences(
+    model: Any, user_tokens: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0
+) -> list[list[int]]:
     """Random tokens in texts of several lengths, padding left out; and the one that was given."""
     design, rng = model.design, torch.Generator().manual_seed(seed)
-    vocab, pad = (design.source_vocab or design.vocab if source else design.vocab), model.notes.get("pad_token_id")
+    vocab = design.source_vocab or design.vocab if source else design.vocab
+    pad = model.notes.get("pad_token_id")
     out = []
     for n in range(count):
         tokens = torch.randint(vocab, (max(2, max_length(model) // 2 - 5 * n),), generator=rng)
         out.append([token if token != pad else (token + 1) % vocab for token in tokens.tolist()])
-    return out + ([user_tokens[:max_length(model) // 2]] if user_tokens else [])
+    return out + ([user_tokens[: max_length(model) // 2]] if user_tokens else [])
 
 
 def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Iterator[Check]:
@@ -64,7 +90,9 @@ def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Ite
     config = json.loads((folder / "config.json").read_text("utf-8"))
     what, name = "scores, by transformers", config["architectures"][0]
     if config["model_type"] == "keepleft":
-        yield Check(what, "not checked: no other program knows this design; keepleft alone reads the folder", None)
+        yield Check(
+            what, "not checked: no other program knows this design; keepleft alone reads the folder", None
+        )
         return
     try:
         import transformers
@@ -81,7 +109,13 @@ def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Ite
     except Exception as error:  # its own, or whatever its parts raise
         yield Check(what, f"transformers cannot read the folder: {error}", False)
         return
-    output_name = "logits" if isinstance(head, LMHead | MaskedLMHead | ClassificationHead) else "pooler_output" if head else "last_hidden_state"
+    output_name = (
+        "logits"
+        if isinstance(head, LMHead | MaskedLMHead | ClassificationHead)
+        else "pooler_output"
+        if head
+        else "last_hidden_state"
+    )
     ours, theirs = [], []
     with torch.no_grad():
         for sequence in sample_sequences(model, user_tokens):
@@ -103,7 +137,11 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
     try:
         import onnxruntime
     except ImportError:
-        yield Check("scores, by onnxruntime", "not checked: it is not installed (pip install 'keepleft[export]')", None)
+        yield Check(
+            "scores, by onnxruntime",
+            "not checked: it is not installed (pip install 'keepleft[export]')",
+            None,
+        )
         return
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names, max_tokens = inputs(model), min(max_length(model), 19)
@@ -116,24 +154,37 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
         tensors = example(model, rows, length, source, seed=rows)
         with torch.no_grad():
             expected = model(**dict(zip(names, tensors, strict=True)))
-        yield compare_outputs(f"scores of {rows} × {length} tokens, by onnxruntime", expected, run_session(tensors))
+        yield compare_outputs(
+            f"scores of {rows} × {length} tokens, by onnxruntime", expected, run_session(tensors)
+        )
     what, stack = "scores before a changed token, by onnxruntime", model.design.decoder
     if stack is None or not per_token(model):
         return
     if mask_faults := [fault for mask in stack.mask for fault in faults(mask, max_tokens)]:
         yield Check(what, f"not checked: {mask_faults[0]}, as the design has it", None)
         return
-    tensors = tuple(torch.ones_like(tensor) if name.endswith("segments") else tensor
-                  for name, tensor in zip(names, example(model, 2, max_tokens, max_tokens), strict=True))
+    tensors = tuple(
+        torch.ones_like(tensor) if name.endswith("segments") else tensor
+        for name, tensor in zip(names, example(model, 2, max_tokens, max_tokens), strict=True)
+    )
     position, tokens_index = max_tokens // 2, names.index("tokens")
     changed_tokens = tensors[tokens_index].clone()
     changed_tokens[:, position:] = (changed_tokens[:, position:] + 1) % model.design.vocab
-    before, after = run_session(tensors), run_session((*tensors[:tokens_index], changed_tokens, *tensors[tokens_index + 1:]))
-    past_change, future_change = ((before - after).abs()[:, part].max() for part in (slice(position), slice(position, None)))
-    yield Check(what, f"moved by {float(past_change):.2g}; those after it by {float(future_change):.2g}", bool(past_change <= 1e-6 and future_change > 0))
+    before = run_session(tensors)
+    after = run_session((*tensors[:tokens_index], changed_tokens, *tensors[tokens_index + 1 :]))
+    past_change, future_change = (
+        (before - after).abs()[:, part].max() for part in (slice(position), slice(position, None))
+    )
+    yield Check(
+        what,
+        f"moved by {float(past_change):.2g}; those after it by {float(future_change):.2g}",
+        bool(past_change <= 1e-6 and future_change > 0),
+    )
 
 
-def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[int] | None, text: str | None) -> Iterator[Check]:
+def gguf(
+    model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[int] | None, text: str | None
+) -> Iterator[Check]:
     """By our own reader; and the tokenizer as llama.cpp has it, from merges and the name of a split."""
     from keepleft.weights.gguf import GGUFFile
     from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY
@@ -141,7 +192,9 @@ def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[i
     from keepleft.weights.model_directory import load
 
     reloaded, _ = load(path)
-    unsaved_fields = {name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")}
+    unsaved_fields = {
+        name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")
+    }
     if reloaded.design.but(**unsaved_fields) != model.design:
         yield Check("the design, read back", f"it is {reloaded.design}", False)
         return
@@ -153,12 +206,29 @@ def gguf(model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[i
     if tokenizer is None:
         yield Check("tokenizer", "not checked: the model has none, and llama.cpp will ask for one", None)
         return
-    llama_cpp_tokenizer = rebuilt({name: value for name, value in GGUFFile(path).metadata.items() if name != HF_TOKENIZER_KEY})
-    longest_tokens = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[:MAX_TOKENIZER_SAMPLES]
-    samples = [*SAMPLES, *([text] if text else []), *(tokenizer.decode([token]) for _, token in longest_tokens)]
-    mismatches = [sample for sample in samples if llama_cpp_tokenizer is None or llama_cpp_tokenizer.encode(sample).ids != tokenizer.encode(sample).ids]
+    llama_cpp_tokenizer = rebuilt(
+        {name: value for name, value in GGUFFile(path).metadata.items() if name != HF_TOKENIZER_KEY}
+    )
+    longest_tokens = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[
+        :MAX_TOKENIZER_SAMPLES
+    ]
+    samples = [
+        *SAMPLES,
+        *([text] if text else []),
+        *(tokenizer.decode([token]) for _, token in longest_tokens),
+    ]
+    mismatches = [
+        sample
+        for sample in samples
+        if llama_cpp_tokenizer is None
+        or llama_cpp_tokenizer.encode(sample).ids != tokenizer.encode(sample).ids
+    ]
     detail = f"{len(samples) - len(mismatches)} of {len(samples)} texts fall into the same tokens"
-    yield Check("tokenizer, as llama.cpp has it", detail + (f"; not {mismatches[0]!r}" if mismatches else ""), not mismatches)
+    yield Check(
+        "tokenizer, as llama.cpp has it",
+        detail + (f"; not {mismatches[0]!r}" if mismatches else ""),
+        not mismatches,
+    )
 
 
 def compare_weights(model: Any, reloaded: Any, dtype: str) -> Check:
@@ -168,10 +238,15 @@ def compare_weights(model: Any, reloaded: Any, dtype: str) -> Check:
         magnitude = ours.abs()
         if dtype == "q8_0" and ours.dim() == 2 and ours.shape[1] % 32 == 0:
             magnitude = magnitude.unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
-        if ((ours - theirs[name]).abs() > magnitude * MAX_ROUNDING_ERROR[dtype] + (2.0**-25 if MAX_ROUNDING_ERROR[dtype] else 0.0)).any():
+        if (
+            (ours - theirs[name]).abs()
+            > magnitude * MAX_ROUNDING_ERROR[dtype] + (2.0**-25 if MAX_ROUNDING_ERROR[dtype] else 0.0)
+        ).any():
             mismatches.append(name)
     detail = f"{len(theirs) - len(mismatches)} of {len(theirs)} as near as {dtype} can hold them"
-    return Check("weights, read back", detail + (f"; not {mismatches[0]}" if mismatches else ""), not mismatches)
+    return Check(
+        "weights, read back", detail + (f"; not {mismatches[0]}" if mismatches else ""), not mismatches
+    )
 
 
 def _flatten(outputs: list[Tensor]) -> Tensor:

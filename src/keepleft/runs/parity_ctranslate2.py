@@ -20,62 +20,109 @@ from keepleft.weights.to_ctranslate2 import decoder_start_token, special_tokens,
 TokenSequences = list[list[int]]
 
 
-def compare(model: Any, tokenizer: Any, folder: Path, quantization: str | None, user_tokens: list[int] | None) -> Iterator[Check]:
+def compare(
+    model: Any, tokenizer: Any, folder: Path, quantization: str | None, user_tokens: list[int] | None
+) -> Iterator[Check]:
     """The file is judged by what CTranslate2 computes from it in float32, which every CPU can: int16 and int8 products are
     done as the CPU allows, and without VNNI they saturate. What this CPU does by default is measured beside it and told.
     """
     import ctranslate2
 
-    design, precision, max_new_tokens = model.design, quantization or "float32", max_length(model) // 2 - 1
+    design = model.design
+    precision = quantization or "float32"
+    max_new_tokens = max_length(model) // 2 - 1
     vocab = vocabulary(tokenizer, design.vocab)
     to_strings = lambda rows, strings=vocab: [[strings[token] for token in row] for row in rows]
     eos_id = vocab.index(eos_token) if (eos_token := special_tokens(model, vocab)["eos_token"]) else None
-    end_tokens = [] if eos_id is None else [eos_id]  # an empty list has to be said: without an end of its own it would pass over token 0
+    end_tokens = (
+        [] if eos_id is None else [eos_id]
+    )  # an empty list has to be said: without an end of its own it would pass over token 0
     prompts = sample_sequences(model, user_tokens, source=True)
     start_tokens = [decoder_start_token(model)]
     runtime_class = ctranslate2.Translator if isinstance(model, EncoderDecoder) else ctranslate2.Generator
     peer: Any = runtime_class(str(folder), device="cpu", compute_type="float32")
     if isinstance(model, EncoderDecoder):
-        sources = to_strings(prompts, vocab if design.source_vocab is None else vocabulary(None, design.source_vocab))
+        sources = to_strings(
+            prompts, vocab if design.source_vocab is None else vocabulary(None, design.source_vocab)
+        )
         targets = sample_sequences(model, None, count=len(prompts), seed=1)
 
         def peer_scores(runtime: Any) -> Tensor:
             results = runtime.score_batch(sources, to_strings(targets))
-            return torch.tensor([score for row, target in zip(results, targets, strict=True)
-                                 for score in row.log_probs[:len(target)]])
+            return torch.tensor(
+                [
+                    score
+                    for row, target in zip(results, targets, strict=True)
+                    for score in row.log_probs[: len(target)]
+                ]
+            )
 
-        ours = torch.cat([_gather_scores(reference_scores(model, prompt, [*start_tokens, *target])[:-1], target)
-                          for prompt, target in zip(prompts, targets, strict=True)])
-        results = peer.translate_batch(sources, beam_size=1, min_decoding_length=0, max_decoding_length=max_new_tokens,
-                                     end_token=end_tokens)
+        ours = torch.cat(
+            [
+                _gather_scores(reference_scores(model, prompt, [*start_tokens, *target])[:-1], target)
+                for prompt, target in zip(prompts, targets, strict=True)
+            ]
+        )
+        results = peer.translate_batch(
+            sources,
+            beam_size=1,
+            min_decoding_length=0,
+            max_decoding_length=max_new_tokens,
+            end_token=end_tokens,
+        )
         generated = [[vocab.index(token) for token in row.hypotheses[0]] for row in results]
     else:
+
         def peer_scores(runtime: Any) -> Tensor:
             all_logits = np.array(runtime.forward_batch(to_strings(prompts)))
-            return torch.cat([torch.from_numpy(row[:len(prompt)].astype(np.float32)).flatten()
-                              for row, prompt in zip(all_logits, prompts, strict=True)])
+            return torch.cat(
+                [
+                    torch.from_numpy(row[: len(prompt)].astype(np.float32)).flatten()
+                    for row, prompt in zip(all_logits, prompts, strict=True)
+                ]
+            )
 
         ours = torch.cat([reference_scores(model, None, prompt).flatten() for prompt in prompts])
-        results = peer.generate_batch(to_strings(prompts), beam_size=1, max_length=max_new_tokens, end_token=end_tokens,
-                                    include_prompt_in_result=False)
+        results = peer.generate_batch(
+            to_strings(prompts),
+            beam_size=1,
+            max_length=max_new_tokens,
+            end_token=end_tokens,
+            include_prompt_in_result=False,
+        )
         generated = [row.sequences_ids[0] for row in results]
     check = compare_outputs("scores, by CTranslate2", ours, peer_scores(peer), precision)
     default_peer = runtime_class(str(folder), device="cpu")
     if default_peer.compute_type != peer.compute_type:
         difference = float((ours - peer_scores(default_peer)).abs().max())
-        check = replace(check, found=f"{check.found} in {peer.compute_type}; in {default_peer.compute_type}, "
-                                     f"as CTranslate2 computes on this CPU by default, {difference:.2g}")
+        check = replace(
+            check,
+            found=f"{check.found} in {peer.compute_type}; in {default_peer.compute_type}, "
+            f"as CTranslate2 computes on this CPU by default, {difference:.2g}",
+        )
     yield check
-    yield compare_generation(model, prompts, generated, max_new_tokens, eos_id, TOLERANCE[precision] * float(ours.abs().max()))
+    yield compare_generation(
+        model, prompts, generated, max_new_tokens, eos_id, TOLERANCE[precision] * float(ours.abs().max())
+    )
 
 
-def compare_generation(model: Any, prompts: TokenSequences, their_sequences: TokenSequences, max_new_tokens: int, eos_id: int | None, tolerance: float) -> Check:
+def compare_generation(
+    model: Any,
+    prompts: TokenSequences,
+    their_sequences: TokenSequences,
+    max_new_tokens: int,
+    eos_id: int | None,
+    tolerance: float,
+) -> Check:
     """What both write, always the likeliest token. Where they part, the two tokens must have been as likely, up to rounding."""
     num_equal = total = 0
     first_mismatch = None
     for prompt, their_tokens in zip(prompts, their_sequences, strict=True):
         our_tokens = generate_greedy(model, prompt, max_new_tokens, eos_id)
-        position = next((n for n, (a, b) in enumerate(zip(our_tokens, their_tokens, strict=False)) if a != b), min(len(our_tokens), len(their_tokens)))
+        position = next(
+            (n for n, (a, b) in enumerate(zip(our_tokens, their_tokens, strict=False)) if a != b),
+            min(len(our_tokens), len(their_tokens)),
+        )
         num_equal, total = num_equal + position, total + max(len(our_tokens), len(their_tokens))
         if first_mismatch is None and our_tokens != their_tokens:
             first_mismatch = prompt, our_tokens, their_tokens, position
@@ -83,14 +130,26 @@ def compare_generation(model: Any, prompts: TokenSequences, their_sequences: Tok
     if first_mismatch is None:
         return Check("what both write, greedily", summary, True)
     prompt, our_tokens, their_tokens, position = first_mismatch
-    our_token, their_token = (sequence[position] if position < len(sequence) else eos_id for sequence in (our_tokens, their_tokens))
+    our_token, their_token = (
+        sequence[position] if position < len(sequence) else eos_id for sequence in (our_tokens, their_tokens)
+    )
     if isinstance(model, EncoderDecoder):
-        last_scores = reference_scores(model, prompt, [decoder_start_token(model), *our_tokens[:position]])[-1]
+        last_scores = reference_scores(model, prompt, [decoder_start_token(model), *our_tokens[:position]])[
+            -1
+        ]
     else:
         last_scores = reference_scores(model, None, [*prompt, *our_tokens[:position]])[-1]
-    gap = float("inf") if our_token is None or their_token is None else float(last_scores[our_token] - last_scores[their_token])
-    return Check("what both write, greedily", f"{summary}; the first difference is token {position} of a text, {our_token} here and {their_token} "
-                 f"there, with scores {gap:.2g} apart", gap <= 2 * tolerance)
+    gap = (
+        float("inf")
+        if our_token is None or their_token is None
+        else float(last_scores[our_token] - last_scores[their_token])
+    )
+    return Check(
+        "what both write, greedily",
+        f"{summary}; the first difference is token {position} of a text, {our_token} here and {their_token} "
+        f"there, with scores {gap:.2g} apart",
+        gap <= 2 * tolerance,
+    )
 
 
 @torch.no_grad()
@@ -102,8 +161,11 @@ def reference_scores(model: Any, source: list[int] | None, tokens: list[int]) ->
 
 def generate_greedy(model: Any, prompt: list[int], max_new_tokens: int, eos_id: int | None) -> list[int]:
     """The likeliest tokens, without the end."""
-    options = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=[] if eos_id is None else [eos_id],
-                      decoder_start_token_id=decoder_start_token(model) if isinstance(model, EncoderDecoder) else None)
+    options = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        eos_token_id=[] if eos_id is None else [eos_id],
+        decoder_start_token_id=decoder_start_token(model) if isinstance(model, EncoderDecoder) else None,
+    )
     out = generate_batch(model, None, [prompt], options)[0][0].tokens
     return out[:-1] if out and out[-1] == eos_id else out
 

@@ -39,8 +39,10 @@ class ResolvedJob:
     pack: bool
 
     def to_json(self) -> str:
-        out = {f.name: getattr(self, f.name) for f in fields(self)} | {"design": write_design(self.design),
-                                                                     "recipe": asdict(self.recipe)}
+        out = {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "design": write_design(self.design),
+            "recipe": asdict(self.recipe),
+        }
         return json.dumps(out, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -49,11 +51,18 @@ class ResolvedJob:
         return cls(**{**data, "design": read_design(data["design"]), "recipe": read_recipe(data["recipe"])})
 
 
-def prepare_run(job: TrainJob, out: Path, distributed: DistributedContext, on_progress: ProgressCallback) -> Iterator[str]:
+def prepare_run(
+    job: TrainJob, out: Path, distributed: DistributedContext, on_progress: ProgressCallback
+) -> Iterator[str]:
     """Everything before the first step, written down, so that a run that goes on finds it as it was."""
     out.mkdir(parents=True, exist_ok=True)
     train_sources = dataset.open_sources(job, job.train)
-    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, "source_tokenizer.json"):  # by a run that never took a step
+    for stale_file in (
+        CONFIG_FILE,
+        RESOLVED_FILE,
+        METRICS_FILE,
+        "source_tokenizer.json",
+    ):  # by a run that never took a step
         (out / stale_file).unlink(missing_ok=True)
     atomic.remove_folder(out / "data")
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)
@@ -63,35 +72,69 @@ def prepare_run(job: TrainJob, out: Path, distributed: DistributedContext, on_pr
     text_fields = [field for report in reports for field in report.fields if field.name != "label"]
     characters = sum(field.characters.total for field in text_fields)
     labels = dataset.label_names(job, train_sources)
-    tokenizers = dataset.build_tokenizers(job, train_sources, defaults.vocabulary(job, characters), on_progress)
-    vocab, source_vocab = vocab_size(tokenizers.target), None if tokenizers.joint else vocab_size(tokenizers.source)
+    tokenizers = dataset.build_tokenizers(
+        job, train_sources, defaults.vocabulary(job, characters), on_progress
+    )
+    vocab = vocab_size(tokenizers.target)
+    source_vocab = None if tokenizers.joint else vocab_size(tokenizers.source)
     objective(job.task, tokenizers.target)  # raises where special tokens are lacking
     max_length = defaults.max_length(job, dataset.typical_length(job, train_sources, tokenizers))
     atomic.write_text(out / "tokenizer.json", tokenizers.target.to_str(pretty=True))
     if not tokenizers.joint:
         atomic.write_text(out / "source_tokenizer.json", tokenizers.source.to_str(pretty=True))
-    store, counts = dataset.build_store(job, train_sources, tokenizers, labels, max_length, out / "data" / "train", on_progress)
+    store, counts = dataset.build_store(
+        job, train_sources, tokenizers, labels, max_length, out / "data" / "train", on_progress
+    )
     if valid_sources:
-        dataset.build_store(job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress)
-    yield (f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
-           f"vocabulary {vocab:,}"
-           + ("" if all(source.is_running_text for source, _ in train_sources) else f"; {counts.written:,} of {counts.records:,} records kept")
-           + (f", {counts.empty:,} empty" if counts.empty else "")
-           + (f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)" if counts.overlong else "")
-           + (f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)" if counts.truncated else ""))
-    targets = len(store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens)
+        dataset.build_store(
+            job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress
+        )
+    yield (
+        f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
+        f"vocabulary {vocab:,}"
+        + (
+            ""
+            if all(source.is_running_text for source, _ in train_sources)
+            else f"; {counts.written:,} of {counts.records:,} records kept"
+        )
+        + (f", {counts.empty:,} empty" if counts.empty else "")
+        + (
+            f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)"
+            if counts.overlong
+            else ""
+        )
+        + (
+            f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)"
+            if counts.truncated
+            else ""
+        )
+    )
+    targets = len(
+        store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens
+    )
     budget, accumulate = _batch_budget(job, max_length, distributed.world_size)
     design = defaults.design(job, vocab, source_vocab, max_length, len(labels), targets)
     if job.init_from:
         design = initial_model.initial_design(job, labels)
     defaults.check_design(job, design)
     if design.max_positions is not None and max_length > design.max_positions:
-        raise ValueError(f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: give "
-                         f"--batch.max_length {design.max_positions}, or a model with more")
+        raise ValueError(
+            f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: give "
+            f"--batch.max_length {design.max_positions}, or a model with more"
+        )
     targets_per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
     recipe = defaults.recipe(job, targets, max(1, round(targets / targets_per_step)))
     pad_to_multiple_of = job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1)
-    resolved_job = ResolvedJob(design, recipe, labels, max_length, budget, accumulate, pad_to_multiple_of, _should_pack(job, distributed))
+    resolved_job = ResolvedJob(
+        design,
+        recipe,
+        labels,
+        max_length,
+        budget,
+        accumulate,
+        pad_to_multiple_of,
+        _should_pack(job, distributed),
+    )
     atomic.write_text(out / CONFIG_FILE, jobs.to_yaml(job))
     atomic.write_text(out / RESOLVED_FILE, resolved_job.to_json())
 
@@ -109,11 +152,15 @@ def _should_pack(job: TrainJob, distributed: DistributedContext) -> bool:
         return False  # a label for each row
     if job.batch.pack is None:
         is_paired = TASKS[job.task].fields == ("src", "tgt")
-        return (job.task == "lm" and job.tokenizer.documents) or (is_paired and distributed.device.type == "cuda")
+        return (job.task == "lm" and job.tokenizer.documents) or (
+            is_paired and distributed.device.type == "cuda"
+        )
     return job.batch.pack
 
 
 def apply_changeable(resolved_job: ResolvedJob, job: TrainJob) -> ResolvedJob:
     """What may change when a run goes on: how often it reports, evaluates and saves, and when it gives up."""
-    changes = {name: getattr(job.recipe, name) for name in CHANGEABLE if getattr(job.recipe, name) is not None}
+    changes = {
+        name: getattr(job.recipe, name) for name in CHANGEABLE if getattr(job.recipe, name) is not None
+    }
     return replace(resolved_job, recipe=replace(resolved_job.recipe, **changes))

@@ -12,17 +12,36 @@ from keepleft.runs.prepare import RESOLVED_FILE, ResolvedJob
 from keepleft.runs.save_model import MODEL_FOLDER
 from keepleft.training.recipe import CHANGEABLE
 
-CHANGEABLE_OPTIONS = ("parallel", "device", "tensorboard", "average_last", *(f"recipe.{name}" for name in CHANGEABLE))
+CHANGEABLE_OPTIONS = (
+    "parallel",
+    "device",
+    "tensorboard",
+    "average_last",
+    *(f"recipe.{name}" for name in CHANGEABLE),
+)
 
 
-def resume_job(stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path) -> TrainJob:
+def resume_job(
+    stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path
+) -> TrainJob:
     """The stored job, with what may change. `said` are the dotted names of what was given: all else is as it was."""
-    resolved_job = ResolvedJob.from_json((run_folder / RESOLVED_FILE).read_text("utf-8")) if (run_folder / RESOLVED_FILE).exists() else None
-    stored_values = dict(_flatten_options("", {f.name: getattr(stored_job, f.name) for f in fields(stored_job)}))
-    explicit_prefixes = {name.removesuffix(".path") if name in ("train.path", "valid.path") else name for name in explicit_names}
+    resolved_job = (
+        ResolvedJob.from_json((run_folder / RESOLVED_FILE).read_text("utf-8"))
+        if (run_folder / RESOLVED_FILE).exists()
+        else None
+    )
+    stored_values = dict(
+        _flatten_options("", {f.name: getattr(stored_job, f.name) for f in fields(stored_job)})
+    )
+    explicit_prefixes = {
+        name.removesuffix(".path") if name in ("train.path", "valid.path") else name
+        for name in explicit_names
+    }
     changes, accepted = [], {}
     for name, value in _flatten_options("", options):
-        if value is None or not any(name == prefix or name.startswith(f"{prefix}.") for prefix in explicit_prefixes):
+        if value is None or not any(
+            name == prefix or name.startswith(f"{prefix}.") for prefix in explicit_prefixes
+        ):
             continue
         if name in CHANGEABLE_OPTIONS:
             accepted[name] = value
@@ -31,19 +50,38 @@ def resume_job(stored_job: TrainJob, options: dict[str, Any], explicit_names: It
         if old_value is None and resolved_job is not None:
             old_value = _resolved_value(resolved_job, name)
         if value != old_value:
-            changes.append(f"{name} was {'not given' if old_value is None else repr(old_value)} and is {value!r}")
+            changes.append(
+                f"{name} was {'not given' if old_value is None else repr(old_value)} and is {value!r}"
+            )
     if changes:
-        hint = f" (with --init-from {run_folder / MODEL_FOLDER} to train that model further)" if (run_folder / MODEL_FOLDER).exists() else ""
-        raise ValueError(f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
-                         f"start a new run with another --out{hint}")
-    recipe = replace(stored_job.recipe, **{name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name})
-    return replace(stored_job, **{name: value for name, value in accepted.items() if "." not in name}, recipe=recipe, out=str(run_folder))
+        hint = (
+            f" (with --init-from {run_folder / MODEL_FOLDER} to train that model further)"
+            if (run_folder / MODEL_FOLDER).exists()
+            else ""
+        )
+        raise ValueError(
+            f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
+            f"start a new run with another --out{hint}"
+        )
+    recipe = replace(
+        stored_job.recipe,
+        **{name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name},
+    )
+    return replace(
+        stored_job,
+        **{name: value for name, value in accepted.items() if "." not in name},
+        recipe=recipe,
+        out=str(run_folder),
+    )
 
 
 def _flatten_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Every single choice under its dotted name; the one file of some texts goes by the name of the texts."""
     if is_dataclass(value):
-        parts = {"" if isinstance(value, DataConfig) and f.name == "path" else f.name: getattr(value, f.name) for f in fields(value)}
+        parts = {
+            "" if isinstance(value, DataConfig) and f.name == "path" else f.name: getattr(value, f.name)
+            for f in fields(value)
+        }
     elif isinstance(value, dict):
         parts = value
     elif isinstance(value, list) and any(map(is_dataclass, value)):
@@ -61,10 +99,20 @@ def _resolved_value(resolved_job: ResolvedJob, name: str) -> Any:
     if section == "recipe":
         return getattr(resolved_job.recipe, field)
     if section == "batch":
-        return {"tokens": resolved_job.micro_tokens * resolved_job.accumulate, "micro_tokens": resolved_job.micro_tokens, "max_length": resolved_job.max_length,
-                "pad_to_multiple_of": resolved_job.pad_to_multiple_of, "pack": resolved_job.pack}.get(field)
+        return {
+            "tokens": resolved_job.micro_tokens * resolved_job.accumulate,
+            "micro_tokens": resolved_job.micro_tokens,
+            "max_length": resolved_job.max_length,
+            "pad_to_multiple_of": resolved_job.pad_to_multiple_of,
+            "pack": resolved_job.pack,
+        }.get(field)
     if section == "design":
-        stack, feedforward = resolved_job.design.decoder or resolved_job.design.encoder, resolved_job.design.feedforward
-        values = {"layers": getattr(stack, "layers", None), "width": feedforward.width, "activation": feedforward.activation}
+        stack = resolved_job.design.decoder or resolved_job.design.encoder
+        feedforward = resolved_job.design.feedforward
+        values = {
+            "layers": getattr(stack, "layers", None),
+            "width": feedforward.width,
+            "activation": feedforward.activation,
+        }
         return values.get(field, getattr(resolved_job.design, field, None))
     return None

@@ -1,11 +1,11 @@
 """One job from plain files to a model directory; a generator of what happens.
 
-    runs/NAME/config.yaml     the job as it was given
-    runs/NAME/resolved.json   what was chosen from the data: design, recipe, labels
-    runs/NAME/data/           the texts as integers
-    runs/NAME/metrics.jsonl   a line for each report
-    runs/NAME/checkpoints/    where the run stands
-    runs/NAME/model/          the result
+runs/NAME/config.yaml     the job as it was given
+runs/NAME/resolved.json   what was chosen from the data: design, recipe, labels
+runs/NAME/data/           the texts as integers
+runs/NAME/metrics.jsonl   a line for each report
+runs/NAME/checkpoints/    where the run stands
+runs/NAME/model/          the result
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ from keepleft.training.loop import TrainReport, train
 
 CHECKPOINTS_FOLDER = "checkpoints"
 # without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
-HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS, MAX_HELDOUT_TOKENS = 50, 4096, 1 << 18
-MIN_RELIABLE_RECORDS, MIN_RELIABLE_TOKENS = 100, 10_000  # with fewer to measure on, chance says as much as the model
+HOLDOUT_INTERVAL = 50
+MAX_HELDOUT_RECORDS = 4096
+MAX_HELDOUT_TOKENS = 1 << 18
+MIN_RELIABLE_RECORDS = 100
+MIN_RELIABLE_TOKENS = 10_000  # with fewer to measure on, chance says as much as the model
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,13 @@ class TrainingFinished:
 TrainEvent = str | TrainingStarted | TrainReport | TrainingFinished
 
 
-def run_job(job: TrainJob, *, resume: bool = False, stop: Callable[[], bool] = lambda: False,
-        on_progress: ProgressCallback = no_progress) -> Iterator[TrainEvent]:
+def run_job(
+    job: TrainJob,
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    on_progress: ProgressCallback = no_progress,
+) -> Iterator[TrainEvent]:
     """Do a job. Lines are for people, reports for the record; the last event says where the model lies. `watch` hears how
     far the work before training has come."""
     out, distributed = Path(job.out), init_distributed(job.parallel, job.device)
@@ -97,7 +105,9 @@ class _TrainingSetup:
     valid: Batches | None
 
 
-def _set_up_training(job: TrainJob, distributed: DistributedContext, resume: bool, on_progress: ProgressCallback) -> Generator[TrainEvent, None, _TrainingSetup]:
+def _set_up_training(
+    job: TrainJob, distributed: DistributedContext, resume: bool, on_progress: ProgressCallback
+) -> Generator[TrainEvent, None, _TrainingSetup]:
     out = Path(job.out)
     has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
     if has_checkpoints and not resume:
@@ -110,15 +120,21 @@ def _set_up_training(job: TrainJob, distributed: DistributedContext, resume: boo
         resolved_job = apply_changeable(resolved_job, job)
     tokenizers = _load_tokenizers(out)
     batches, valid = _make_batches(job, resolved_job, tokenizers, out, distributed)
-    model = initial_model.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed).to(distributed.device)
+    model = initial_model.initial_model(
+        job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed
+    ).to(distributed.device)
     if distributed.rank == 0:
         yield from _describe_validation(job, batches, valid)
         num_parameters, steps = sum(p.numel() for p in model.parameters()), resolved_job.recipe.steps
-        yield (f"{job.task}: {num_parameters:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
-               f"tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × {distributed.device.type}")
+        yield (
+            f"{job.task}: {num_parameters:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
+            f"tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × {distributed.device.type}"
+        )
         if resolved_job.accumulate % distributed.world_size:
-            yield (f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} processes, so some wait for others: "
-                   "give batch.tokens and batch.micro_tokens so that they divide")
+            yield (
+                f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} processes, so some wait for others: "
+                "give batch.tokens and batch.micro_tokens so that they divide"
+            )
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
     return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)
@@ -131,11 +147,20 @@ def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None)
         return
     is_running_text = job.task == "lm" and not job.tokenizer.documents
     field = batches.objective.fields[0]
-    num_heldout, num_train = (len(side.store[field].tokens) if is_running_text else len(side.store) for side in (valid, batches))
+    num_heldout, num_train = (
+        len(side.store[field].tokens) if is_running_text else len(side.store) for side in (valid, batches)
+    )
     unit = "tokens of running text" if is_running_text else "record" if num_heldout == 1 else "records"
     is_small = num_heldout < (MIN_RELIABLE_TOKENS if is_running_text else MIN_RELIABLE_RECORDS)
-    yield (f"validation: {num_heldout:,} {unit}" + ("" if job.valid is not None else f" held out, {num_train:,} are left to learn from")
-           + ("; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)") if is_small else ""))
+    yield (
+        f"validation: {num_heldout:,} {unit}"
+        + ("" if job.valid is not None else f" held out, {num_train:,} are left to learn from")
+        + (
+            "; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)")
+            if is_small
+            else ""
+        )
+    )
 
 
 def _load_tokenizers(out: Path) -> Tokenizers:
@@ -144,52 +169,102 @@ def _load_tokenizers(out: Path) -> Tokenizers:
     return Tokenizers(target, read_tokenizer(source_path) if source_path.exists() else target)
 
 
-def _make_batches(job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, distributed: DistributedContext) -> tuple[Batches, Batches | None]:
+def _make_batches(
+    job: TrainJob,
+    resolved_job: ResolvedJob,
+    tokenizers: Tokenizers,
+    out: Path,
+    distributed: DistributedContext,
+) -> tuple[Batches, Batches | None]:
     batch_objective = objective(job.task, tokenizers.target)
     is_running_text = job.task == "lm" and not job.tokenizer.documents
     store = TokenStore.open(out / "data" / "train")
-    heldout: TokenStore | None = TokenStore.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
+    heldout: TokenStore | None = (
+        TokenStore.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
+    )
     if heldout is None:
         if is_running_text:
-            parts = store.split_tail(min(0.05, MAX_HELDOUT_TOKENS / len(store[batch_objective.fields[0]].tokens)))
+            parts = store.split_tail(
+                min(0.05, MAX_HELDOUT_TOKENS / len(store[batch_objective.fields[0]].tokens))
+            )
             if len(parts[1][batch_objective.fields[0]].tokens) > resolved_job.max_length:
                 store, heldout = parts
         elif len(store) >= 2 * HOLDOUT_INTERVAL:
-            store, heldout = store.split_random(min(len(store) // HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS), resolved_job.recipe.seed)
-    layout: BucketedLayout | PackedLayout | WindowLayout = BucketedLayout(resolved_job.pad_to_multiple_of, fixed_height=resolved_job.pad_to_multiple_of > 1)
+            store, heldout = store.split_random(
+                min(len(store) // HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS), resolved_job.recipe.seed
+            )
+    layout: BucketedLayout | PackedLayout | WindowLayout = BucketedLayout(
+        resolved_job.pad_to_multiple_of, fixed_height=resolved_job.pad_to_multiple_of > 1
+    )
     if is_running_text:
         layout = WindowLayout(resolved_job.max_length)
     elif resolved_job.pack:
         layout = PackedLayout(max(resolved_job.max_length, min(128, resolved_job.micro_tokens)))
-    training = Batches(store, batch_objective, layout, resolved_job.micro_tokens, resolved_job.accumulate, resolved_job.recipe.seed, rank=distributed.rank,
-                       world_size=distributed.world_size)
-    return training, None if heldout is None else replace(training, store=heldout, accumulate=1, shuffle=False, rank=0, world_size=1)
+    training = Batches(
+        store,
+        batch_objective,
+        layout,
+        resolved_job.micro_tokens,
+        resolved_job.accumulate,
+        resolved_job.recipe.seed,
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+    )
+    return training, None if heldout is None else replace(
+        training, store=heldout, accumulate=1, shuffle=False, rank=0, world_size=1
+    )
 
 
-def _train(job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]) -> Iterator[TrainEvent]:
-    resolved_job, tokenizers, batches, valid = setup.resolved_job, setup.tokenizers, setup.batches, setup.valid
+def _train(
+    job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
+) -> Iterator[TrainEvent]:
+    resolved_job = setup.resolved_job
+    tokenizers = setup.tokenizers
+    batches = setup.batches
+    valid = setup.valid
     if distributed.rank == 0:
         yield TrainingStarted(resolved_job.recipe.steps)
     valid_batches = list(valid.one_epoch()) if valid is not None else []
 
     def measure(current_model: nn.Module) -> dict[str, float]:
-        measures = likelihood(current_model, valid_batches, label_smoothing=resolved_job.recipe.label_smoothing)
+        measures = likelihood(
+            current_model, valid_batches, label_smoothing=resolved_job.recipe.label_smoothing
+        )
         if resolved_job.recipe.metric in ("bleu", "chrf", "exact"):
             measures |= translation_metrics(current_model, tokenizers, valid, 500)
         return measures
 
-    batch_order = PrefetchedBatches(batches, max(1, job.batch.prefetch), pin=distributed.device.type == "cuda")
-    metadata = {"task": job.task, "records": len(batches.store), "budget": resolved_job.micro_tokens, "accumulate": resolved_job.accumulate}
+    batch_order = PrefetchedBatches(
+        batches, max(1, job.batch.prefetch), pin=distributed.device.type == "cuda"
+    )
+    metadata = {
+        "task": job.task,
+        "records": len(batches.store),
+        "budget": resolved_job.micro_tokens,
+        "accumulate": resolved_job.accumulate,
+    }
     folder, last_report = out / CHECKPOINTS_FOLDER, None
     measures: dict[str, float] = {}
     with MetricsLog(out, tensorboard=job.tensorboard and distributed.rank == 0) as metrics:
-        for report in train(setup.model, batch_order, resolved_job.recipe, folder=folder, measure=measure if valid_batches else None, stop=stop,
-                            distributed=distributed, metadata=metadata):
+        for report in train(
+            setup.model,
+            batch_order,
+            resolved_job.recipe,
+            folder=folder,
+            measure=measure if valid_batches else None,
+            stop=stop,
+            distributed=distributed,
+            metadata=metadata,
+        ):
             measures, last_report = report.measures if report.best or not measures else measures, report
             if distributed.rank == 0:
                 metrics.add(report)
                 yield report
-    stopped = last_report is not None and last_report.step < resolved_job.recipe.steps and not last_report.early_stopped
+    stopped = (
+        last_report is not None
+        and last_report.step < resolved_job.recipe.steps
+        and not last_report.early_stopped
+    )
     if distributed.rank:
         return
     summary = "stopped, and saved: add --resume to go on"
@@ -199,19 +274,30 @@ def _train(job: TrainJob, setup: _TrainingSetup, out: Path, distributed: Distrib
     yield TrainingFinished(out, summary, stopped, measures)
 
 
-def _save_result(job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, *, already_finished: bool) -> str:
+def _save_result(
+    job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, *, already_finished: bool
+) -> str:
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
-    model = initial_model.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
-    description = save_model.select_weights(model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last)
+    model = initial_model.initial_model(
+        job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed
+    )
+    description = save_model.select_weights(
+        model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last
+    )
     if job.lora:
         from keepleft.training.lora import merge
+
         merge(model)
-    save_model.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, out / save_model.MODEL_FOLDER)
+    save_model.write_model_directory(
+        model.eval(), tokenizers, resolved_job.labels, job.task, out / save_model.MODEL_FOLDER
+    )
     return f"{'this run was finished already: ' if already_finished else ''}{out / save_model.MODEL_FOLDER} holds {description}"
 
 
-def translation_metrics(model: nn.Module, tokenizers: Tokenizers, valid: Batches | None, max_texts: int) -> dict[str, float]:
+def translation_metrics(
+    model: nn.Module, tokenizers: Tokenizers, valid: Batches | None, max_texts: int
+) -> dict[str, float]:
     """BLEU and its like on the first texts of a validation store, written greedily."""
     from keepleft.evaluation.translation import translation
     from keepleft.pipelines.generate_targets import generate_from_ids

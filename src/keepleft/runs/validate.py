@@ -18,15 +18,26 @@ def validate_job(job: TrainJob) -> None:
     if job.tensorboard:
         metrics.tensorboard_writer_class()
     if job.batch.pack and job.task == "classify":
-        raise ValueError("batch.pack was asked for, but a classifier has one label for each row: leave it out")
+        raise ValueError(
+            "batch.pack was asked for, but a classifier has one label for each row: leave it out"
+        )
     if job.lora and not job.init_from:
-        raise ValueError("lora trains small matrices beside weights that stay as they are, and these would be random: give a "
-                         "model with --init-from, or leave --lora out")
+        raise ValueError(
+            "lora trains small matrices beside weights that stay as they are, and these would be random: give a "
+            "model with --init-from, or leave --lora out"
+        )
     for path in (job.tokenizer.path, job.tokenizer.source_path):
         if path is not None:
             load_tokenizer(path)
     vocab = job.tokenizer.size or 1000
-    design = defaults.design(job, vocab, None if job.tokenizer.joint else vocab, job.batch.max_length or 16, labels=2, targets=1_000_000)
+    design = defaults.design(
+        job,
+        vocab,
+        None if job.tokenizer.joint else vocab,
+        job.batch.max_length or 16,
+        labels=2,
+        targets=1_000_000,
+    )
     defaults.check_design(job, initial_model.initial_design(job, ["no", "yes"]) if job.init_from else design)
     try:
         defaults.recipe(job, targets=1_000_000, steps_per_epoch=100)
@@ -40,8 +51,12 @@ def _check_numbers(job: TrainJob) -> None:
             checks.check_int(f"batch.{name}", getattr(job.batch, name))
     if job.tokenizer.size is not None:
         checks.check_int("tokenizer.size", job.tokenizer.size)
-    for name, value in (("batch.prefetch", job.batch.prefetch), ("tokenizer.min_frequency", job.tokenizer.min_frequency), ("lora", job.lora),
-                        ("average_last", job.average_last)):
+    for name, value in (
+        ("batch.prefetch", job.batch.prefetch),
+        ("tokenizer.min_frequency", job.tokenizer.min_frequency),
+        ("lora", job.lora),
+        ("average_last", job.average_last),
+    ):
         checks.check_int(name, value, minimum=0)
 
 
@@ -50,6 +65,8 @@ def _check_metric(job: TrainJob) -> None:
     generation_metrics = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
     allowed = ["loss", "perplexity", "accuracy", "smoothed", *generation_metrics]
     if metric not in allowed:
-        raise ValueError(f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(allowed)}")
+        raise ValueError(
+            f"the metric {metric!r} is not measured for the task {job.task}: there are {', '.join(allowed)}"
+        )
     if metric in ("bleu", "chrf"):
         import_module("keepleft.evaluation.translation").metrics()

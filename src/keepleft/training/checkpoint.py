@@ -1,7 +1,7 @@
 """Where a run stands, on disk: whole or not there, checked by checksums, safetensors and JSON only.
 
-    step-00001000/state.json             the numbers, and the size and checksum of every other file; written last
-    step-00001000/tensors.safetensors    weights, optimizer, average (a file for each process where these hold shards)
+step-00001000/state.json             the numbers, and the size and checksum of every other file; written last
+step-00001000/tensors.safetensors    weights, optimizer, average (a file for each process where these hold shards)
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, rank: int = 0,
-         sharded: bool = False) -> Path:
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    sharded: bool = False,
+) -> Path:
     """Write step-N below `folder`. With shards every process must call it; otherwise the first one alone."""
     directory = step_folder(folder, step)
     with _explain_errors(directory):
@@ -36,7 +43,11 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
             return directory
         with atomic.atomic_folder(directory) as partial_directory:
             from safetensors.torch import save_file
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial_directory / TENSORS_FILE)
+
+            save_file(
+                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+                partial_directory / TENSORS_FILE,
+            )
             _write_state(partial_directory, state, sharded=False)
     return directory
 
@@ -44,8 +55,10 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 @contextmanager
 def _explain_errors(directory: Path) -> Iterator[None]:
     """What goes wrong while writing names the checkpoint and the remedy."""
-    message = lambda reason: (f"the checkpoint {directory} could not be written ({reason}): free some space or give another folder; "
-                           "earlier checkpoints are untouched")
+    message = lambda reason: (
+        f"the checkpoint {directory} could not be written ({reason}): free some space or give another folder; "
+        "earlier checkpoints are untouched"
+    )
     try:
         yield
     except OSError as error:
@@ -78,9 +91,14 @@ def _save_shards(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[
     try:
         _on_first_rank(rank, device, prepare)
         try:
-            dcp.save(dict(tensors), storage_writer=dcp.HuggingFaceStorageWriter(str(partial_directory), save_distributed=True))
+            dcp.save(
+                dict(tensors),
+                storage_writer=dcp.HuggingFaceStorageWriter(str(partial_directory), save_distributed=True),
+            )
         except dcp.api.CheckpointException as error:  # of whichever process; all of them get it
-            raise OSError(f"{'; '.join(f'process {n}: {failure[0]}' for n, failure in error.failures.items())}") from error
+            raise OSError(
+                f"{'; '.join(f'process {n}: {failure[0]}' for n, failure in error.failures.items())}"
+            ) from error
         _on_first_rank(rank, device, finish)
     except BaseException:
         if rank == 0:
@@ -107,15 +125,22 @@ def _on_first_rank(rank: int, device: torch.device, action: Callable[[], None]) 
 
 
 def _write_state(partial_directory: Path, state: Mapping[str, Any], *, sharded: bool) -> None:
-    files = {path.name: [path.stat().st_size, atomic.checksum(path)] for path in sorted(partial_directory.iterdir())}
+    files = {
+        path.name: [path.stat().st_size, atomic.checksum(path)]
+        for path in sorted(partial_directory.iterdir())
+    }
     (partial_directory / STATE_FILE).write_bytes(_encode_state({**state, "sharded": sharded, "files": files}))
 
 
 def _encode_state(state: Mapping[str, Any]) -> bytes:
     """Numbers and their checksum, in one spelling: any other byte is damage."""
     text = json.dumps(state, indent=1, sort_keys=True)
-    return (json.dumps({"checksum": zlib.crc32(text.encode()), "state": json.loads(text)}, indent=1, sort_keys=True)
-            + "\n").encode()
+    return (
+        json.dumps(
+            {"checksum": zlib.crc32(text.encode()), "state": json.loads(text)}, indent=1, sort_keys=True
+        )
+        + "\n"
+    ).encode()
 
 
 def read_state(directory: Path) -> dict[str, Any]:
@@ -136,7 +161,9 @@ def read_state(directory: Path) -> dict[str, Any]:
             if atomic.checksum(directory / name) != checksum:
                 raise ValueError(f"{name} has changed since it was written")
     except FileNotFoundError as error:
-        raise ValueError(f"the checkpoint {directory} is damaged: {Path(error.filename).name} is missing") from error
+        raise ValueError(
+            f"the checkpoint {directory} is damaged: {Path(error.filename).name} is missing"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the checkpoint {directory} is damaged: {error}") from error
     return state
@@ -152,7 +179,11 @@ def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distr
 
         reader = dcp.HuggingFaceStorageReader(str(directory))
         entries: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        _check_tensors(directory, {name: (tuple(entry.size), entry.properties.dtype) for name, entry in entries.items()}, tensors)
+        _check_tensors(
+            directory,
+            {name: (tuple(entry.size), entry.properties.dtype) for name, entry in entries.items()},
+            tensors,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(dict(tensors), storage_reader=reader, no_dist=not distributed)
@@ -161,20 +192,28 @@ def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distr
 
     with safe_open(directory / TENSORS_FILE, framework="pt") as file, torch.no_grad():
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        _check_tensors(directory, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in stored.items()}, tensors)
+        _check_tensors(
+            directory, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in stored.items()}, tensors
+        )
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
 
 
-def _check_tensors(directory: Path, stored: Mapping[str, tuple[tuple[int, ...], torch.dtype]], tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(
+    directory: Path, stored: Mapping[str, tuple[tuple[int, ...], torch.dtype]], tensors: Mapping[str, Tensor]
+) -> None:
     """Every name, shape and type, before anything is filled."""
     if mismatched := sorted(stored.keys() ^ tensors.keys()):
-        raise ValueError(f"the checkpoint {directory} is of another model or optimizer: {mismatched[0]!r} is "
-                         f"{'not in it' if mismatched[0] in tensors else 'unknown'}")
+        raise ValueError(
+            f"the checkpoint {directory} is of another model or optimizer: {mismatched[0]!r} is "
+            f"{'not in it' if mismatched[0] in tensors else 'unknown'}"
+        )
     for name, (shape, dtype) in stored.items():
         if (shape, dtype) != (tuple(tensors[name].shape), tensors[name].dtype):
-            raise ValueError(f"the checkpoint {directory} is of another model: {name!r} has shape {shape} and type {dtype}, not "
-                             f"{tuple(tensors[name].shape)} and {tensors[name].dtype}")
+            raise ValueError(
+                f"the checkpoint {directory} is of another model: {name!r} has shape {shape} and type {dtype}, not "
+                f"{tuple(tensors[name].shape)} and {tensors[name].dtype}"
+            )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -228,6 +267,10 @@ def load_tensors(directory: Path, kinds: tuple[str, ...]) -> dict[str, Tensor]:
 
     reader = dcp.HuggingFaceStorageReader(str(directory))
     entries: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-    out = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items() if is_wanted(name)}
+    out = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if is_wanted(name)
+    }
     dcp.load(out, storage_reader=reader, no_dist=True)
     return out

@@ -31,23 +31,37 @@ class DistributedContext:
         """The module to call: gradients of all processes are averaged in it."""
         if self.strategy == "ddp":
             from torch.nn.parallel import DistributedDataParallel
-            return DistributedDataParallel(loss_module, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+            return DistributedDataParallel(
+                loss_module, device_ids=[self.device] if self.device.type == "cuda" else None
+            )
         if self.strategy == "fsdp":
             import warnings
 
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
-            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes into one
+            policy = (
+                MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+                if mixed_precision
+                else MixedPrecisionPolicy()
+            )
+            warnings.filterwarnings(
+                "ignore", "FSDP2-wrapped module .* returned a view"
+            )  # nothing here writes into one
             mesh = init_device_mesh(self.device.type, (self.world_size,))
             with torch.no_grad():
-                for tensor in (*loss_module.parameters(), *loss_module.buffers()):  # everyone begins as the first process does, as in ddp
+                for tensor in (
+                    *loss_module.parameters(),
+                    *loss_module.buffers(),
+                ):  # everyone begins as the first process does, as in ddp
                     dist.broadcast(tensor, 0)
             for layer in stack_layers(loss_module.model):  # type: ignore[arg-type]
                 cross: Any = getattr(layer, "cross", None)
                 if cross is not None:
-                    fully_shard(cross.kv, mesh=mesh, mp_policy=policy)  # asked outside the layer, when the source is read
+                    fully_shard(
+                        cross.kv, mesh=mesh, mp_policy=policy
+                    )  # asked outside the layer, when the source is read
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
             return fully_shard(loss_module, mesh=mesh, mp_policy=policy)  # type: ignore[return-value]
         return loss_module
@@ -105,7 +119,9 @@ class DistributedContext:
         return float(tensor)
 
 
-def init_distributed(strategy: ParallelStrategy | None = None, device: str | None = None) -> DistributedContext:
+def init_distributed(
+    strategy: ParallelStrategy | None = None, device: str | None = None
+) -> DistributedContext:
     """The team that torchrun has started, or this process alone. gloo connects CPUs, NCCL connects GPUs."""
     import os
 
@@ -118,8 +134,15 @@ def init_distributed(strategy: ParallelStrategy | None = None, device: str | Non
         return DistributedContext(0, 1, torch_device)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
-            raise ValueError(f"{strategy} was asked for, but this process is alone: start it with torchrun --nproc-per-node N "
-                             "-m keepleft train …")
+            raise ValueError(
+                f"{strategy} was asked for, but this process is alone: start it with torchrun --nproc-per-node N "
+                "-m keepleft train …"
+            )
         timeout = timedelta(hours=6)  # the first process prepares the data while the others wait
         dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo", timeout=timeout)
-    return DistributedContext(dist.get_rank(), dist.get_world_size(), torch_device, strategy if strategy not in (None, "alone") else "ddp")
+    return DistributedContext(
+        dist.get_rank(),
+        dist.get_world_size(),
+        torch_device,
+        strategy if strategy not in (None, "alone") else "ddp",
+    )

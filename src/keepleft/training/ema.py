@@ -11,10 +11,15 @@ from torch import Tensor, nn
 
 class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay, self.model = decay, model
-        self.weights: dict[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        self.decay = decay
+        self.model = model
+        self.weights: dict[str, Tensor] = {
+            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
+        }
         weight = next(iter(self.weights.values()))
-        self.alpha = torch.ones((), device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))  # of the newest
+        self.alpha = torch.ones(
+            (), device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32)
+        )  # of the newest
 
     def set_decay(self, step: int) -> None:
         """How much the weights of this step, counted from 0, will weigh. At first it forgets faster: they mean little yet."""
@@ -31,7 +36,9 @@ class EMA:
     @torch.no_grad()
     def copy_to_model(self) -> None:
         """Put the average in the place of the weights, for good."""
-        for p, average in zip((p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True):
+        for p, average in zip(
+            (p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True
+        ):
             p.copy_(average)
 
     @contextmanager
@@ -45,7 +52,9 @@ class EMA:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for p, average in zip((p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True):
+        for p, average in zip(
+            (p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True
+        ):
             current = p.detach().clone()
             p.copy_(average)
             average.copy_(current)
@@ -58,6 +67,10 @@ def average_checkpoints(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         raise ValueError("a mean of no checkpoints is none: give at least one")
     for state in states[1:]:
         if mismatched := sorted(state.keys() ^ states[0].keys()):
-            raise ValueError(f"only checkpoints of one model have a mean: {mismatched[0]!r} is in some and not in others")
-    return {name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
-            for name, tensor in states[0].items()}
+            raise ValueError(
+                f"only checkpoints of one model have a mean: {mismatched[0]!r} is in some and not in others"
+            )
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+        for name, tensor in states[0].items()
+    }

@@ -17,7 +17,8 @@ from keepleft.nn.loss import LossSums
 class LossModule(nn.Module):
     def __init__(self, model: nn.Module, label_smoothing: float) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model = model
+        self.label_smoothing = label_smoothing
 
     def forward(self, inputs: dict[str, Tensor], targets: Tensor) -> LossSums:
         return model_loss(self.model, inputs, targets, self.label_smoothing)

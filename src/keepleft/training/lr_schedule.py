@@ -26,6 +26,8 @@ def lr_factor(recipe: Recipe, step: int) -> float:
         case "linear":
             return 1.0 - decay_range * progress
         case "stable_decay":
-            decay_progress = max(0.0, (step + 1 - recipe.steps * (1.0 - recipe.decay)) / max(1e-9, recipe.steps * recipe.decay))
+            decay_progress = max(
+                0.0, (step + 1 - recipe.steps * (1.0 - recipe.decay)) / max(1e-9, recipe.steps * recipe.decay)
+            )
             return 1.0 - decay_range * min(1.0, decay_progress)
     return 1.0

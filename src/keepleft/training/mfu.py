@@ -18,18 +18,32 @@ class FlopCounter:
 
     def __init__(self, model: nn.Module) -> None:
         transformer: Any = model
-        self.dim, self.vocab = transformer.design.dim, transformer.design.vocab
-        input_names = {"encoder": "source" if hasattr(transformer, "decoder") else "tokens", "decoder": "tokens"}
-        self.stacks = [(input_name, sum(p.numel() for p in stack.parameters() if p.dim() == 2), len(stack.layers),
-                        0.5 if stack_name == "decoder" else 1.0)
-                       for stack_name, input_name in input_names.items() if (stack := getattr(transformer, stack_name, None)) is not None]
+        self.dim = transformer.design.dim
+        self.vocab = transformer.design.vocab
+        input_names = {
+            "encoder": "source" if hasattr(transformer, "decoder") else "tokens",
+            "decoder": "tokens",
+        }
+        self.stacks = [
+            (
+                input_name,
+                sum(p.numel() for p in stack.parameters() if p.dim() == 2),
+                len(stack.layers),
+                0.5 if stack_name == "decoder" else 1.0,
+            )
+            for stack_name, input_name in input_names.items()
+            if (stack := getattr(transformer, stack_name, None)) is not None
+        ]
 
     def __call__(self, inputs: dict[str, Tensor], num_targets: int) -> float:
         flops = 6.0 * num_targets * self.vocab * self.dim
         for input_name, num_weights, num_layers, visible_fraction in self.stacks:
             if input_name in inputs:
                 num_tokens, length = _count_tokens(inputs, input_name)
-                flops += 6.0 * num_weights * num_tokens + 12.0 * visible_fraction * num_layers * num_tokens * length * self.dim
+                flops += (
+                    6.0 * num_weights * num_tokens
+                    + 12.0 * visible_fraction * num_layers * num_tokens * length * self.dim
+                )
         return flops
 
 
@@ -56,4 +70,4 @@ def peak_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
             a @ b
         synchronize()
         best_seconds = min(best_seconds, (time.perf_counter() - start_time) / 3)
-    return 2.0 * n ** 3 / best_seconds
+    return 2.0 * n**3 / best_seconds

@@ -19,7 +19,8 @@ class MixedPrecision(nn.Module):
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.module, self.dtype = module, dtype
+        self.module = module
+        self.dtype = dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
@@ -28,7 +29,11 @@ class MixedPrecision(nn.Module):
             copies = {name: tensor.to(self.dtype) for name, tensor in float_tensors.items()}
         else:
             trainable = {name: tensor for name, tensor in float_tensors.items() if tensor.requires_grad}
-            copies = {name: tensor.to(self.dtype) for name, tensor in float_tensors.items() if not tensor.requires_grad}
+            copies = {
+                name: tensor.to(self.dtype)
+                for name, tensor in float_tensors.items()
+                if not tensor.requires_grad
+            }
             copies |= zip(trainable, _CastTensors.apply(self.dtype, *trainable.values()), strict=True)
         return functional_call(self.module, tensors | copies, args, kwargs)
 
@@ -47,7 +52,9 @@ class _CastTensors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indexed_gradients = [(n, gradient) for n, gradient in enumerate(gradients) if gradient is not None]
-        cast_gradients = [torch.empty_like(gradient, dtype=ctx.dtypes[n]) for n, gradient in indexed_gradients]
+        cast_gradients = [
+            torch.empty_like(gradient, dtype=ctx.dtypes[n]) for n, gradient in indexed_gradients
+        ]
         torch._foreach_copy_(cast_gradients, [gradient for _, gradient in indexed_gradients])
         out: list[Tensor | None] = [None] * len(gradients)
         for (n, _), gradient in zip(indexed_gradients, cast_gradients, strict=True):

@@ -9,8 +9,17 @@ from keepleft import checks
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
-CHANGEABLE = ("log_every", "eval_every", "save_every", "keep_checkpoints", "metric", "patience", "compile",
-              "activation_checkpointing", "cuda_graph")  # may change in a run
+CHANGEABLE = (
+    "log_every",
+    "eval_every",
+    "save_every",
+    "keep_checkpoints",
+    "metric",
+    "patience",
+    "compile",
+    "activation_checkpointing",
+    "cuda_graph",
+)  # may change in a run
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -80,7 +89,14 @@ class Recipe:
         checks.check_number("lr", self.lr, above=0)
         for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
             checks.check_choice(name, getattr(self, name), allowed)
-        for name in ("min_lr_ratio", "decay", "label_smoothing", "ema_decay", "weight_decay", "max_grad_norm"):
+        for name in (
+            "min_lr_ratio",
+            "decay",
+            "label_smoothing",
+            "ema_decay",
+            "weight_decay",
+            "max_grad_norm",
+        ):
             checks.check_number(name, getattr(self, name))
         for name in ("min_lr_ratio", "decay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
@@ -92,8 +108,11 @@ class Recipe:
 
     def differences(self, other: Recipe) -> list[str]:
         """What a run that goes on may not change: everything that decides where the weights go next."""
-        return [f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}" for f in fields(self)
-                if f.name not in CHANGEABLE and getattr(self, f.name) != getattr(other, f.name)]
+        return [
+            f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name not in CHANGEABLE and getattr(self, f.name) != getattr(other, f.name)
+        ]
 
 
 def higher_is_better(metric: str) -> bool:
@@ -103,5 +122,7 @@ def higher_is_better(metric: str) -> bool:
 def from_dict(data: dict[str, Any]) -> Recipe:
     """A recipe from plain data; an unknown field is an error that names it."""
     if unknown := sorted(data.keys() - {f.name for f in fields(Recipe)}):
-        raise ValueError(f"a recipe has no {', '.join(unknown)}: it has {', '.join(f.name for f in fields(Recipe))}")
+        raise ValueError(
+            f"a recipe has no {', '.join(unknown)}: it has {', '.join(f.name for f in fields(Recipe))}"
+        )
     return Recipe(**data)

@@ -17,31 +17,58 @@ from keepleft.training.optimizer import init_state, make_optimizers
 from keepleft.training.precision import MixedPrecision
 from keepleft.training.recipe import Recipe
 
-EAGER_STEPS = 3            # steps before the kernels of one are recorded
-ASSUMED_FLOPS = 3e14     # operations a second of a good GPU
-COMPILE_OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}  # one kernel for a norm's two gradients takes twice as long
-MIN_COMPILE_SECONDS = 120   # seconds of training, at that rate, from which compiling takes less time than it saves
+EAGER_STEPS = 3  # steps before the kernels of one are recorded
+ASSUMED_FLOPS = 3e14  # operations a second of a good GPU
+COMPILE_OPTIONS: dict[str, Any] = {
+    "triton.mix_order_reduction": False
+}  # one kernel for a norm's two gradients takes twice as long
+MIN_COMPILE_SECONDS = (
+    120  # seconds of training, at that rate, from which compiling takes less time than it saves
+)
 
 
 class TrainStep:
     """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of the gradients."""
 
-    def __init__(self, loss_module: Any, model: nn.Module, optimizers: list[torch.optim.Optimizer], recipe: Recipe,
-                 ema: EMA | None, distributed: DistributedContext, mixed_precision: bool = False) -> None:
-        self.loss_module, self.optimizers, self.recipe, self.ema, self.distributed, self.mixed_precision = loss_module, optimizers, recipe, ema, distributed, mixed_precision
+    def __init__(
+        self,
+        loss_module: Any,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        recipe: Recipe,
+        ema: EMA | None,
+        distributed: DistributedContext,
+        mixed_precision: bool = False,
+    ) -> None:
+        self.loss_module = loss_module
+        self.optimizers = optimizers
+        self.recipe = recipe
+        self.ema = ema
+        self.distributed = distributed
+        self.mixed_precision = mixed_precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         sum_dtype = torch.float64 if distributed.device.type == "cpu" else torch.float32
         self.sums = torch.zeros(3, device=distributed.device, dtype=sum_dtype)
-        self.target_weight = torch.ones((), device=distributed.device, dtype=sum_dtype)  # of one target in the gradient
+        self.target_weight = torch.ones(
+            (), device=distributed.device, dtype=sum_dtype
+        )  # of one target in the gradient
 
-    def __call__(self, batches: list[Any], total_targets: float, lr: float, step: int,
-                 check_stats: Callable[[Tensor], None] = lambda stats: None) -> Tensor:
+    def __call__(
+        self,
+        batches: list[Any],
+        total_targets: float,
+        lr: float,
+        step: int,
+        check_stats: Callable[[Tensor], None] = lambda stats: None,
+    ) -> Tensor:
         """`total` targets in all processes; `look` sees what was found before anything changes."""
         self._set_lr(lr)
         self.sums.zero_()
         self.target_weight.fill_(self.distributed.world_size / total_targets)
         for n, batch in enumerate(batches):
-            torch.manual_seed(fold_seed(self.recipe.seed, step, self.distributed.rank + n * self.distributed.world_size))
+            torch.manual_seed(
+                fold_seed(self.recipe.seed, step, self.distributed.rank + n * self.distributed.world_size)
+            )
             device_batch = batch.to(self.distributed.device) if hasattr(batch, "to") else batch
             with self.distributed.no_sync(self.loss_module, n == len(batches) - 1):
                 self.accumulate(device_batch.inputs, device_batch.targets, n == 0)
@@ -63,15 +90,22 @@ class TrainStep:
 
     def collect_stats(self, grad_norm: Tensor) -> Tensor:
         """(4,) loss, plain and right for each target, and the norm"""
-        return torch.cat([self.sums * self.target_weight, grad_norm[None].to(self.sums)]) / self.distributed.world_size
+        return (
+            torch.cat([self.sums * self.target_weight, grad_norm[None].to(self.sums)])
+            / self.distributed.world_size
+        )
 
     def clip_gradients(self) -> Tensor:
         """The norm of all gradients together, which are scaled down where it is too large."""
-        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+        grad_norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.parameters if p.grad is not None], foreach=True
+        )
         if hasattr(grad_norm, "full_tensor"):
             grad_norm = grad_norm.full_tensor()
         if self.recipe.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.max_grad_norm, grad_norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters, self.recipe.max_grad_norm, grad_norm, foreach=True
+            )
         return grad_norm.detach()
 
     def update(self) -> None:
@@ -119,7 +153,9 @@ class CUDAGraphTrainStep(TrainStep):
     def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         tensors = {**inputs, "": targets}
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
-        use_graph = self.steps_done >= EAGER_STEPS and shape == (self.captured_shape or self.last_shape)  # twice the same: no rest of an epoch
+        use_graph = self.steps_done >= EAGER_STEPS and shape == (
+            self.captured_shape or self.last_shape
+        )  # twice the same: no rest of an epoch
         self.last_shape = shape
         if use_graph and first not in self.graphs and (first or self.graphs):
             self._capture(inputs, targets, first)
@@ -140,7 +176,9 @@ class CUDAGraphTrainStep(TrainStep):
                 p.grad = None  # so that what is recorded writes and does not add
         static_inputs = {name: self.static_inputs[name] for name in inputs}
         accumulate = super().accumulate
-        self.graphs[first], _ = capture_graph(lambda: accumulate(static_inputs, self.static_inputs[""], first))
+        self.graphs[first], _ = capture_graph(
+            lambda: accumulate(static_inputs, self.static_inputs[""], first)
+        )
 
     def apply(self, check_stats: Callable[[Tensor], None]) -> Tensor:
         self.steps_done += 1
@@ -160,36 +198,66 @@ class CUDAGraphTrainStep(TrainStep):
             super().zero_grad()
 
 
-def make_step(model: nn.Module, recipe: Recipe, distributed: DistributedContext, *, tokens_per_step: int = 0, row_length: int | None = None) -> TrainStep:
+def make_step(
+    model: nn.Module,
+    recipe: Recipe,
+    distributed: DistributedContext,
+    *,
+    tokens_per_step: int = 0,
+    row_length: int | None = None,
+) -> TrainStep:
     """Everything that a step needs, by the recipe and the devices.
 
     `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one shape, or 0 where
     rows are running text; None where shapes differ.
     """
     if distributed.strategy == "fsdp" and recipe.optimizer == "muon":
-        raise ValueError("muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp")
+        raise ValueError(
+            "muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp"
+        )
     on_gpu, single_process = distributed.device.type == "cuda", distributed.strategy == "alone"
-    mixed_precision = recipe.precision == "bfloat16" or (recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())
+    mixed_precision = recipe.precision == "bfloat16" or (
+        recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported()
+    )
     model.to(distributed.device).train()
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     module: nn.Module = LossModule(model, recipe.label_smoothing)
-    loss_module: Any = distributed.wrap(MixedPrecision(module) if mixed_precision and distributed.strategy != "fsdp" else module, mixed_precision=mixed_precision)
-    estimated_seconds = 6.0 * sum(p.numel() for p in model.parameters()) * tokens_per_step * recipe.steps / ASSUMED_FLOPS
-    if recipe.compile or (recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS):
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape
+    loss_module: Any = distributed.wrap(
+        MixedPrecision(module) if mixed_precision and distributed.strategy != "fsdp" else module,
+        mixed_precision=mixed_precision,
+    )
+    estimated_seconds = (
+        6.0 * sum(p.numel() for p in model.parameters()) * tokens_per_step * recipe.steps / ASSUMED_FLOPS
+    )
+    if recipe.compile or (
+        recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS
+    ):
+        torch._dynamo.config.recompile_limit = max(
+            64, torch._dynamo.config.recompile_limit
+        )  # one for each shape
         loss_module = torch.compile(loss_module, dynamic=False, options=COMPILE_OPTIONS if on_gpu else None)
     # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
-    capture = on_gpu and single_process and not recipe.activation_checkpointing and row_length is not None and row_length < MIN_QUERIES_WITHOUT_TABLE
+    capture = (
+        on_gpu
+        and single_process
+        and not recipe.activation_checkpointing
+        and row_length is not None
+        and row_length < MIN_QUERIES_WITHOUT_TABLE
+    )
     if recipe.cuda_graph and not capture:
-        raise ValueError("a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
-                         f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without activation_checkpointing: leave cuda_graph out")
+        raise ValueError(
+            "a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
+            f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without activation_checkpointing: leave cuda_graph out"
+        )
     capture = capture and recipe.cuda_graph is not False
     optimizers = make_optimizers(model, recipe, capturable=capture)
     for optimizer in optimizers:
         init_state(optimizer)
     ema = EMA(model, recipe.ema_decay) if recipe.ema_decay else None
-    return (CUDAGraphTrainStep if capture else TrainStep)(loss_module, model, optimizers, recipe, ema, distributed, mixed_precision)
+    return (CUDAGraphTrainStep if capture else TrainStep)(
+        loss_module, model, optimizers, recipe, ema, distributed, mixed_precision
+    )
 
 
 def fold_seed(seed: int, step: int, micro_index: int) -> int:

@@ -16,8 +16,8 @@ LANGUAGES = {"fr": 1, "hi": 2}
 SentencePair = tuple[str, str]
 
 MAX_SENTENCE_WORDS = 12  # words in a sentence
-MIN_WORD_COUNT = 8    # times that a word must be used, seeds aside
-MIN_TRAIN_SENTENCES = 3     # sentences of the training part that each held-out word is in
+MIN_WORD_COUNT = 8  # times that a word must be used, seeds aside
+MIN_TRAIN_SENTENCES = 3  # sentences of the training part that each held-out word is in
 
 
 def stable_hash(text: str) -> int:
@@ -57,13 +57,24 @@ def sample_sentences(pattern: Pattern) -> Iterator[Triple]:
 def drop_rare_words(all_sentences: list[Triple]) -> list[Triple]:
     """The seeds, and the sentences without rare words; as one goes, a word of another may turn rare, and it goes as well."""
     word_counts = [Counter(" ".join(texts).split()) for texts in zip(*all_sentences, strict=True)]
-    uncommon_words = set().union(*({word for word, times in counts.items() if times < 4 * MIN_WORD_COUNT} for counts in word_counts))
-    candidates = {sentence: [text.split() for text in sentence] for sentence in all_sentences
-                if not uncommon_words.isdisjoint(" ".join(sentence).split()) and sentence not in SEEDS}
+    uncommon_words = set().union(
+        *({word for word, times in counts.items() if times < 4 * MIN_WORD_COUNT} for counts in word_counts)
+    )
+    candidates = {
+        sentence: [text.split() for text in sentence]
+        for sentence in all_sentences
+        if not uncommon_words.isdisjoint(" ".join(sentence).split()) and sentence not in SEEDS
+    }
     removed: set[Triple] = set()
     while True:
-        rare_words = [{word for word, times in counts.items() if times < MIN_WORD_COUNT} for counts in word_counts]
-        removing = [sentence for sentence, texts in candidates.items() if not all(map(set.isdisjoint, rare_words, texts))]
+        rare_words = [
+            {word for word, times in counts.items() if times < MIN_WORD_COUNT} for counts in word_counts
+        ]
+        removing = [
+            sentence
+            for sentence, texts in candidates.items()
+            if not all(map(set.isdisjoint, rare_words, texts))
+        ]
         if not removing:
             return [sentence for sentence in all_sentences if sentence not in removed]
         removed.update(removing)
@@ -79,8 +90,18 @@ def sentences() -> tuple[Triple, ...]:
     for pattern in PATTERNS:
         for sentence in sample_sentences(pattern):
             if by_english.setdefault(sentence[0], sentence) != sentence:
-                raise ValueError(f"{sentence[0]!r} is said in two ways: {by_english[sentence[0]][1:]} and {sentence[1:]}; keep one of them")
-    return tuple(drop_rare_words([sentence for sentence in by_english.values() if max(map(str.count, sentence, "   ")) < MAX_SENTENCE_WORDS]))
+                raise ValueError(
+                    f"{sentence[0]!r} is said in two ways: {by_english[sentence[0]][1:]} and {sentence[1:]}; keep one of them"
+                )
+    return tuple(
+        drop_rare_words(
+            [
+                sentence
+                for sentence in by_english.values()
+                if max(map(str.count, sentence, "   ")) < MAX_SENTENCE_WORDS
+            ]
+        )
+    )
 
 
 def pairs(language: str) -> list[SentencePair]:
@@ -96,7 +117,9 @@ def split(language: str, *, test: int = 500) -> tuple[list[SentencePair], list[S
     if test < 0:
         raise ValueError(f"test must be at least 0, not {test}: it is how many sentences to hold out")
     seeds = {sentence[0] for sentence in SEEDS}
-    word_counts = Counter((side, word) for pair in all_pairs for side, text in enumerate(pair) for word in set(text.split()))
+    word_counts = Counter(
+        (side, word) for pair in all_pairs for side, text in enumerate(pair) for word in set(text.split())
+    )
     held_out: set[str] = set()
     for pair in sorted(all_pairs, key=lambda pair: stable_hash(pair[0])):
         if len(held_out) == test:
@@ -107,5 +130,9 @@ def split(language: str, *, test: int = 500) -> tuple[list[SentencePair], list[S
         held_out.add(pair[0])
         word_counts.subtract(used)
     if len(held_out) < test:
-        raise ValueError(f"cannot hold out {test} sentences: only {len(held_out)} are made of words that others use; ask for fewer")
-    return [pair for pair in all_pairs if pair[0] not in held_out], [pair for pair in all_pairs if pair[0] in held_out]
+        raise ValueError(
+            f"cannot hold out {test} sentences: only {len(held_out)} are made of words that others use; ask for fewer"
+        )
+    return [pair for pair in all_pairs if pair[0] not in held_out], [
+        pair for pair in all_pairs if pair[0] in held_out
+    ]

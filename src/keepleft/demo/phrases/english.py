@@ -42,16 +42,27 @@ def with_do_support(subject: Phrase, base: str, third: str, rest: str, mood: Moo
 def render_clause(clause: Clause) -> str:
     subject, mood = clause.subject, clause.mood
     base, third, gerund, past = clause.verb.english
-    rest = " ".join(filter(None, [clause.indirect_object.object_form if clause.indirect_object else "",
-                                  (clause.object.object_form or clause.object.english) if clause.object else "",
-                                  *(extra[0] for extra in clause.extras)]))
+    rest = " ".join(
+        filter(
+            None,
+            [
+                clause.indirect_object.object_form if clause.indirect_object else "",
+                (clause.object.object_form or clause.object.english) if clause.object else "",
+                *(extra[0] for extra in clause.extras),
+            ],
+        )
+    )
     match clause.tense:
         case "now":
             return finite(subject, IS[subject.person], f"{gerund} {rest}", mood)
         case "habit":
             return with_do_support(subject, base, third, rest, mood)
         case "past":
-            return join(subject.english, past, rest) if mood == "say" else finite(subject, "did", f"{base} {rest}", mood)
+            return (
+                join(subject.english, past, rest)
+                if mood == "say"
+                else finite(subject, "did", f"{base} {rest}", mood)
+            )
         case "future":
             return finite(subject, "will", f"{base} {rest}", mood)
         case "want":

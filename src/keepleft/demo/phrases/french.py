@@ -15,8 +15,14 @@ MUST = ("dois", "dois", "doit", "devons", "doivent")
 CAN = ("peux", "peux", "peut", "pouvons", "peuvent")
 FUTURE_ENDINGS = ("ai", "as", "a", "ons", "ont")
 REFLEXIVES = ("me", "te", "se", "nous", "se")
-POSSESSIVES = {"my": ("mon", "ma", "mes"), "your": ("ton", "ta", "tes"), "his": ("son", "sa", "ses"), "her": ("son", "sa", "ses"),
-       "our": ("notre", "notre", "nos"), "their": ("leur", "leur", "leurs")}
+POSSESSIVES = {
+    "my": ("mon", "ma", "mes"),
+    "your": ("ton", "ta", "tes"),
+    "his": ("son", "sa", "ses"),
+    "her": ("son", "sa", "ses"),
+    "our": ("notre", "notre", "nos"),
+    "their": ("leur", "leur", "leurs"),
+}
 
 VOWEL = "aàâeéèêiîoôuûyhœ"
 ELISION = re.compile(rf"\b(j|l|n|d|qu|m|t|s)[ea] (?!hindi|huit|onze)(?=[{VOWEL}{VOWEL.upper()}])")
@@ -86,14 +92,18 @@ def indirect_pronoun(phrase: Phrase) -> str:
 
 
 def render_clause(clause: Clause) -> str:
-    subject, verb, mood = clause.subject, clause.verb, clause.mood
+    subject = clause.subject
+    verb = clause.verb
+    mood = clause.mood
     direct_object = clause.object
     pronoun = indirect_pronoun(clause.indirect_object) if clause.indirect_object else ""
     object_text = ""
     if direct_object and direct_object.object_form:
         pronoun = direct_pronoun(direct_object)
     elif direct_object:
-        object_text = (direct_object.french_negated or direct_object.french) if mood == "not" else direct_object.french
+        object_text = (
+            (direct_object.french_negated or direct_object.french) if mood == "not" else direct_object.french
+        )
     if verb.reflexive:
         pronoun = REFLEXIVES[subject.person]
     rest = " ".join(filter(None, [object_text, *(extra[1] for extra in clause.extras)]))
@@ -104,8 +114,12 @@ def render_clause(clause: Clause) -> str:
             return finite(subject, pronoun, verb.future + FUTURE_ENDINGS[subject.person], "", rest, mood)
         case "past":
             helper = IS if verb.uses_etre else HAS
-            participle = verb.participle + ("e" * subject.french_feminine + "s" * subject.plural) * verb.uses_etre
+            participle = (
+                verb.participle + ("e" * subject.french_feminine + "s" * subject.plural) * verb.uses_etre
+            )
             return finite(subject, pronoun, helper[subject.person], participle, rest, mood)
         case _:
             modal = {"want": WANTS, "must": MUST, "can": CAN}[clause.tense]
-            return finite(subject, "", modal[subject.person], f"{pronoun} {verb.infinitive}".strip(), rest, mood)
+            return finite(
+                subject, "", modal[subject.person], f"{pronoun} {verb.infinitive}".strip(), rest, mood
+            )

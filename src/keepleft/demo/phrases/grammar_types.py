@@ -22,7 +22,7 @@ class Noun:
     hindi: str
     hindi_feminine: bool
     honorific: bool = False  # Hindi speaks of one as of many, and never bends the word: पिता, माँ
-    classes: str = ""          # which adjectives make sense with it, one letter for each class
+    classes: str = ""  # which adjectives make sense with it, one letter for each class
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,25 +30,25 @@ class Adjective:
     english: str
     french: tuple[str, str, str, str]  # masculine, feminine, and their plurals
     hindi: str
-    before_noun: bool = False               # stands before the noun in French
-    liaison: str = ""                  # masculine before a vowel: nouvel, vieil, bel
+    before_noun: bool = False  # stands before the noun in French
+    liaison: str = ""  # masculine before a vowel: nouvel, vieil, bel
     classes: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Verb:
-    english: tuple[str, str, str, str]                 # sleep sleeps sleeping slept
+    english: tuple[str, str, str, str]  # sleep sleeps sleeping slept
     infinitive: str
-    present: tuple[str, str, str, str, str]            # je tu il nous ils
+    present: tuple[str, str, str, str, str]  # je tu il nous ils
     participle: str
-    future: str                                        # the stem: dormir-
-    hindi: str                                         # the stem: सो
-    uses_etre: bool = False                                # the past is made with être
+    future: str  # the stem: dormir-
+    hindi: str  # the stem: सो
+    uses_etre: bool = False  # the past is made with être
     reflexive: bool = False
-    prefix: str = ""                                   # what goes before the stem: काम in काम कर
+    prefix: str = ""  # what goes before the stem: काम in काम कर
     prefix_feminine: bool = False
-    ergative: bool = False                             # the past takes ने
-    case: str = ""                                     # what the object takes: को, से, का, की
+    ergative: bool = False  # the past takes ने
+    case: str = ""  # what the object takes: को, से, का, की
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +58,14 @@ class Phrase:
     english: str
     french: str
     hindi: str
-    oblique: str             # Hindi before a postposition
+    oblique: str  # Hindi before a postposition
     person: int = 2
     french_feminine: bool = False
     hindi_feminine: bool = False
     hindi_plural: bool = False
-    possessive: str = ""          # the possessive it begins with: my, your, his, …
-    object_form: str = ""            # English, standing as an object
-    french_negated: str = ""     # after a negation: de pain, where it is not as in a statement
+    possessive: str = ""  # the possessive it begins with: my, your, his, …
+    object_form: str = ""  # English, standing as an object
+    french_negated: str = ""  # after a negation: de pain, where it is not as in a statement
     hindi_negated: str = ""
 
     @property
@@ -88,7 +88,7 @@ class Clause:
     mood: Mood = "say"
     object: Phrase | None = None
     indirect_object: Phrase | None = None  # a pronoun: gave *me* a book
-    extras: tuple[Triple, ...] = ()   # place, then time
+    extras: tuple[Triple, ...] = ()  # place, then time
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from keepleft.demo.phrases.grammar_types import Clause, Mood, Noun, Phrase
 
-POSSESSIVES = {"my": "मेरा", "your": "आपका", "his": "उसका", "her": "उसका", "our": "हमारा", "their": "उनका", "own": "अपना"}
+POSSESSIVES = {
+    "my": "मेरा",
+    "your": "आपका",
+    "his": "उसका",
+    "her": "उसका",
+    "our": "हमारा",
+    "their": "उनका",
+    "own": "अपना",
+}
 PRONOUN_POSSESSIVES = ("मेरा", "आपका", "उसका", "हमारा", "उनका")
-CASES = {"ने": ("मैंने", "आपने", "उसने", "हमने", "उन्होंने"), "को": ("मुझे", "आपको", "उसे", "हमें", "उन्हें"),
-         "से": ("मुझसे", "आपसे", "उससे", "हमसे", "उनसे")}
+CASES = {
+    "ने": ("मैंने", "आपने", "उसने", "हमने", "उन्होंने"),
+    "को": ("मुझे", "आपको", "उसे", "हमें", "उन्हें"),
+    "से": ("मुझसे", "आपसे", "उससे", "हमसे", "उनसे"),
+}
 PRONOUNS = ("मैं", "आप", "वह", "हम", "वे")
-IRREGULAR_PERFECTIVES = {"कर": ("किया", "किए", "की", "कीं"), "जा": ("गया", "गए", "गई", "गईं"), "पी": ("पिया", "पिए", "पी", "पीं"),
-        "दे": ("दिया", "दिए", "दी", "दीं"), "हो": ("हुआ", "हुए", "हुई", "हुईं")}
+IRREGULAR_PERFECTIVES = {
+    "कर": ("किया", "किए", "की", "कीं"),
+    "जा": ("गया", "गए", "गई", "गईं"),
+    "पी": ("पिया", "पिए", "पी", "पीं"),
+    "दे": ("दिया", "दिए", "दी", "दीं"),
+    "हो": ("हुआ", "हुए", "हुई", "हुईं"),
+}
 IRREGULAR_FUTURES = {"पी": ("पिऊँ", "पिए", "पिएँ"), "दे": ("दूँ", "दे", "दें"), "हो": ("होऊँ", "हो", "हों")}
 VOWELS = "ाोीआ"
 
@@ -29,7 +45,13 @@ def noun(word: Noun, plural: bool, oblique: bool = False) -> str:
         return name[:-1] + "े" if oblique and name.endswith("ा") and not word.hindi_feminine else name
     if oblique:
         stem = name[:-1] if name.endswith("ा") else name
-        return name[:-1] + "ियों" if name.endswith("ी") else name[:-1] + "इयों" if name.endswith("ई") else stem + "ों"
+        return (
+            name[:-1] + "ियों"
+            if name.endswith("ी")
+            else name[:-1] + "इयों"
+            if name.endswith("ई")
+            else stem + "ों"
+        )
     if not word.hindi_feminine:
         return name[:-1] + "े" if name.endswith("ा") else name
     if name.endswith("या"):
@@ -44,7 +66,7 @@ def agree(word: str, feminine: bool, plural: bool) -> str:
     if not word.endswith(("ा", "हुआ")) or not (feminine or plural):
         return word
     if word in ("नया", "हुआ"):
-        return word[:-2 if word == "नया" else -1] + ("ई" if feminine else "ए")
+        return word[: -2 if word == "नया" else -1] + ("ई" if feminine else "ए")
     return word[:-1] + ("ी" if feminine else "े")
 
 
@@ -105,16 +127,24 @@ def finite(subject: str, rest: str, prefix: str, verb: str, mood: Mood) -> str:
 
 
 def render_clause(clause: Clause) -> str:
-    subject, verb, mood = clause.subject, clause.verb, clause.mood
-    direct_object, prefix, stem = clause.object, clause.verb.prefix, clause.verb.hindi
+    subject = clause.subject
+    verb = clause.verb
+    mood = clause.mood
+    direct_object = clause.object
+    prefix = clause.verb.prefix
+    stem = clause.verb.hindi
     has_postposition = direct_object is not None and bool(verb.case)
     object_text = ""
     if direct_object is not None and has_postposition:
         object_text = with_postposition(direct_object, verb.case)
     elif direct_object is not None:
-        object_text = (direct_object.hindi_negated or direct_object.hindi) if mood == "not" else direct_object.hindi
+        object_text = (
+            (direct_object.hindi_negated or direct_object.hindi) if mood == "not" else direct_object.hindi
+        )
     recipient = with_postposition(clause.indirect_object, "को") if clause.indirect_object else ""
-    rest = " ".join(filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text]))  # time, place, what
+    rest = " ".join(
+        filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text])
+    )  # time, place, what
     # what the verb agrees with when it does not agree with its subject
     feminine, plural = verb.prefix_feminine, False
     if direct_object is not None and not has_postposition:
@@ -125,13 +155,17 @@ def render_clause(clause: Clause) -> str:
         case "habit":
             form = habitual(stem, subject, mood)
         case "past" if verb.ergative:
-            return finite(with_postposition(subject, "ने"), rest, prefix, perfective(stem, feminine, plural), mood)
+            return finite(
+                with_postposition(subject, "ने"), rest, prefix, perfective(stem, feminine, plural), mood
+            )
         case "past":
             form = perfective(stem, subject.hindi_feminine, subject.hindi_plural)
         case "future":
             form = future(stem, subject)
         case "want":
-            return finite(subject.hindi, rest, f"{prefix} {stem}ना".strip(), habitual("चाह", subject, mood), mood)
+            return finite(
+                subject.hindi, rest, f"{prefix} {stem}ना".strip(), habitual("चाह", subject, mood), mood
+            )
         case "must":
             form = f"{agree(stem + 'ना', feminine, plural)} {'हैं' if plural else 'है'}"
             return finite(with_postposition(subject, "को"), rest, prefix, form, mood)

@@ -9,7 +9,9 @@ from keepleft.demo.phrases.grammar_types import Adjective, Noun, PlacePhrase, Tr
 
 def parse_table(table: str) -> list[list[str]]:
     """The cells of a table, one row to a line, cells parted by bars."""
-    return [[cell.strip() for cell in line.split("|")] for line in normalize("NFC", table).strip().splitlines()]
+    return [
+        [cell.strip() for cell in line.split("|")] for line in normalize("NFC", table).strip().splitlines()
+    ]
 
 
 def nouns(table: str) -> dict[str, Noun]:
@@ -19,8 +21,17 @@ def nouns(table: str) -> dict[str, Noun]:
         one, *many = english.split()
         un, gender, *des = french.split()
         ek, ling, *honoured = hindi.split()
-        found[one] = Noun(one, many[0] if many else one + "s", un, des[0] if des else un + "s", gender == "f",
-                          ek, ling == "f", bool(honoured), fits[0] if fits else "")
+        found[one] = Noun(
+            one,
+            many[0] if many else one + "s",
+            un,
+            des[0] if des else un + "s",
+            gender == "f",
+            ek,
+            ling == "f",
+            bool(honoured),
+            fits[0] if fits else "",
+        )
     return found
 
 
@@ -34,8 +45,14 @@ def adjectives(table: str) -> dict[str, Adjective]:
         men = forms[2] if len(forms) > 2 else he if he[-1] in "sx" else he + "s"
         women = forms[3] if len(forms) > 3 else she + "s"
         place = rest[1].split() if len(rest) > 1 else []
-        found[english] = Adjective(english, (he, she, men, women), hindi, bool(place), place[1] if len(place) > 1 else "",
-                                   rest[0] if rest else "")
+        found[english] = Adjective(
+            english,
+            (he, she, men, women),
+            hindi,
+            bool(place),
+            place[1] if len(place) > 1 else "",
+            rest[0] if rest else "",
+        )
     return found
 
 
@@ -64,9 +81,20 @@ def verbs(table: str) -> dict[str, Verb]:
         participle, i, you, he, we, they = forms or regular
         *prefix, last = [word for word in hindi.split() if not word.startswith(("ने", "("))]
         case = next((word.strip("()") for word in hindi.split() if word.startswith("(")), "")
-        found[base] = Verb((base, third, going, past), infinitive, (i, you, he, we, they), participle,
-                           future or infinitive.removesuffix("e"), last, being or reflexive, reflexive, " ".join(prefix),
-                           "नेf" in hindi, "ने" in hindi, case)
+        found[base] = Verb(
+            (base, third, going, past),
+            infinitive,
+            (i, you, he, we, they),
+            participle,
+            future or infinitive.removesuffix("e"),
+            last,
+            being or reflexive,
+            reflexive,
+            " ".join(prefix),
+            "नेf" in hindi,
+            "ने" in hindi,
+            case,
+        )
     return found
 
 
@@ -75,11 +103,16 @@ def places(table: str) -> dict[str, PlacePhrase]:
     found = {}
     for key, english, at, french, ways, hindi, post in parse_table(table):
         à, *to = ways.split(",")
-        found[key] = PlacePhrase((f"{at} {english}", f"{à} {french}", f"{hindi} {post}"),
-                           (f"to {english}", f"{to[0].strip()} {french}", hindi) if to else ("", "", ""),
-                           (f"from {english}", f"de {french}", f"{hindi} से"))
-    found["home"] = PlacePhrase(("at home", "à la maison", "घर पर"), ("home", "à la maison", "घर"),
-                          ("from home", "de la maison", "घर से"))
+        found[key] = PlacePhrase(
+            (f"{at} {english}", f"{à} {french}", f"{hindi} {post}"),
+            (f"to {english}", f"{to[0].strip()} {french}", hindi) if to else ("", "", ""),
+            (f"from {english}", f"de {french}", f"{hindi} से"),
+        )
+    found["home"] = PlacePhrase(
+        ("at home", "à la maison", "घर पर"),
+        ("home", "à la maison", "घर"),
+        ("from home", "de la maison", "घर से"),
+    )
     return found
 
 
@@ -224,7 +257,9 @@ QUALITIES = adjectives("""
 
 NEW = adjectives("new | nouveau nouvelle nouveaux nouvelles | नया | n | before nouvel")["new"]
 
-JOBS = [(tuple(english.split(",")), tuple(french.split()), tuple(hindi.split())) for english, french, hindi in parse_table("""
+JOBS = [
+    (tuple(english.split(",")), tuple(french.split()), tuple(hindi.split()))
+    for english, french, hindi in parse_table("""
     a doctor,doctors          | médecin médecin médecins médecins                         | डॉक्टर डॉक्टर डॉक्टर
     a teacher,teachers        | professeur professeure professeurs professeures           | अध्यापक अध्यापिका अध्यापिकाएँ
     a student,students        | étudiant étudiante étudiants étudiantes                   | छात्र छात्रा छात्राएँ
@@ -235,7 +270,8 @@ JOBS = [(tuple(english.split(",")), tuple(french.split()), tuple(hindi.split()))
     a lawyer,lawyers          | avocat avocate avocats avocates                           | वकील वकील वकील
     an artist,artists         | artiste artiste artistes artistes                         | कलाकार कलाकार कलाकार
     a journalist,journalists  | journaliste journaliste journalistes journalistes         | पत्रकार पत्रकार पत्रकार
-""")]
+""")
+]
 
 ACTIONS = verbs("""
     sleep sleeps sleeping slept | dormir dormi dors dors dort dormons dorment | सो

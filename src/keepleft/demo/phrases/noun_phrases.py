@@ -11,21 +11,55 @@ from keepleft.demo.phrases.lexicon import NAMES, NUMBERS, WOMEN
 
 def pronouns() -> tuple[Phrase, ...]:
     """I, you, he, she, we, they: you is tu and आप, and all but she are masculine."""
-    table = (("I", "me", "je", 0), ("you", "you", "tu", 1), ("he", "him", "il", 2), ("she", "her", "elle", 2),
-             ("we", "us", "nous", 3), ("they", "them", "ils", 4))
-    return tuple(Phrase(name, french=je, hindi=hindi.PRONOUNS[person], oblique="", person=person, object_form=him,
-                        french_feminine=name == "she", hindi_feminine=name == "she", hindi_plural=person in (1, 3, 4))
-                 for name, him, je, person in table)
+    table = (
+        ("I", "me", "je", 0),
+        ("you", "you", "tu", 1),
+        ("he", "him", "il", 2),
+        ("she", "her", "elle", 2),
+        ("we", "us", "nous", 3),
+        ("they", "them", "ils", 4),
+    )
+    return tuple(
+        Phrase(
+            name,
+            french=je,
+            hindi=hindi.PRONOUNS[person],
+            oblique="",
+            person=person,
+            object_form=him,
+            french_feminine=name == "she",
+            hindi_feminine=name == "she",
+            hindi_plural=person in (1, 3, 4),
+        )
+        for name, him, je, person in table
+    )
 
 
 def name_phrases() -> tuple[Phrase, ...]:
-    return tuple(Phrase(name, french=nom, hindi=naam, oblique=naam, french_feminine=name in WOMEN,
-                        hindi_feminine=name in WOMEN) for name, nom, naam in NAMES)
+    return tuple(
+        Phrase(
+            name,
+            french=nom,
+            hindi=naam,
+            oblique=naam,
+            french_feminine=name in WOMEN,
+            hindi_feminine=name in WOMEN,
+        )
+        for name, nom, naam in NAMES
+    )
 
 
 @cache
-def noun_phrase(word: Noun, determiner: str = "the", *, plural: bool = False, quality: Adjective | None = None, number: int = 0,
-         owner: Phrase | None = None, own: bool = False) -> Phrase:
+def noun_phrase(
+    word: Noun,
+    determiner: str = "the",
+    *,
+    plural: bool = False,
+    quality: Adjective | None = None,
+    number: int = 0,
+    owner: Phrase | None = None,
+    own: bool = False,
+) -> Phrase:
     """A noun with what stands before it: the, a, this, my, a number, or an owner; own says that my is the subject's own."""
     plural = plural or number > 1
     feminine, hindi_plural = word.hindi_feminine, plural or word.honorific
@@ -36,16 +70,24 @@ def noun_phrase(word: Noun, determiner: str = "the", *, plural: bool = False, qu
     if quality:
         naam = f"{hindi.agree(quality.hindi, feminine, hindi_plural)} {naam}"
         oblique = f"{hindi.agree(quality.hindi, feminine, True)} {oblique}"
-    named, nommé, before, after = name, "", "", ""
+    named = name
+    nommé = ""
+    before = ""
+    after = ""
     whose = determiner if determiner in french.POSSESSIVES else ""
     negation = ""
     if owner:
         named = f"{owner.english}'s {name}"
         nommé = f"{french.with_determiner('the', nom, word.french_feminine, plural)} de {owner.french}"
-        before, after = (f"{owner.oblique} {hindi.agree('का', feminine, many)}" for many in (hindi_plural, True))
+        before, after = (
+            f"{owner.oblique} {hindi.agree('का', feminine, many)}" for many in (hindi_plural, True)
+        )
     elif number > 1:
         one, un, ek = NUMBERS[number - 1]
-        named, nommé, before, after = f"{one} {name}", f"{un} {nom}", ek, ek
+        named = f"{one} {name}"
+        nommé = f"{un} {nom}"
+        before = ek
+        after = ek
     elif whose:
         stem = hindi.POSSESSIVES["own" if own else whose]
         named = f"{whose} {name}"
@@ -56,16 +98,25 @@ def noun_phrase(word: Noun, determiner: str = "the", *, plural: bool = False, qu
     elif determiner == "a":
         named = name if plural else english.with_article(name)
         before, after, negation = ("", "", "de ") if plural else ("एक", "एक", "de ")
-    elif determiner == "some":   # a stuff: du pain, and no article in English
+    elif determiner == "some":  # a stuff: du pain, and no article in English
         nommé, negation = f"de {french.with_determiner('the', nom, word.french_feminine, False)}", "de "
-    elif determiner == "all":    # a kind: j'aime le pain, j'aime les pommes
+    elif determiner == "all":  # a kind: j'aime le pain, j'aime les pommes
         nommé = french.with_determiner("the", nom, word.french_feminine, plural)
     elif determiner == "the":
         named = f"the {name}"
-    return Phrase(named, french=nommé or french.with_determiner(determiner, nom, word.french_feminine, plural),
-                  hindi=f"{before} {naam}".strip(), oblique=f"{after} {oblique}".strip(), person=4 if plural else 2,
-                  french_feminine=word.french_feminine, hindi_feminine=feminine, hindi_plural=hindi_plural, possessive=whose,
-                  french_negated=f"{negation}{nom}" if negation else "", hindi_negated=naam if negation else "")
+    return Phrase(
+        named,
+        french=nommé or french.with_determiner(determiner, nom, word.french_feminine, plural),
+        hindi=f"{before} {naam}".strip(),
+        oblique=f"{after} {oblique}".strip(),
+        person=4 if plural else 2,
+        french_feminine=word.french_feminine,
+        hindi_feminine=feminine,
+        hindi_plural=hindi_plural,
+        possessive=whose,
+        french_negated=f"{negation}{nom}" if negation else "",
+        hindi_negated=naam if negation else "",
+    )
 
 
 def render_clause(clause: Clause) -> Triple:
