@@ -16,8 +16,20 @@ from keepleft.data.prefetch import prefetch
 from keepleft.data.token_store import TokenStore
 
 START, END = 1, 2
-texts = st.lists(st.lists(st.integers(5, 40), min_size=1, max_size=11).map(lambda text: [*text, END]), min_size=1, max_size=40)
-shapes = st.sampled_from([BucketedLayout(), BucketedLayout(4), BucketedLayout(8, fixed_height=True), PackedLayout(12), PackedLayout(24)])
+texts = st.lists(
+    st.lists(st.integers(5, 40), min_size=1, max_size=11).map(lambda text: [*text, END]),
+    min_size=1,
+    max_size=40,
+)
+shapes = st.sampled_from(
+    [
+        BucketedLayout(),
+        BucketedLayout(4),
+        BucketedLayout(8, fixed_height=True),
+        PackedLayout(12),
+        PackedLayout(24),
+    ]
+)
 
 
 def pairs(n: int, seed: int = 0) -> TokenStore:
@@ -36,7 +48,9 @@ def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
             source = None
             if "source" in batch.inputs:
                 source = batch.inputs["source"][row][batch.inputs["source_segments"][row] == segment].tolist()
-            out.append((batch.inputs["tokens"][row][here].tolist(), batch.targets[row][here].tolist(), source))
+            out.append(
+                (batch.inputs["tokens"][row][here].tolist(), batch.targets[row][here].tolist(), source)
+            )
     return out
 
 
@@ -45,8 +59,12 @@ def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
 def test_an_epoch_shows_every_record_once_and_shifted_by_one(records, shape, epoch, accumulate, shuffled):
     store = TokenStore.from_lists(src=[text[::-1] for text in records], tgt=records)
     batches = Batches(store, Translation(START), shape, 48, accumulate, seed=7, shuffle=shuffled)
-    found = [one for n, step in enumerate(batches.plan(epoch)) for batch in batches.shard(step, epoch, n)
-             for one in told(batch)]
+    found = [
+        one
+        for n, step in enumerate(batches.plan(epoch))
+        for batch in batches.shard(step, epoch, n)
+        for one in told(batch)
+    ]
     assert sorted(found) == sorted(([START, *text[:-1]], text, text[::-1]) for text in records)
 
 
@@ -86,8 +104,17 @@ def test_the_order_can_be_taken_up_anywhere(shape, stop):
 def test_processes_share_a_step_out_and_keep_in_step(accumulate, world):
     whole = Batches(pairs(60), Translation(START), BucketedLayout(), 64, accumulate, seed=5)
     alone = list(islice(whole.steps(), 6))
-    shared = [list(islice(Batches(whole.store, whole.objective, whole.layout, 64, accumulate, 5, True, rank, world).steps(), 6))
-              for rank in range(world)]
+    shared = [
+        list(
+            islice(
+                Batches(
+                    whole.store, whole.objective, whole.layout, 64, accumulate, 5, True, rank, world
+                ).steps(),
+                6,
+            )
+        )
+        for rank in range(world)
+    ]
     for n, (place, step) in enumerate(alone):
         parts = [rank[n] for rank in shared]
         assert {part[0] for part in parts} == {place}
@@ -108,7 +135,13 @@ def test_epochs_differ_and_runs_do_not():
 
 def test_windows_go_through_the_text_without_a_gap():
     text = list(range(5, 105))
-    batches = Batches(TokenStore.from_lists(text=[text[:30], text[30:]]), NextToken(START), WindowLayout(9), 27, shuffle=False)
+    batches = Batches(
+        TokenStore.from_lists(text=[text[:30], text[30:]]),
+        NextToken(START),
+        WindowLayout(9),
+        27,
+        shuffle=False,
+    )
     shown = [row for batch in batches.one_epoch() for row in batch.inputs["tokens"].tolist()]
     asked = [row for batch in batches.one_epoch() for row in batch.targets.tolist()]
     assert list(chain.from_iterable(shown)) == text[:99]
@@ -125,7 +158,10 @@ def test_labels_go_with_their_texts():
 
 def test_fixed_shapes_are_few():
     store = pairs(400)
-    shapes = {tuple(batch.inputs["tokens"].shape) for batch in Batches(store, Translation(START), BucketedLayout(4, True), 96).one_epoch()}
+    shapes = {
+        tuple(batch.inputs["tokens"].shape)
+        for batch in Batches(store, Translation(START), BucketedLayout(4, True), 96).one_epoch()
+    }
     assert shapes <= {(96 // width, width) for width in (4, 8, 12)}
 
 

@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 
 from keepleft.data.fast_encode import encoder, fast_encoder
 from keepleft.data.piece_table import PieceTable
-from keepleft.data.tokenizer import SPECIAL_TOKENS, TOKENIZER_KINDS, special_tokens, train_tokenizer, vocab_size
+from keepleft.data.tokenizer import (
+    SPECIAL_TOKENS,
+    TOKENIZER_KINDS,
+    special_tokens,
+    train_tokenizer,
+    vocab_size,
+)
 
-TEXTS = ["The sea is calm, and the ship's crew sleeps.", "Où est l’école ? « Là-bas », dit-il à 10h30.",
-         "आप कैसे हैं। मैं ठीक हूँ।", "tabs\tand  double   spaces \n\n\n new line \r\n end ", "x = [1, 2, 12345]; y = {'a': 3}"] * 4
+TEXTS = [
+    "The sea is calm, and the ship's crew sleeps.",
+    "Où est l’école ? « Là-bas », dit-il à 10h30.",
+    "आप कैसे हैं। मैं ठीक हूँ।",
+    "tabs\tand  double   spaces \n\n\n new line \r\n end ",
+    "x = [1, 2, 12345]; y = {'a': 3}",
+] * 4
 TYPE = np.dtype(np.uint16)
 
 
@@ -23,9 +34,15 @@ def made(kind: str, running: bool):
 
 
 TOKENIZERS = {(kind, running): made(kind, running) for kind in TOKENIZER_KINDS for running in (False, True)}
-blanks = st.lists(st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12).map("".join)
-wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]),
-                                  st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")), max_size=60)
+blanks = st.lists(
+    st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12
+).map("".join)
+wild = blanks | st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")
+    ),
+    max_size=60,
+)
 
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
@@ -34,7 +51,10 @@ wild = blanks | st.text(st.one_of(st.characters(exclude_categories=["Cs"]),
 def test_quick_encoding_says_what_the_tokenizer_says(key, texts):
     tokenizer = TOKENIZERS[key]
     found = [np.frombuffer(row, TYPE) for row in encoder(tokenizer, TYPE)(texts)]
-    plain = [[never(n, tokenizer) for n in one.ids] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    plain = [
+        [never(n, tokenizer) for n in one.ids]
+        for one in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
     assert [row.tolist() for row in found] == plain
 
 
@@ -59,22 +79,25 @@ def test_byte_level_pieces_lose_nothing(running, text):
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
 def test_a_special_token_cannot_be_written_in_a_text(key):
     tokenizer = TOKENIZERS[key]
-    row, = encoder(tokenizer, TYPE)(["</s> <pad> a<mask>b <s>"])
+    (row,) = encoder(tokenizer, TYPE)(["</s> <pad> a<mask>b <s>"])
     assert not special_tokens(tokenizer).ids() & set(np.frombuffer(row, TYPE).tolist())
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hole(kind):
-    tokenizer = train_tokenizer(kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, min_frequency=1)
+    tokenizer = train_tokenizer(
+        kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, min_frequency=1
+    )
     assert sorted(tokenizer.get_vocab().values()) == list(range(tokenizer.get_vocab_size()))
     assert [tokenizer.token_to_id(word) for word in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
     if kind == "word":
-        row, = encoder(tokenizer, TYPE)(["<unk> </s> The"])
+        (row,) = encoder(tokenizer, TYPE)(["<unk> </s> The"])
         assert np.frombuffer(row, TYPE).tolist() == [3, 3, tokenizer.token_to_id("The")]
 
 
 def test_the_span_of_a_tokenizer_counts_its_holes():
     from tokenizers import Tokenizer, models
+
     assert vocab_size(Tokenizer(models.WordLevel({"a": 0, "b": 7}, "a"))) == 8
 
 

@@ -6,13 +6,25 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.objectives import IGNORE_INDEX, Denoising, MaskedToken, NextToken, SpanCorruption, Translation
+from keepleft.data.objectives import (
+    IGNORE_INDEX,
+    Denoising,
+    MaskedToken,
+    NextToken,
+    SpanCorruption,
+    Translation,
+)
 from keepleft.data.ragged import Ragged
 from keepleft.data.teacher_forcing import shift_right
 
-PAD, START, END, MASK = 0, 1, 2, 4
+PAD = 0
+START = 1
+END = 2
+MASK = 4
 SENTINELS = tuple(range(50, 60))
-texts = st.lists(st.lists(st.integers(10, 40), max_size=30).map(lambda text: [*text, END]), min_size=1, max_size=8)
+texts = st.lists(
+    st.lists(st.integers(10, 40), max_size=30).map(lambda text: [*text, END]), min_size=1, max_size=8
+)
 chances = st.integers(0, 1000).map(np.random.default_rng)
 
 
@@ -28,13 +40,17 @@ def test_a_target_is_what_follows_its_input(records):
 def test_each_text_may_have_its_own_start_and_empty_texts_have_none(records):
     starts = np.arange(100, 100 + len(records))
     inputs, _ = shift_right(starts, Ragged.from_lists(records))
-    assert inputs.to_lists() == [[start, *text[:-1]] if text else [] for start, text in zip(starts.tolist(), records, strict=True)]
+    assert inputs.to_lists() == [
+        [start, *text[:-1]] if text else [] for start, text in zip(starts.tolist(), records, strict=True)
+    ]
 
 
 @given(texts, chances)
 def test_the_next_token_and_the_translation_are_forced_alike(records, chance):
     alone = NextToken(START).examples((Ragged.from_lists(records),), chance)
-    beside = Translation(START).examples((Ragged.from_lists(records[::-1]), Ragged.from_lists(records)), chance)
+    beside = Translation(START).examples(
+        (Ragged.from_lists(records[::-1]), Ragged.from_lists(records)), chance
+    )
     assert alone.tokens.to_lists() == beside.tokens.to_lists()
     assert alone.targets.to_lists() == beside.targets.to_lists()
     assert beside.source.to_lists() == records[::-1]
@@ -42,7 +58,9 @@ def test_the_next_token_and_the_translation_are_forced_alike(records, chance):
 
 @given(texts, chances)
 def test_masked_tokens_are_asked_and_others_shown_as_they_are(records, chance):
-    lesson = MaskedToken(MASK, 41, frozenset({PAD, START, END, MASK}), rate=0.4).examples((Ragged.from_lists(records),), chance)
+    lesson = MaskedToken(MASK, 41, frozenset({PAD, START, END, MASK}), rate=0.4).examples(
+        (Ragged.from_lists(records),), chance
+    )
     for shown, asked, text in zip(lesson.tokens.to_lists(), lesson.targets.to_lists(), records, strict=True):
         for s, a, t in zip(shown, asked, text, strict=True):
             assert a in (IGNORE_INDEX, t)
@@ -96,6 +114,8 @@ def test_denoising_asks_for_the_text_and_shows_a_spoilt_one(records, chance):
 
 def test_denoising_covers_about_its_share():
     text = [[*([20] * 2000), END]]
-    lesson = Denoising(START, MASK, special=frozenset({END})).examples((Ragged.from_lists(text),), np.random.default_rng(1))
+    lesson = Denoising(START, MASK, special=frozenset({END})).examples(
+        (Ragged.from_lists(text),), np.random.default_rng(1)
+    )
     left = lesson.source.to_lists()[0].count(20)
     assert 0.6 < left / 2000 < 0.9

@@ -23,8 +23,10 @@ EVERYTHING = {language: pairs(language) for language in LANGUAGES}
 
 def used(language: str) -> tuple[Counter[str], Counter[str]]:
     """In how many sentences each English word is, and each word of the language."""
-    english, other = (Counter(word for text in texts for word in set(text.split()))
-                      for texts in zip(*EVERYTHING[language], strict=True))
+    english, other = (
+        Counter(word for text in texts for word in set(text.split()))
+        for texts in zip(*EVERYTHING[language], strict=True)
+    )
     return english, other
 
 
@@ -50,8 +52,14 @@ from hashlib import sha256
 from keepleft.demo.phrases import pairs, split
 print(sha256(repr((pairs("fr"), pairs("hi"), split("fr"), split("hi"))).encode()).hexdigest())
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
-                         env={"PYTHONHASHSEED": "7"})
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONHASHSEED": "7"},
+    )
     here = sha256(repr((pairs("fr"), pairs("hi"), split("fr"), split("hi"))).encode()).hexdigest()
     assert ran.stdout.strip() == here
 
@@ -75,7 +83,7 @@ def test_an_unknown_language_is_refused_with_the_choices(door):
 
 
 def test_the_seeds_come_first():
-    assert [(said, dit) for said, dit, _ in SEEDS] == EVERYTHING["fr"][:len(SEEDS)]
+    assert [(said, dit) for said, dit, _ in SEEDS] == EVERYTHING["fr"][: len(SEEDS)]
     assert dict(EVERYTHING["hi"])["How are you"] == "आप कैसे हैं"
     assert dict(EVERYTHING["fr"])["I am happy"] == "Je suis heureux"
     assert dict(EVERYTHING["fr"])["Hello world"] == "Bonjour le monde"
@@ -98,7 +106,9 @@ def test_the_split_holds_out_new_combinations_of_known_words(language, test):
 def test_the_held_out_sentences_are_of_many_kinds(language):
     _, held = split(language)
     assert len({said.split()[0] for said, _ in held}) >= 25
-    assert held == [pair for pair in split(language, test=800)[1] if pair in set(held)]  # fewer are some of more
+    assert held == [
+        pair for pair in split(language, test=800)[1] if pair in set(held)
+    ]  # fewer are some of more
 
 
 def test_a_split_that_cannot_be_is_refused():
@@ -136,13 +146,26 @@ VOWEL = "[aeiouhàâéèêîôûœ]"
 
 
 def test_french_always_elides_and_contracts():
-    apart = re.compile(rf"\b(je|le|la|ne|de|que|me|te|se|ce) (?!huit|onze|hindi){VOWEL}|\b(ma|ta|sa) {VOWEL}|\b(à|de) les? "
-                       rf"|'(?!{VOWEL})", re.IGNORECASE)
+    apart = re.compile(
+        rf"\b(je|le|la|ne|de|que|me|te|se|ce) (?!huit|onze|hindi){VOWEL}|\b(ma|ta|sa) {VOWEL}|\b(à|de) les? "
+        rf"|'(?!{VOWEL})",
+        re.IGNORECASE,
+    )
     assert [dit for _, dit in EVERYTHING["fr"] if apart.search(dit)] == []
     text = " ".join(dit.lower() for _, dit in EVERYTHING["fr"])
     for wrong in ("je ai", "le école", "de le", "à le", "ne est", "que il", "pas des", "pas un"):
         assert f" {wrong} " not in text
-    for right in ("j'ai", "l'école", "d'eau", "au marché", "du marché", "qu'elle", "m'a", "n'est", "le hindi"):
+    for right in (
+        "j'ai",
+        "l'école",
+        "d'eau",
+        "au marché",
+        "du marché",
+        "qu'elle",
+        "m'a",
+        "n'est",
+        "le hindi",
+    ):
         assert right in text
 
 
@@ -172,7 +195,11 @@ def test_hindi_speaks_of_parents_in_the_plural_and_never_bends_them():
 
 def test_he_and_she_have_verbs_of_their_own():
     known = dict(EVERYTHING["hi"])
-    both = [(known[said], known["She" + said[2:]]) for said in known if said.startswith("He is ") and "She" + said[2:] in known]
+    both = [
+        (known[said], known["She" + said[2:]])
+        for said in known
+        if said.startswith("He is ") and "She" + said[2:] in known
+    ]
     assert len(both) >= 30
     for he, she in both:
         assert "रही है" not in he or "नींद" in he or "ठंड" in he or "गर्मी" in he
@@ -184,37 +211,79 @@ def test_rules_of_french():
     assert french.join("elle va", "à le hôpital") == "Elle va à l'hôpital"
     assert french.join("il parle", "de le Japon") == "Il parle du Japon"
     assert french.join("je comprends", "le hindi") == "Je comprends le hindi"
-    new, car, computer = lexicon.NEW, lexicon.THINGS["car"], lexicon.THINGS["computer"]
+    new = lexicon.NEW
+    car = lexicon.THINGS["car"]
+    computer = lexicon.THINGS["computer"]
     assert noun_phrase(computer, "a", quality=new).french == "un nouvel ordinateur"
     assert noun_phrase(computer, "this").french == "cet ordinateur"
     assert noun_phrase(car, "my", quality=new, plural=True).french == "mes nouvelles voitures"
     assert noun_phrase(car, "a", quality=lexicon.QUALITIES["white"]).french == "une voiture blanche"
-    assert noun_phrase(lexicon.DRINKS["water"], "some").french_negated == "de eau"  # shortened when it is joined
+    assert (
+        noun_phrase(lexicon.DRINKS["water"], "some").french_negated == "de eau"
+    )  # shortened when it is joined
 
 
 def test_rules_of_hindi():
-    boy, girl, father = lexicon.PEOPLE["boy"], lexicon.PEOPLE["girl"], lexicon.PEOPLE["father"]
+    boy = lexicon.PEOPLE["boy"]
+    girl = lexicon.PEOPLE["girl"]
+    father = lexicon.PEOPLE["father"]
     assert [hindi.noun(boy, plural, oblique) for plural in (False, True) for oblique in (False, True)] == [
-        "लड़का", "लड़के", "लड़के", "लड़कों"]
+        "लड़का",
+        "लड़के",
+        "लड़के",
+        "लड़कों",
+    ]
     assert [hindi.noun(girl, plural, oblique) for plural in (False, True) for oblique in (False, True)] == [
-        "लड़की", "लड़की", "लड़कियाँ", "लड़कियों"]
+        "लड़की",
+        "लड़की",
+        "लड़कियाँ",
+        "लड़कियों",
+    ]
     assert noun_phrase(father, "my").hindi == noun_phrase(father, "my").oblique == "मेरे पिता"
-    assert [hindi.perfective("सो", *which) for which in ((False, False), (False, True), (True, False), (True, True))] == [
-        "सोया", "सोए", "सोई", "सोईं"]
+    assert [
+        hindi.perfective("सो", *which)
+        for which in ((False, False), (False, True), (True, False), (True, True))
+    ] == ["सोया", "सोए", "सोई", "सोईं"]
     assert [hindi.future("कर", who) for who in (ME, YOU, HE, SHE, WE, THEY)] == [
-        "करूँगा", "करेंगे", "करेगा", "करेगी", "करेंगे", "करेंगे"]
+        "करूँगा",
+        "करेंगे",
+        "करेगा",
+        "करेगी",
+        "करेंगे",
+        "करेंगे",
+    ]
     assert [hindi.future("आ", who) for who in (ME, HE, SHE, THEY)] == ["आऊँगा", "आएगा", "आएगी", "आएँगे"]
     assert [hindi.agree("थका हुआ", *which) for which in ((False, False), (False, True), (True, False))] == [
-        "थका हुआ", "थके हुए", "थकी हुई"]
-    assert [hindi.with_postposition(who, "को") for who in (ME, YOU, HE, WE, THEY)] == ["मुझे", "आपको", "उसे", "हमें", "उन्हें"]
+        "थका हुआ",
+        "थके हुए",
+        "थकी हुई",
+    ]
+    assert [hindi.with_postposition(who, "को") for who in (ME, YOU, HE, WE, THEY)] == [
+        "मुझे",
+        "आपको",
+        "उसे",
+        "हमें",
+        "उन्हें",
+    ]
 
 
 def test_the_hindi_past_agrees_with_what_was_eaten():
     eat, ravi = lexicon.DEEDS["eat"], next(who for who in name_phrases() if who.english == "Ravi")
-    eaten = [noun_phrase(lexicon.FOODS["bread"], "some"), noun_phrase(lexicon.FOODS["rice"], "some"), noun_phrase(lexicon.COUNTED["egg"], number=2)]
+    eaten = [
+        noun_phrase(lexicon.FOODS["bread"], "some"),
+        noun_phrase(lexicon.FOODS["rice"], "some"),
+        noun_phrase(lexicon.COUNTED["egg"], number=2),
+    ]
     assert [render_clause(Clause(ravi, eat, "past", "say", what))[2] for what in eaten] == [
-        "रवि ने रोटी खाई", "रवि ने चावल खाया", "रवि ने दो अंडे खाए"]
-    assert render_clause(Clause(SHE, eat, "past", "say", eaten[1])) == ("She ate rice", "Elle a mangé du riz", "उसने चावल खाया")
+        "रवि ने रोटी खाई",
+        "रवि ने चावल खाया",
+        "रवि ने दो अंडे खाए",
+    ]
+    assert render_clause(Clause(SHE, eat, "past", "say", eaten[1])) == (
+        "She ate rice",
+        "Elle a mangé du riz",
+        "उसने चावल खाया",
+    )
 
 
 # read one by one; a few may fall out of the corpus when a pattern is drawn anew, but none may be said otherwise
@@ -270,7 +339,10 @@ How many cats do they have | Combien de chats est-ce qu'ils ont | उनके �
 
 def test_sentences_checked_by_hand():
     known = {said[0]: said for said in sentences()}
-    rows = [tuple(cell.strip() for cell in line.split("|")) for line in normalize("NFC", CHECKED).strip().splitlines()]
+    rows = [
+        tuple(cell.strip() for cell in line.split("|"))
+        for line in normalize("NFC", CHECKED).strip().splitlines()
+    ]
     there = [row for row in rows if row[0] in known]
     assert [known[row[0]] for row in there] == there
     assert len(there) >= 40

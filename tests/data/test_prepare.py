@@ -36,7 +36,11 @@ def test_records_come_back_and_what_does_not_fit_is_counted(tmp_path, tokenizer)
 
 def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer):
     records = [("a b c d e",), ("f g",)]
-    cut, counts = prepare([(records, [EncodedField("text", encoder(tokenizer, TYPE), 3, overlong="cut")])], tmp_path / "cut", vocab=300)
+    cut, counts = prepare(
+        [(records, [EncodedField("text", encoder(tokenizer, TYPE), 3, overlong="cut")])],
+        tmp_path / "cut",
+        vocab=300,
+    )
     assert texts(cut, "text", tokenizer) == ["a b c", "f g"]
     assert counts.truncated == 1
     one, two = (np.array([n], TYPE).tobytes() for n in (1, 2))
@@ -44,8 +48,12 @@ def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer
     for long in ("cut", "break", "flow"):
         column = EncodedField("text", encoder(tokenizer, TYPE), 4, one, two, long)
         found[long], _ = prepare([(records, [column])], tmp_path / long, vocab=300)
-    rows = {long: [[n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).to_lists()]
-            for long, store in found.items()}
+    rows = {
+        long: [
+            [n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).to_lists()
+        ]
+        for long, store in found.items()
+    }
     assert rows["cut"] == [[1, 9, 9, 2], [1, 9, 9, 2]]
     assert rows["break"] == [[1, 9, 9, 2], [1, 9, 9, 2], [1, 9, 2], [1, 9, 9, 2]]
     assert rows["flow"] == [[1, 9, 9, 9], [9, 9, 2], [1, 9, 9, 2]]
@@ -55,14 +63,26 @@ def test_a_label_never_seen_is_named(tmp_path, tokenizer):
     known = label_encoder(["bad", "good"], "dev.tsv", 300)
     said = r"dev\.tsv has the label 'fine', which was never seen in training: there are 'bad', 'good'"
     with pytest.raises(ValueError, match=said):
-        prepare([([("a", "good"), ("b", "fine")], [EncodedField("text", encoder(tokenizer, TYPE)), EncodedField("label", known)])],
-                tmp_path / "store", vocab=300)
+        prepare(
+            [
+                (
+                    [("a", "good"), ("b", "fine")],
+                    [EncodedField("text", encoder(tokenizer, TYPE)), EncodedField("label", known)],
+                )
+            ],
+            tmp_path / "store",
+            vocab=300,
+        )
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
 def test_nothing_left_is_an_error_and_leaves_nothing(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="of 2 records none is left to train on: 2 are empty"):
-        prepare([([("",), (" ",)], [EncodedField("text", encoder(tokenizer, TYPE), 5)])], tmp_path / "store", vocab=300)
+        prepare(
+            [([("",), (" ",)], [EncodedField("text", encoder(tokenizer, TYPE), 5)])],
+            tmp_path / "store",
+            vocab=300,
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -83,7 +103,10 @@ def test_a_store_that_is_not_whole_is_refused(tmp_path):
 def test_a_crash_while_writing_leaves_the_old_store(tmp_path):
     with store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
         writer.add("text", [np.array([1], TYPE).tobytes()])
-    with pytest.raises(RuntimeError, match="crash"), store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
+    with (
+        pytest.raises(RuntimeError, match="crash"),
+        store_writer(tmp_path / "s", ["text"], vocab=300) as writer,
+    ):
         raise RuntimeError("crash")
     assert len(TokenStore.open(tmp_path / "s")) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["s"]

@@ -35,7 +35,9 @@ class Given(RecordSource):
         return f"record {n}"
 
 
-text = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(["a", "sea", "é", "море"]), max_size=60).map(" ".join))
+text = st.one_of(
+    st.text(max_size=12), st.lists(st.sampled_from(["a", "sea", "é", "море"]), max_size=60).map(" ".join)
+)
 
 
 @given(records=st.lists(st.tuples(text, text), min_size=1, max_size=60), longest=st.integers(0, 40))
@@ -43,9 +45,20 @@ def test_the_numbers_are_those_of_a_slow_count(records, longest):
     report = profile(Given(records), max_words=longest)
     for side, field in enumerate(report.fields):
         texts = [record[side] for record in records]
-        for lengths, numbers in ((field.characters, [len(t) for t in texts]), (field.words, [len(t.split()) for t in texts])):
-            assert (lengths.median, lengths.max, lengths.total) == (median_low(numbers), max(numbers), sum(numbers))
-            assert sum(n <= lengths.p95 for n in numbers) >= 0.95 * len(numbers) > sum(n < lengths.p95 for n in numbers)
+        for lengths, numbers in (
+            (field.characters, [len(t) for t in texts]),
+            (field.words, [len(t.split()) for t in texts]),
+        ):
+            assert (lengths.median, lengths.max, lengths.total) == (
+                median_low(numbers),
+                max(numbers),
+                sum(numbers),
+            )
+            assert (
+                sum(n <= lengths.p95 for n in numbers)
+                >= 0.95 * len(numbers)
+                > sum(n < lengths.p95 for n in numbers)
+            )
         assert (field.count, field.empty) == (len(texts), sum(not t.strip() for t in texts))
         letters = Counter(script(c) for t in texts for c in t if c.isalpha())
         assert field.scripts == pytest.approx({name: n / letters.total() for name, n in letters.items()})
@@ -54,7 +67,9 @@ def test_the_numbers_are_those_of_a_slow_count(records, longest):
     assert report.duplicates == len(records) - len(set(records))
     assert report.half_empty == sum((not a) != (not b) for a, b in words)
     assert report.identical == sum(a == b and bool(a.strip()) for a, b in records)
-    assert report.length_mismatches == sum(min(pair) > 0 and max(pair) > 10 and max(pair) > 3 * min(pair) for pair in words)
+    assert report.length_mismatches == sum(
+        min(pair) > 0 and max(pair) > 10 and max(pair) > 3 * min(pair) for pair in words
+    )
     assert report.overlong == sum(max(pair) > longest for pair in words)
     assert json.loads(json.dumps(report.record()))["count"] == len(records)
     assert all(isinstance(line, str) and "\n" not in line for line in report.lines()[:1])
@@ -62,8 +77,27 @@ def test_the_numbers_are_those_of_a_slow_count(records, longest):
 
 def test_scripts_are_called_by_their_names():
     assert [script(c) for c in "aéſÅʰвहΩµ海ひカｶＡ가עعกªÅ"] == [
-        "Latin", "Latin", "Latin", "Latin", "Other", "Cyrillic", "Devanagari", "Greek", "Greek", "Han", "Hiragana", "Katakana",
-        "Katakana", "Latin", "Hangul", "Hebrew", "Arabic", "Thai", "Latin", "Latin"]
+        "Latin",
+        "Latin",
+        "Latin",
+        "Latin",
+        "Other",
+        "Cyrillic",
+        "Devanagari",
+        "Greek",
+        "Greek",
+        "Han",
+        "Hiragana",
+        "Katakana",
+        "Katakana",
+        "Latin",
+        "Hangul",
+        "Hebrew",
+        "Arabic",
+        "Thai",
+        "Latin",
+        "Latin",
+    ]
     assert script_shares(Counter("sea 12 海!")) == {"Latin": 0.75, "Han": 0.25}
     assert script_shares(Counter("12 !")) == {}
 
@@ -87,7 +121,10 @@ def test_repeats_are_counted_up_to_a_bound(monkeypatch):
 
 
 def test_labels_are_counted_and_rare_ones_told():
-    report = profile(Given([("a", "good")] * 20 + [("b", "bad")] * 10 + [("c d e f", "odd")] * 2, ("text", "label")), max_words=3)
+    report = profile(
+        Given([("a", "good")] * 20 + [("b", "bad")] * 10 + [("c d e f", "odd")] * 2, ("text", "label")),
+        max_words=3,
+    )
     assert report.labels == {"good": 20, "bad": 10, "odd": 2}
     assert "labels: 'odd' has only 2 examples" in report.warnings
     assert report.overlong == 2
@@ -95,11 +132,14 @@ def test_labels_are_counted_and_rare_ones_told():
     assert "  labels: good 20, bad 10, odd 2" in report.lines()
 
 
-@pytest.mark.parametrize(("labels", "said"), [
-    (["x"] * 9, "all are 'x', so there is nothing to learn"),
-    ([str(n) for n in range(300)], "300 different ones: is this the column of labels?"),
-    (["a"] * 9 + ["b", "c", "c"], "2 have fewer than 5 examples, 'b' only 1"),
-])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["x"] * 9, "all are 'x', so there is nothing to learn"),
+        ([str(n) for n in range(300)], "300 different ones: is this the column of labels?"),
+        (["a"] * 9 + ["b", "c", "c"], "2 have fewer than 5 examples, 'b' only 1"),
+    ],
+)
 def test_labels_that_look_wrong_are_told(labels, said):
     report = profile(Given([(f"text {n}", label) for n, label in enumerate(labels)], ("text", "label")))
     assert any(said in warning for warning in report.warnings)
@@ -119,7 +159,9 @@ def test_warnings_name_the_share_and_the_number():
     )
     assert profile(Given(records[:50])).warnings == ()
     assert profile(Given([("a",), ("",), ("a",)], ("text",))).warnings == (
-        "33 % of the records have an empty text (1)", "33 % of the records repeat an earlier one (1)")
+        "33 % of the records have an empty text (1)",
+        "33 % of the records repeat an earlier one (1)",
+    )
 
 
 def test_a_sample_is_the_first_records():

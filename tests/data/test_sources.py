@@ -20,7 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.data.columnar import hub_name
-from keepleft.data.sources import count_records, documents, lines, open_source, open_table, parallel_text, running_text
+from keepleft.data.sources import (
+    count_records,
+    documents,
+    lines,
+    open_source,
+    open_table,
+    parallel_text,
+    running_text,
+)
 
 PAIR = ("src", "tgt")
 
@@ -50,6 +58,7 @@ def put(folder: Path, **files: str | bytes) -> Path:
 
 # What was written is read
 
+
 @given(pairs=rows(line), end=ends, last=st.booleans(), packed=st.booleans(), mark=st.booleans())
 def test_aligned_lines_read_back(tmp_path, pairs, end, last, packed, mark):
     places, pairs = [], [("first", "first"), *pairs]  # a file must hold some text
@@ -62,12 +71,21 @@ def test_aligned_lines_read_back(tmp_path, pairs, end, last, packed, mark):
     assert count_records(source) == len(pairs)
 
 
-@given(pairs=rows(cell), end=ends, packed=st.booleans(), mark=st.booleans(), header=st.booleans(), swapped=st.booleans())
+@given(
+    pairs=rows(cell),
+    end=ends,
+    packed=st.booleans(),
+    mark=st.booleans(),
+    header=st.booleans(),
+    swapped=st.booleans(),
+)
 def test_tabs_read_back(tmp_path, pairs, end, packed, mark, header, swapped):
     table_rows = [("Source", "TARGET")] * header + pairs
     if swapped:
         table_rows = [(b, a) for a, b in table_rows]
-    path = written(tmp_path / "d.tsv", "".join("\t".join(row) + end for row in table_rows), packed=packed, mark=mark)
+    path = written(
+        tmp_path / "d.tsv", "".join("\t".join(row) + end for row in table_rows), packed=packed, mark=mark
+    )
     columns = None if header or not swapped else (1, 0)
     source = open_table(path, columns, PAIR)
     assert list(source) == pairs
@@ -87,24 +105,33 @@ def test_commas_read_back(tmp_path, pairs, end, packed, mark, header):
     assert all(a < b for a, b in pairwise(starts))
 
 
-@given(pairs=rows(any_text), packed=st.booleans(), mark=st.booleans(), ascii_only=st.booleans(), listed=st.booleans(),
-       indent=st.sampled_from([None, 1]))
+@given(
+    pairs=rows(any_text),
+    packed=st.booleans(),
+    mark=st.booleans(),
+    ascii_only=st.booleans(),
+    listed=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
 def test_json_reads_back(tmp_path, pairs, packed, mark, ascii_only, indent, listed):
     objects = [{"n": n, "Text": a, "summary": b} for n, (a, b) in enumerate(pairs)]
     if listed:
         path, text = tmp_path / "d.json", json.dumps(objects, ensure_ascii=ascii_only, indent=indent)
     else:
-        path, text = tmp_path / "d.jsonl", "".join(json.dumps(o, ensure_ascii=ascii_only) + "\n" for o in objects)
+        path = tmp_path / "d.jsonl"
+        text = "".join(json.dumps(o, ensure_ascii=ascii_only) + "\n" for o in objects)
     written(path, text, packed=packed, mark=mark)
     assert list(open_source(path, PAIR)) == pairs
-    assert list(open_table(path, ("n", "Text"), ("label", "text"))) == [(str(n), a) for n, (a, _) in enumerate(pairs)]
+    assert list(open_table(path, ("n", "Text"), ("label", "text"))) == [
+        (str(n), a) for n, (a, _) in enumerate(pairs)
+    ]
 
 
 @given(text=any_text.map(lambda text: "x" + text), times=st.integers(1, 40_000))
 def test_running_text_is_the_file_to_the_letter(tmp_path, text, times):
     text = text * min(times, 300_000 // len(text) + 1)
     source = running_text(written(tmp_path / "t", text))
-    pieces = [piece for piece, in source]
+    pieces = [piece for (piece,) in source]
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= 1 << 17
 
@@ -120,7 +147,9 @@ def test_documents_stand_between_blank_lines(tmp_path):
 
 def test_a_long_json_list_is_read_piece_by_piece(tmp_path):
     objects = [{"text": f"{'long ' * (n % 7) * 9000}{n}"} for n in range(50)]
-    assert list(open_source(written(tmp_path / "d.json", json.dumps(objects)), ("text",))) == [(o["text"],) for o in objects]
+    assert list(open_source(written(tmp_path / "d.json", json.dumps(objects)), ("text",))) == [
+        (o["text"],) for o in objects
+    ]
 
 
 def test_only_line_feeds_end_lines_and_nulls_are_characters(tmp_path):
@@ -129,7 +158,12 @@ def test_only_line_feeds_end_lines_and_nulls_are_characters(tmp_path):
 
 
 def test_files_follow_one_another_whatever_their_kind(tmp_path):
-    put(tmp_path, a_tsv="a\tb\n", c_jsonl='{"src": "c", "tgt": "d"}\n\n{"src": "e", "tgt": "f"}\n', g_csv="src,tgt\n\ng,h\n")
+    put(
+        tmp_path,
+        a_tsv="a\tb\n",
+        c_jsonl='{"src": "c", "tgt": "d"}\n\n{"src": "e", "tgt": "f"}\n',
+        g_csv="src,tgt\n\ng,h\n",
+    )
     places = [tmp_path / "a.tsv", tmp_path / "c.jsonl", tmp_path / "g.csv"]
     source = open_source(places, PAIR)
     assert list(source) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")] == list(source)
@@ -155,18 +189,21 @@ def test_blank_lines_of_a_pair_are_kept(tmp_path):
     assert source.name == "a.en + a.fr"
 
 
-@pytest.mark.parametrize(("first", "fields", "columns", "found"), [
-    ("sentence\tlabel", ("text", "label"), None, ("c0", "c1")),
-    ("id\tClass\tText", ("text", "label"), None, ("c2", "c1")),
-    ("en\tfr", PAIR, None, ("c0", "c1")),
-    ("text\tsummary", PAIR, None, ("c0", "c1")),
-    ("summary\ttext", PAIR, None, ("c1", "c0")),
-    ("target\tsource", PAIR, None, ("c1", "c0")),
-    ("src\ttgt", PAIR, (0, 1), ("c0", "c1")),
-    ("Deutsch\tEnglisch", PAIR, ("Englisch", "deutsch"), ("c1", "c0")),
-    ("text\tsummary\ttitle", ("text",), ("title",), ("c2",)),
-    ("a\tb\tc", PAIR, ("c", 0), ("c2", "c0")),
-])
+@pytest.mark.parametrize(
+    ("first", "fields", "columns", "found"),
+    [
+        ("sentence\tlabel", ("text", "label"), None, ("c0", "c1")),
+        ("id\tClass\tText", ("text", "label"), None, ("c2", "c1")),
+        ("en\tfr", PAIR, None, ("c0", "c1")),
+        ("text\tsummary", PAIR, None, ("c0", "c1")),
+        ("summary\ttext", PAIR, None, ("c1", "c0")),
+        ("target\tsource", PAIR, None, ("c1", "c0")),
+        ("src\ttgt", PAIR, (0, 1), ("c0", "c1")),
+        ("Deutsch\tEnglisch", PAIR, ("Englisch", "deutsch"), ("c1", "c0")),
+        ("text\tsummary\ttitle", ("text",), ("title",), ("c2",)),
+        ("a\tb\tc", PAIR, ("c", 0), ("c2", "c0")),
+    ],
+)
 def test_a_header_is_understood(tmp_path, first, fields, columns, found):
     put(tmp_path, d_tsv=f"{first}\nc0\tc1\tc2\n", d_csv=f"{first}\nc0\tc1\tc2\n".replace("\t", ","))
     assert list(open_table(tmp_path / "d.tsv", columns, fields)) == [found]
@@ -186,17 +223,29 @@ def test_plain_text_is_lines_or_where_more_is_asked_for_tabs(tmp_path):
 
 
 def test_json_values_become_strings_and_rows_within_rows_are_named_with_a_dot(tmp_path):
-    put(tmp_path, d_jsonl='{"text": "a", "label": 3}\n{"label": true, "text": "b"}\n{"text": "c", "label": 0.5}\n',
-        t_jsonl='{"translation": {"en": "a", "fr": "b"}}\n{"translation": {"fr": "d", "en": "c"}}\n')
-    assert list(open_source(tmp_path / "d.jsonl", ("text", "label"))) == [("a", "3"), ("b", "true"), ("c", "0.5")]
-    assert list(open_table(tmp_path / "t.jsonl", ("translation.en", "translation.fr"), PAIR)) == [("a", "b"), ("c", "d")]
+    put(
+        tmp_path,
+        d_jsonl='{"text": "a", "label": 3}\n{"label": true, "text": "b"}\n{"text": "c", "label": 0.5}\n',
+        t_jsonl='{"translation": {"en": "a", "fr": "b"}}\n{"translation": {"fr": "d", "en": "c"}}\n',
+    )
+    assert list(open_source(tmp_path / "d.jsonl", ("text", "label"))) == [
+        ("a", "3"),
+        ("b", "true"),
+        ("c", "0.5"),
+    ]
+    assert list(open_table(tmp_path / "t.jsonl", ("translation.en", "translation.fr"), PAIR)) == [
+        ("a", "b"),
+        ("c", "d"),
+    ]
 
 
 @pytest.mark.parametrize("stand_in", ["bytes", "text", "gzip"])
 def test_stdin_is_kept_for_more_than_one_pass(monkeypatch, stand_in):
     data = b"a\tb\nc\td\n"
     raw = io.BytesIO(gzip.compress(data) if stand_in == "gzip" else data)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(data.decode()) if stand_in == "text" else SimpleNamespace(buffer=raw))
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO(data.decode()) if stand_in == "text" else SimpleNamespace(buffer=raw)
+    )
     source = open_source("-", PAIR)
     assert list(source) == [("a", "b"), ("c", "d")] == list(source)
     assert (source.name, source.size, source.location(1)) == ("stdin", None, "stdin line 2")
@@ -224,27 +273,44 @@ def test_two_passes_at_once_do_not_disturb_each_other(tmp_path):
 def test_a_source_can_be_sent_to_another_process(tmp_path):
     put(tmp_path, a_txt="a\tb\n", d_csv="a,b\n")
     text, commas = tmp_path / "a.txt", tmp_path / "d.csv"
-    for source in (lines(text), documents(text), running_text(text), parallel_text(text, text), open_source([text, commas], PAIR)):
+    for source in (
+        lines(text),
+        documents(text),
+        running_text(text),
+        parallel_text(text, text),
+        open_source([text, commas], PAIR),
+    ):
         assert list(pickle.loads(pickle.dumps(source))) == list(source)
 
 
 # Little memory
 
-@pytest.mark.parametrize("kind", ["lines", "documents", "whole", "aligned", "tsv", "csv", "json", "one line", "gzip"])
+
+@pytest.mark.parametrize(
+    "kind", ["lines", "documents", "whole", "aligned", "tsv", "csv", "json", "one line", "gzip"]
+)
 def test_fifty_megabytes_pass_through_less_than_five(tmp_path, kind):
     path = tmp_path / {"csv": "t.csv", "json": "t.json"}.get(kind, "t")
     half = "Half a line of some length. " * 12
-    text = {"csv": f"{half},{half}\n", "json": f'{{"src": "{half}", "tgt": "{half}", "n": [1, 2]}},', "one line": half + "é",
-            "documents": f"{half}\n{half}\n\n"}.get(kind, f"{half}\t{half}\n")
+    text = {
+        "csv": f"{half},{half}\n",
+        "json": f'{{"src": "{half}", "tgt": "{half}", "n": [1, 2]}},',
+        "one line": half + "é",
+        "documents": f"{half}\n{half}\n\n",
+    }.get(kind, f"{half}\t{half}\n")
     block = (text * (1_000_000 // len(text.encode()))).encode()
-    with (gzip.open(path, "wb", compresslevel=1) if kind == "gzip" else open(path, "wb")) as file:
+    with gzip.open(path, "wb", compresslevel=1) if kind == "gzip" else open(path, "wb") as file:
         file.write(b"[" * (kind == "json"))
         for _ in range(50):
             file.write(block)
         file.write(b'{"src": "", "tgt": ""}]' * (kind == "json"))
     source = {
-        "documents": lambda: documents(path), "whole": lambda: running_text(path), "one line": lambda: running_text(path),
-        "aligned": lambda: parallel_text(path, path), "lines": lambda: lines(path), "gzip": lambda: lines(path),
+        "documents": lambda: documents(path),
+        "whole": lambda: running_text(path),
+        "one line": lambda: running_text(path),
+        "aligned": lambda: parallel_text(path, path),
+        "lines": lambda: lines(path),
+        "gzip": lambda: lines(path),
     }.get(kind, lambda: open_table(path, None, PAIR))()
     tracemalloc.start()
     count = count_records(source)
@@ -255,6 +321,7 @@ def test_fifty_megabytes_pass_through_less_than_five(tmp_path, kind):
 
 
 # What is wrong is said
+
 
 def refused(source, kind=ValueError):
     with pytest.raises(kind) as error:
@@ -322,7 +389,9 @@ def test_utf16_and_packed_files_are_called_by_their_name(tmp_path):
     assert "is a zstd file" in refused(lines(written(tmp_path / "z", b"\x28\xb5\x2f\xfd\x00\xff")))
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-20], lambda data: data[:40] + b"\xff" * 20 + data[60:]])
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-20], lambda data: data[:40] + b"\xff" * 20 + data[60:]]
+)
 def test_broken_gzip_is_told(tmp_path, spoil):
     path = tmp_path / "t.gz"
     path.write_bytes(spoil(gzip.compress(os.urandom(500).hex().encode())))
@@ -347,68 +416,103 @@ def test_a_missing_file_is_named_and_a_close_one_suggested(tmp_path):
 
 def test_a_directory_is_no_file(tmp_path):
     put(tmp_path, train_en="x")
-    with pytest.raises(IsADirectoryError, match=r"is a directory: name the files in it \(it holds train\.en\)"):
+    with pytest.raises(
+        IsADirectoryError, match=r"is a directory: name the files in it \(it holds train\.en\)"
+    ):
         open_source(tmp_path, ("text",))
 
 
 def test_too_few_columns_are_told_with_the_line(tmp_path):
     put(tmp_path, d_tsv="a\tb\nc\n", d_csv='a,b\n"x\ny",z\nc\n', e_txt="only one\n", f_tsv="a\tb\nc\td\n")
     few = "has 1 column, column 2 is wanted"
-    assert f"d.tsv line 2 {few} (tabs stand between columns): 'c'" in refused(open_source(tmp_path / "d.tsv", PAIR))
-    assert f"d.csv line 4 {few} (commas stand between columns): 'c'" in refused(open_source(tmp_path / "d.csv", PAIR))
+    assert f"d.tsv line 2 {few} (tabs stand between columns): 'c'" in refused(
+        open_source(tmp_path / "d.tsv", PAIR)
+    )
+    assert f"d.csv line 4 {few} (commas stand between columns): 'c'" in refused(
+        open_source(tmp_path / "d.csv", PAIR)
+    )
     assert "e.txt line 1 has 1 column" in refused(open_source(tmp_path / "e.txt", PAIR))
-    assert "f.tsv line 1 has 2 columns, column 6 is wanted" in refused(open_source(tmp_path / "f.tsv", PAIR, (0, 5)))
+    assert "f.tsv line 1 has 2 columns, column 6 is wanted" in refused(
+        open_source(tmp_path / "f.tsv", PAIR, (0, 5))
+    )
 
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
     put(tmp_path, d_tsv="a\tb\nc\td\n", d_jsonl='{"a": "x"}\n')
-    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in refused(open_table(tmp_path / "d.tsv", ("a", "z"), PAIR))
-    assert "d.jsonl line 1 has no column 'z': there are 'a'" in refused(open_table(tmp_path / "d.jsonl", ("z",), ("text",)))
-    assert "no column for each of src, tgt: there are 'a'" in refused(open_table(tmp_path / "d.jsonl", None, PAIR))
+    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in refused(
+        open_table(tmp_path / "d.tsv", ("a", "z"), PAIR)
+    )
+    assert "d.jsonl line 1 has no column 'z': there are 'a'" in refused(
+        open_table(tmp_path / "d.jsonl", ("z",), ("text",))
+    )
+    assert "no column for each of src, tgt: there are 'a'" in refused(
+        open_table(tmp_path / "d.jsonl", None, PAIR)
+    )
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ('a,b\n"c,d\ne,f\n', "line 2 is not CSV: unexpected end of data"),
-    ('a,b\n"c"d,e\n', "line 2 is not CSV: ',' expected after '\"'"),
-    ("a,b\nc,d\re\n", "line 2 is not CSV: new-line character seen in unquoted field"),
-    ("a,b\n" + "c" * 17_000_000 + ",d\n", "line 2 is not CSV: field larger than field limit"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('a,b\n"c,d\ne,f\n', "line 2 is not CSV: unexpected end of data"),
+        ('a,b\n"c"d,e\n', "line 2 is not CSV: ',' expected after '\"'"),
+        ("a,b\nc,d\re\n", "line 2 is not CSV: new-line character seen in unquoted field"),
+        ("a,b\n" + "c" * 17_000_000 + ",d\n", "line 2 is not CSV: field larger than field limit"),
+    ],
+)
 def test_bad_quoting_is_told_with_the_line(tmp_path, text, said):
     assert said in refused(open_source(written(tmp_path / "d.csv", text), PAIR))
 
 
 def test_a_long_cell_is_no_error(tmp_path):
-    assert list(open_source(written(tmp_path / "d.csv", "c" * 1_000_000 + ",d\n"), PAIR)) == [("c" * 1_000_000, "d")]
+    assert list(open_source(written(tmp_path / "d.csv", "c" * 1_000_000 + ",d\n"), PAIR)) == [
+        ("c" * 1_000_000, "d")
+    ]
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ('{"text": "b"', "line 3 is not JSON (Expecting ',' delimiter"),
-    ("[" * 100_000, "line 3 is not JSON ("),
-    ('["b"]', 'line 3 is JSON, but not an object such as {"text": "…"}'),
-    ('{"texts": "b", "n": 1}', "line 3 has no 'text': there are 'texts', 'n'"),
-    ('{"text": null}', "line 3: 'text' is null, not text"),
-    ('{"text": ["b"]}', "line 3: 'text' is a list, not text"),
-    ('{"text": "\\ud83d"}', "line 3 holds half a character (a lone \\ud83d)"),
-])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "b"', "line 3 is not JSON (Expecting ',' delimiter"),
+        ("[" * 100_000, "line 3 is not JSON ("),
+        ('["b"]', 'line 3 is JSON, but not an object such as {"text": "…"}'),
+        ('{"texts": "b", "n": 1}', "line 3 has no 'text': there are 'texts', 'n'"),
+        ('{"text": null}', "line 3: 'text' is null, not text"),
+        ('{"text": ["b"]}', "line 3: 'text' is a list, not text"),
+        ('{"text": "\\ud83d"}', "line 3 holds half a character (a lone \\ud83d)"),
+    ],
+)
 def test_a_bad_json_row_is_told_with_the_line(tmp_path, line, said):
-    assert said in refused(open_source(written(tmp_path / "d.jsonl", f'{{"text": "a"}}\n\n{line}\n'), ("text",)))
+    assert said in refused(
+        open_source(written(tmp_path / "d.jsonl", f'{{"text": "a"}}\n\n{line}\n'), ("text",))
+    )
     if line != "[" * 100_000:
-        assert said in refused(open_source(written(tmp_path / "d.json", f'[{{"text": "a"}},\n\n{line}]\n'), ("text",)))
+        assert said in refused(
+            open_source(written(tmp_path / "d.json", f'[{{"text": "a"}},\n\n{line}]\n'), ("text",))
+        )
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ('[{"text": "a"}', "ends in the middle of its JSON list"),
-    ('[{"text": "a"}\n{"text": "b"}]', "line 2 is not JSON: ',' is expected"),
-    ('[{"text": "a"},\n{"text": b}]', "line 2 is not JSON (Expecting value"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"text": "a"}', "ends in the middle of its JSON list"),
+        ('[{"text": "a"}\n{"text": "b"}]', "line 2 is not JSON: ',' is expected"),
+        ('[{"text": "a"},\n{"text": b}]', "line 2 is not JSON (Expecting value"),
+    ],
+)
 def test_a_bad_json_list_is_told_with_the_line(tmp_path, text, said):
     assert said in refused(open_source(written(tmp_path / "d.json", text), ("text",)))
 
 
-@pytest.mark.parametrize(("columns", "fields", "said"), [
-    (("a",), PAIR, "not one for each of the fields src, tgt"), ("ab", PAIR, "not one for each"),
-    ((-1, 0), PAIR, "column -1 is neither"), ((True, 0), PAIR, "column True is neither"), (None, (), "no fields are asked for"),
-])
+@pytest.mark.parametrize(
+    ("columns", "fields", "said"),
+    [
+        (("a",), PAIR, "not one for each of the fields src, tgt"),
+        ("ab", PAIR, "not one for each"),
+        ((-1, 0), PAIR, "column -1 is neither"),
+        ((True, 0), PAIR, "column True is neither"),
+        (None, (), "no fields are asked for"),
+    ],
+)
 def test_columns_that_make_no_sense_are_refused_at_once(tmp_path, columns, fields, said):
     with pytest.raises(ValueError, match=said):
         open_source(tmp_path / "d.tsv", fields, columns)
@@ -422,6 +526,7 @@ def test_no_files_and_stdin_twice_are_refused():
 
 
 # Column stores
+
 
 def test_a_hub_name_is_taken_apart():
     assert hub_name("hf:imdb") == ("imdb", None, "train")
@@ -448,7 +553,8 @@ class StandIn:
     """As much of a dataset as is asked of it, in place of the library."""
 
     def __init__(self, features, columns):
-        self.features, self.columns = features, columns
+        self.features = features
+        self.columns = columns
 
     def select_columns(self, names):
         return StandIn(self.features, {name: self.columns[name] for name in names})
@@ -459,7 +565,10 @@ class StandIn:
 
 def test_a_dataset_gives_its_labels_as_words(monkeypatch):
     words = SimpleNamespace(int2str=lambda n: ("bad", "good")[n])
-    stand_in = StandIn({"id": None, "sentence": None, "label": words}, {"id": [0, 1], "sentence": ["a", "b"], "label": [1, -1]})
+    stand_in = StandIn(
+        {"id": None, "sentence": None, "label": words},
+        {"id": [0, 1], "sentence": ["a", "b"], "label": [1, -1]},
+    )
     asked = []
     library = SimpleNamespace(load_dataset=lambda *names, split: asked.append((*names, split)) or stand_in)
     monkeypatch.setitem(sys.modules, "datasets", library)
@@ -470,10 +579,14 @@ def test_a_dataset_gives_its_labels_as_words(monkeypatch):
 
 
 def test_a_dataset_of_translations_is_named_with_a_dot(monkeypatch):
-    stand_in = StandIn({"translation": SimpleNamespace(languages=("en", "fr"))}, {"translation": [{"en": "a", "fr": "b"}]})
+    stand_in = StandIn(
+        {"translation": SimpleNamespace(languages=("en", "fr"))}, {"translation": [{"en": "a", "fr": "b"}]}
+    )
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, split: stand_in))
     assert list(open_source("hf:wmt14:fr-en", PAIR, ("translation.fr", "translation.en"))) == [("b", "a")]
-    assert "there are 'translation', 'translation.en', 'translation.fr'" in refused(open_source("hf:wmt14:fr-en", PAIR))
+    assert "there are 'translation', 'translation.en', 'translation.fr'" in refused(
+        open_source("hf:wmt14:fr-en", PAIR)
+    )
 
 
 def test_parquet_reads_back(tmp_path):
@@ -487,7 +600,9 @@ def test_parquet_reads_back(tmp_path):
     assert list(open_source(path, PAIR, ("t.en", 0)))[7] == ("x", "7")
     assert source.location(7) == f"{path} row 8"
     assert "no column 'z'" in refused(open_source(path, ("text",), ("z",)))
-    assert "is not a Parquet file" in refused(open_source(written(tmp_path / "e.parquet", b"text"), ("text",)))
+    assert "is not a Parquet file" in refused(
+        open_source(written(tmp_path / "e.parquet", b"text"), ("text",))
+    )
     parquet.write_table(pyarrow.table({"text": ["a", None]}), path)
     assert "row 2: 'text' is null" in refused(open_source(path, ("text",)))
 

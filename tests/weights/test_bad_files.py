@@ -28,37 +28,98 @@ import peers
 from keepleft import causal, full, window
 from keepleft.weights.families import families
 
-ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-FEW, MANY, ALL = 3_000, 14_000, 1 << 30  # bytes in a shard: a dozen of them, a few, or one file
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+FEW = 3_000
+MANY = 14_000
+ALL = 1 << 30  # bytes in a shard: a dozen of them, a few, or one file
 
 PAIR = {"encoder": kl.StackDesign(1, (full,)), "decoder": kl.StackDesign(2, (causal,))}
 LOOSE = {"encoder": kl.StackDesign(1, (full,), False), "decoder": kl.StackDesign(2, (causal,), False)}
 SMALL = {"vocab": 53, "heads": 3}
 DESIGNS = {
-    "gpt2": kl.presets.gpt2.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu_tanh"), position=kl.LearnedPositions(37),
-                                decoder=kl.StackDesign(2, (causal,))),
-    "openai-gpt": kl.presets.gpt.but(**SMALL, dim=21, feedforward=kl.FeedForward(84, "gelu_tanh"), position=kl.LearnedPositions(37),
-                                     decoder=kl.StackDesign(2, (causal,), False)),
-    "gpt_neo": kl.presets.gpt_neo.but(**SMALL, dim=21, head_dim=7, feedforward=kl.FeedForward(43, "gelu_tanh"),
-                                      position=kl.LearnedPositions(37), decoder=kl.StackDesign(3, (causal, causal & window(5)))),
-    "llama": kl.presets.llama.but(**SMALL, dim=23, head_dim=10, kv_heads=1, feedforward=kl.FeedForward(43, "silu", gated=True),
-                                  decoder=kl.StackDesign(2, (causal,))),
-    "mistral": kl.presets.mistral.but(**SMALL, dim=23, head_dim=10, kv_heads=1, decoder=kl.StackDesign(2, (causal & window(5),)),
-                                      feedforward=kl.FeedForward(43, "silu", gated=True)),
-    "qwen2": kl.presets.qwen2_0_5b.but(**SMALL, dim=30, kv_heads=1, feedforward=kl.FeedForward(43, "silu", gated=True),
-                                       decoder=kl.StackDesign(2, (causal,))),
-    "t5": kl.presets.t5.but(**SMALL, dim=23, head_dim=7, feedforward=kl.FeedForward(43, "relu"),
-                            position=kl.RelativeBias(10, 17), **PAIR),
-    "mt5": kl.presets.mt5.but(**SMALL, dim=23, head_dim=7, feedforward=kl.FeedForward(43, "gelu_tanh", gated=True),
-                              position=kl.RelativeBias(10, 17), **PAIR),
-    "bart": kl.presets.bart.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.LearnedPositions(37, first=2),
-                                **LOOSE),
-    "marian": kl.presets.marian.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37),
-                                    **LOOSE),
-    "pegasus": kl.presets.pegasus.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37),
-                                      **PAIR),
-    "bert": kl.presets.bert.but(**SMALL, dim=21, feedforward=kl.FeedForward(43, "gelu"), position=kl.LearnedPositions(37),
-                                encoder=kl.StackDesign(2, (full,), False)),
+    "gpt2": kl.presets.gpt2.but(
+        **SMALL,
+        dim=21,
+        feedforward=kl.FeedForward(43, "gelu_tanh"),
+        position=kl.LearnedPositions(37),
+        decoder=kl.StackDesign(2, (causal,)),
+    ),
+    "openai-gpt": kl.presets.gpt.but(
+        **SMALL,
+        dim=21,
+        feedforward=kl.FeedForward(84, "gelu_tanh"),
+        position=kl.LearnedPositions(37),
+        decoder=kl.StackDesign(2, (causal,), False),
+    ),
+    "gpt_neo": kl.presets.gpt_neo.but(
+        **SMALL,
+        dim=21,
+        head_dim=7,
+        feedforward=kl.FeedForward(43, "gelu_tanh"),
+        position=kl.LearnedPositions(37),
+        decoder=kl.StackDesign(3, (causal, causal & window(5))),
+    ),
+    "llama": kl.presets.llama.but(
+        **SMALL,
+        dim=23,
+        head_dim=10,
+        kv_heads=1,
+        feedforward=kl.FeedForward(43, "silu", gated=True),
+        decoder=kl.StackDesign(2, (causal,)),
+    ),
+    "mistral": kl.presets.mistral.but(
+        **SMALL,
+        dim=23,
+        head_dim=10,
+        kv_heads=1,
+        decoder=kl.StackDesign(2, (causal & window(5),)),
+        feedforward=kl.FeedForward(43, "silu", gated=True),
+    ),
+    "qwen2": kl.presets.qwen2_0_5b.but(
+        **SMALL,
+        dim=30,
+        kv_heads=1,
+        feedforward=kl.FeedForward(43, "silu", gated=True),
+        decoder=kl.StackDesign(2, (causal,)),
+    ),
+    "t5": kl.presets.t5.but(
+        **SMALL,
+        dim=23,
+        head_dim=7,
+        feedforward=kl.FeedForward(43, "relu"),
+        position=kl.RelativeBias(10, 17),
+        **PAIR,
+    ),
+    "mt5": kl.presets.mt5.but(
+        **SMALL,
+        dim=23,
+        head_dim=7,
+        feedforward=kl.FeedForward(43, "gelu_tanh", gated=True),
+        position=kl.RelativeBias(10, 17),
+        **PAIR,
+    ),
+    "bart": kl.presets.bart.but(
+        **SMALL,
+        dim=21,
+        feedforward=kl.FeedForward(43, "gelu"),
+        position=kl.LearnedPositions(37, first=2),
+        **LOOSE,
+    ),
+    "marian": kl.presets.marian.but(
+        **SMALL, dim=21, feedforward=kl.FeedForward(43, "silu"), position=kl.Sinusoidal(37), **LOOSE
+    ),
+    "pegasus": kl.presets.pegasus.but(
+        **SMALL, dim=21, feedforward=kl.FeedForward(43, "relu"), position=kl.Sinusoidal(37), **PAIR
+    ),
+    "bert": kl.presets.bert.but(
+        **SMALL,
+        dim=21,
+        feedforward=kl.FeedForward(43, "gelu"),
+        position=kl.LearnedPositions(37),
+        encoder=kl.StackDesign(2, (full,), False),
+    ),
 }
 
 
@@ -116,13 +177,19 @@ def attempt(place, seconds: float = 5) -> tuple[nn.Module | None, BaseException 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
     mine, theirs = one.state_dict(), other.state_dict()
-    return one.design == other.design and mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+    return (
+        one.design == other.design
+        and mine.keys() == theirs.keys()
+        and all(torch.equal(mine[n], theirs[n]) for n in mine)
+    )
 
 
 def edit(folder: Path, **changes) -> Path:
     """The configuration with fields changed; `...` takes one out."""
     config = json.loads((folder / CONFIG).read_text()) | changes
-    (folder / CONFIG).write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+    (folder / CONFIG).write_text(
+        json.dumps({name: value for name, value in config.items() if value is not ...})
+    )
     return folder
 
 
@@ -130,7 +197,9 @@ def retensor(folder: Path, change) -> Path:
     """The weights changed by a function, and written as another program would: without checksums."""
     state = load_file(folder / ONE)
     change(state)
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / ONE, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / ONE, metadata={"format": "pt"}
+    )
     return folder
 
 
@@ -146,7 +215,7 @@ def header(path: Path) -> tuple[int, dict]:
     """Where the data begins, and what the header says."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
-    return 8 + size, json.loads(raw[8:8 + size])
+    return 8 + size, json.loads(raw[8 : 8 + size])
 
 
 def parts(folder: Path) -> list[str]:
@@ -156,8 +225,10 @@ def parts(folder: Path) -> list[str]:
 @contextmanager
 def within(seconds: float):
     """An error where something would go on for ever."""
+
     def ring(signum, frame):
         raise AssertionError(f"still busy after {seconds} seconds")
+
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again: a callback may swallow the first
     try:
@@ -170,8 +241,10 @@ def within(seconds: float):
 @pytest.fixture
 def no_memory(monkeypatch):
     """Nothing may ask for the memory of a whole model."""
+
     def ask(self, **how):
         raise AssertionError("memory was asked for before the file was seen to fit")
+
     monkeypatch.setattr(nn.Module, "to_empty", ask)
 
 
@@ -183,8 +256,15 @@ def test_a_file_cut_off_anywhere_is_refused(taken):
     whole = (folder / ONE).read_bytes()
     begin, _ = header(folder / ONE)
     chance = random.Random(3)
-    cuts = {*range(9), begin - 1, begin, begin + 1, len(whole) - 1,
-            *chance.sample(range(9, begin), 41), *chance.sample(range(begin, len(whole)), 41)}
+    cuts = {
+        *range(9),
+        begin - 1,
+        begin,
+        begin + 1,
+        len(whole) - 1,
+        *chance.sample(range(9, begin), 41),
+        *chance.sample(range(begin, len(whole)), 41),
+    }
     for cut in sorted(cuts):
         (folder / ONE).write_bytes(whole[:cut])
         refused(folder, str(folder / ONE), "copy or download it again")
@@ -206,7 +286,12 @@ def test_a_header_of_an_impossible_length_is_refused_at_once(taken, length):
 
 def test_a_file_of_noise_is_refused(taken):
     folder = taken()
-    for content in (b"", b"PK\3\4" + bytes(97), random.Random(5).randbytes(997), b"version https://git-lfs.github.com/spec/v1\n"):
+    for content in (
+        b"",
+        b"PK\3\4" + bytes(97),
+        random.Random(5).randbytes(997),
+        b"version https://git-lfs.github.com/spec/v1\n",
+    ):
         (folder / ONE).write_bytes(content)
         refused(folder, str(folder / ONE), "copy or download it again")
 
@@ -231,7 +316,9 @@ def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
 @pytest.mark.parametrize("chunk", [17, 1 << 24])
 @pytest.mark.parametrize("shard", [MANY, ALL])
 def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(shelf, tmp_path, monkeypatch, shard, chunk):
-    monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", chunk)  # however small the pieces in which a tensor is read
+    monkeypatch.setattr(
+        "keepleft.weights.rules.CHUNK_ELEMENTS", chunk
+    )  # however small the pieces in which a tensor is read
     model, _ = kl.load(shelf / "gpt2")
     kl.save(model, None, tmp_path, shard=shard)
     chance = random.Random(11)
@@ -301,16 +388,31 @@ def test_a_tensor_that_the_index_forgets_is_named(sharded):
     refused(sharded, "transformer.h.1.ln_2.bias")
 
 
-@pytest.mark.parametrize("where", ["../outside.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", "", 7,
-                                   None, ["x"]])
+@pytest.mark.parametrize(
+    "where", ["../outside.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ".", "", 7, None, ["x"]]
+)
 def test_an_index_that_points_out_of_its_directory_is_refused(sharded, where):
     shutil.copy(next(sharded.glob("*.safetensors")), sharded.parent / "outside.safetensors")
     remap(sharded, lambda index: index["weight_map"].update({"transformer.wte.weight": where}))
     refused(sharded, str(sharded / INDEX), repr(where), "beside it")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"{}", b'{"weight_map": []}', b'{"weight_map": 3}',
-                                     b'{"weight_map": null}', b'{"weight_map": {}}', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"weight_map": []}',
+        b'{"weight_map": 3}',
+        b'{"weight_map": null}',
+        b'{"weight_map": {}}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)
 def test_an_index_that_is_none_is_refused(sharded, content):
     (sharded / INDEX).write_bytes(content)
     message = refused(sharded)
@@ -326,7 +428,9 @@ def test_shards_hold_what_one_file_holds(shelf, sharded):
     alone = load_file(shelf / "gpt2" / ONE)
     assert together.keys() == alone.keys()
     assert all(torch.equal(alone[name], together[name]) for name in alone)
-    assert [path.name for path in files] == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
+    assert [path.name for path in files] == [
+        f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)
+    ]
     for path in files:
         state = load_file(path)
         assert len(state) == 1 or sum(tensor.nbytes for tensor in state.values()) <= FEW
@@ -352,7 +456,9 @@ def test_a_directory_without_a_configuration_is_refused(taken):
 
 
 @pytest.mark.parametrize("name", [CONFIG, "generation_config.json", "1_Pooling/config.json", "modules.json"])
-@pytest.mark.parametrize("content", [b"", b"{", b"model_type: gpt2", b"\xff\xfe\x00", b"{'a': 1}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"model_type: gpt2", b"\xff\xfe\x00", b"{'a': 1}", b"[" * 100_000]
+)
 def test_what_is_not_json_is_refused_by_name(taken, name, content):
     folder = taken("bert")
     (folder / "1_Pooling").mkdir()
@@ -371,8 +477,14 @@ def test_json_that_is_no_object_is_refused_by_name(taken, name, content):
     refused(folder, str(folder / name), "object")
 
 
-@pytest.mark.parametrize("said", [{}, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-                                  {"pooling_mode_max_tokens": True}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode_max_tokens": True},
+    ],
+)
 def test_pooling_that_is_none_or_two_is_refused(taken, said):
     folder = taken("bert")
     (folder / "1_Pooling").mkdir()
@@ -399,9 +511,18 @@ def test_an_unknown_architecture_is_named_beside_those_that_are_known(taken, kin
     refused(folder, str(folder / CONFIG), "model_type", repr(None if kind is ... else kind), *families())
 
 
-@pytest.mark.parametrize(("given", "named"), [
-    (["GPT2DoubleHeadsModel"], "GPT2DoubleHeadsModel"), (["LlamaForCausalLM"], "LlamaForCausalLM"),
-    ("GPT2LMHeadModel", "GPT2LMHeadModel"), ([7], "7"), ({"GPT2LMHeadModel": 1}, "architectures"), (7, "7"), ([[]], "[]")])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["GPT2DoubleHeadsModel"], "GPT2DoubleHeadsModel"),
+        (["LlamaForCausalLM"], "LlamaForCausalLM"),
+        ("GPT2LMHeadModel", "GPT2LMHeadModel"),
+        ([7], "7"),
+        ({"GPT2LMHeadModel": 1}, "architectures"),
+        (7, "7"),
+        ([[]], "[]"),
+    ],
+)
 def test_an_unknown_class_is_named_beside_those_that_are_known(taken, given, named):
     folder = edit(taken(), architectures=given)
     refused(folder, str(folder / CONFIG), named, "GPT2LMHeadModel", "GPT2Model")
@@ -411,22 +532,54 @@ CONTRADICTIONS = {
     "gpt2: heads do not divide the width": ("gpt2", {"n_head": 5}, ("21", "5", "heads")),
     "gpt2: two dropouts": ("gpt2", {"embd_pdrop": 0.3}, ("embd_pdrop", "0.3", "resid_pdrop", "0.1")),
     "bert: heads do not divide the width": ("bert", {"num_attention_heads": 4}, ("21", "4", "heads")),
-    "llama: heads do not divide the width": ("llama", {"num_attention_heads": 5, "head_dim": None}, ("23", "5", "heads")),
+    "llama: heads do not divide the width": (
+        "llama",
+        {"num_attention_heads": 5, "head_dim": None},
+        ("23", "5", "heads"),
+    ),
     "llama: key heads do not divide heads": ("llama", {"num_key_value_heads": 2}, ("3", "2", "key heads")),
     "llama: an odd head": ("llama", {"head_dim": 7}, ("even", "7")),
-    "llama: two bases": ("llama", {"rope_theta": 500.0}, ("rope_theta", "500.0", "rope_parameters", "10000.0")),
-    "llama: two scalings": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-                            ("rope_parameters", "rope_scaling", "linear")),
+    "llama: two bases": (
+        "llama",
+        {"rope_theta": 500.0},
+        ("rope_theta", "500.0", "rope_parameters", "10000.0"),
+    ),
+    "llama: two scalings": (
+        "llama",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ("rope_parameters", "rope_scaling", "linear"),
+    ),
     "bart: two widths": ("bart", {"encoder_ffn_dim": 47}, ("encoder_ffn_dim", "47", "decoder_ffn_dim", "43")),
-    "bart: two kinds of heads": ("bart", {"decoder_attention_heads": 7},
-                                 ("encoder_attention_heads", "decoder_attention_heads", "7")),
-    "gpt_neo: fewer kinds than layers": ("gpt_neo", {"attention_types": [[["global", "local"], 1]]},
-                                         ("attention_types", "2", "num_layers", "3")),
-    "gpt_neo: more kinds than layers": ("gpt_neo", {"num_layers": 2}, ("attention_types", "3", "num_layers", "2")),
+    "bart: two kinds of heads": (
+        "bart",
+        {"decoder_attention_heads": 7},
+        ("encoder_attention_heads", "decoder_attention_heads", "7"),
+    ),
+    "gpt_neo: fewer kinds than layers": (
+        "gpt_neo",
+        {"attention_types": [[["global", "local"], 1]]},
+        ("attention_types", "2", "num_layers", "3"),
+    ),
+    "gpt_neo: more kinds than layers": (
+        "gpt_neo",
+        {"num_layers": 2},
+        ("attention_types", "3", "num_layers", "2"),
+    ),
     "marian: one vocabulary of two sizes": ("marian", {"decoder_vocab_size": 59}, ("53", "59", "vocab")),
-    "bert: more classes than labels": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 5,
-                                                "id2label": {"0": "no", "1": "yes"}}, ("num_labels", "5", "id2label", "2")),
-    "mistral: fewer kinds than layers": ("mistral", {"layer_types": ["full_attention"] * 3}, ("layer_types", "3", "2")),
+    "bert: more classes than labels": (
+        "bert",
+        {
+            "architectures": ["BertForSequenceClassification"],
+            "num_labels": 5,
+            "id2label": {"0": "no", "1": "yes"},
+        },
+        ("num_labels", "5", "id2label", "2"),
+    ),
+    "mistral: fewer kinds than layers": (
+        "mistral",
+        {"layer_types": ["full_attention"] * 3},
+        ("layer_types", "3", "2"),
+    ),
 }
 
 
@@ -438,15 +591,23 @@ def test_a_configuration_that_contradicts_itself_is_refused_by_both_sides(taken,
 
 
 UNSUPPORTED = {
-    "gpt2": [{"activation_function": "mish"}, {"scale_attn_by_inverse_layer_idx": True}, {"add_cross_attention": True}],
+    "gpt2": [
+        {"activation_function": "mish"},
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"add_cross_attention": True},
+    ],
     "openai-gpt": [{"afn": "tanh"}],
     "gpt_neo": [{"activation_function": "mish"}, {"attention_types": [[["global", "banded", "local"], 1]]}],
     "llama": [{"hidden_act": "xielu"}, {"quantization_config": {"quant_method": "gptq"}}],
     "mistral": [{"layer_types": ["full_attention", "chunked_attention"]}],
     "t5": [{"feed_forward_proj": "gated-mish"}, {"is_decoder": True}],
     "bart": [{"activation_function": "mish"}, {"is_decoder": True}],
-    "bert": [{"hidden_act": "mish"}, {"position_embedding_type": "relative_key"}, {"is_decoder": True},
-             {"tie_word_embeddings": False}],
+    "bert": [
+        {"hidden_act": "mish"},
+        {"position_embedding_type": "relative_key"},
+        {"is_decoder": True},
+        {"tie_word_embeddings": False},
+    ],
 }
 
 
@@ -454,9 +615,18 @@ UNSUPPORTED = {
 def test_what_keepleft_cannot_compute_is_refused_by_name(taken, family):
     for number, changes in enumerate(UNSUPPORTED[family]):
         folder = edit(taken(family, f"model-{number}"), **changes)
-        (field, value), = changes.items()
-        words = [] if isinstance(value, dict) or field == "position_embedding_type" else [
-            "banded" if field == "attention_types" else "chunked_attention" if field == "layer_types" else repr(value)]
+        ((field, value),) = changes.items()
+        words = (
+            []
+            if isinstance(value, dict) or field == "position_embedding_type"
+            else [
+                "banded"
+                if field == "attention_types"
+                else "chunked_attention"
+                if field == "layer_types"
+                else repr(value)
+            ]
+        )
         refused(folder, str(folder / CONFIG), field, *words)
 
 
@@ -469,22 +639,45 @@ def test_a_rotary_scaling_that_is_not_understood_is_named(taken, place, word, ki
     refused(folder, str(folder / CONFIG), repr(kind), "default, linear and llama3")
 
 
-@pytest.mark.parametrize("settings", [
-    {"rope_type": "linear"}, {"rope_type": "linear", "factor": "two"}, {"rope_type": "linear", "factor": 0},
-    {"rope_type": "linear", "factor": None}, {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 8192},
-    {"rope_type": "default", "rope_theta": "ten"}, {"rope_type": "default", "rope_theta": -1.0},
-    {"rope_type": "default", "rope_theta": 0.0}, {"rope_type": "default", "surprise": 3}, ["default"], "default", 7])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_type": "linear"},
+        {"rope_type": "linear", "factor": "two"},
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "linear", "factor": None},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 4.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_type": "default", "rope_theta": "ten"},
+        {"rope_type": "default", "rope_theta": -1.0},
+        {"rope_type": "default", "rope_theta": 0.0},
+        {"rope_type": "default", "surprise": 3},
+        ["default"],
+        "default",
+        7,
+    ],
+)
 def test_rotary_settings_that_make_no_sense_are_refused_by_name(taken, settings):
     folder = edit(taken("llama"), rope_theta=..., rope_scaling=..., rope_parameters=settings)
     message = refused(folder, str(folder / CONFIG))
-    assert any(word in message for word in ("rope_parameters", "rope_theta", "factor", "low", "surprise")), message
+    assert any(word in message for word in ("rope_parameters", "rope_theta", "factor", "low", "surprise")), (
+        message
+    )
 
 
 def numbers(family: str, config: dict, kind: type) -> list[str]:
     """The fields that a family understands and that hold values of that kind."""
-    known = [row.config_key for row in families()[family].fields] + ["rope_theta", "sliding_window", "window_size"]
+    known = [row.config_key for row in families()[family].fields] + [
+        "rope_theta",
+        "sliding_window",
+        "window_size",
+    ]
     return [field for field in known if type(config.get(field)) is kind]
 
 
@@ -492,10 +685,15 @@ def numbers(family: str, config: dict, kind: type) -> list[str]:
 def test_a_field_of_the_wrong_kind_is_named_with_its_value(taken, family, no_memory):
     folder = taken(family)
     config = json.loads((folder / CONFIG).read_text())
-    wrong = {int: ["7", "many", -3, 0, 2.5, True, [7], {}], float: ["0.1", -0.5, [0.1], {}, float("nan")],
-             bool: ["false", 2, [True]]}
+    wrong = {
+        int: ["7", "many", -3, 0, 2.5, True, [7], {}],
+        float: ["0.1", -0.5, [0.1], {}, float("nan")],
+        bool: ["false", 2, [True]],
+    }
     complaints = []
-    for field, value in [(field, value) for kind in wrong for field in numbers(family, config, kind) for value in wrong[kind]]:
+    for field, value in [
+        (field, value) for kind in wrong for field in numbers(family, config, kind) for value in wrong[kind]
+    ]:
         if (field, value) == ("type_vocab_size", 0):
             continue  # the one size that may be nothing
         alone = {"rope_parameters": None} if field == "rope_theta" else {}
@@ -511,8 +709,16 @@ def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family,
     folder = taken(family)
     config = json.loads((folder / CONFIG).read_text())
     complaints = []
-    silent = {"sliding_window", "window_size", "relative_attention_max_distance",  # numbers that nothing in the file speaks of
-              *(["max_position_embeddings"] if family in ("llama", "mistral", "qwen2", "marian", "pegasus") else [])}
+    silent = {
+        "sliding_window",
+        "window_size",
+        "relative_attention_max_distance",  # numbers that nothing in the file speaks of
+        *(
+            ["max_position_embeddings"]
+            if family in ("llama", "mistral", "qwen2", "marian", "pegasus")
+            else []
+        ),
+    }
     for field in numbers(family, config, int):
         for value in () if field in silent else (10**7, 10**12, 10**18, 10**30):
             (folder / CONFIG).write_text(json.dumps(config | {field: value}))
@@ -535,8 +741,19 @@ def test_a_size_that_is_left_out_means_the_published_one(taken):
     refused(folder, "transformer.", "(63,)", f"({3 * 768},)")
 
 
-@pytest.mark.parametrize("types", [3, "global", [], [["global"]], [[["global"], "3"]], [[["global"], -3]], [["global", 3]],
-                                   [[["global"], 10**12]]])
+@pytest.mark.parametrize(
+    "types",
+    [
+        3,
+        "global",
+        [],
+        [["global"]],
+        [[["global"], "3"]],
+        [[["global"], -3]],
+        [["global", 3]],
+        [[["global"], 10**12]],
+    ],
+)
 def test_attention_types_of_no_known_form_are_refused_by_name(taken, types):
     folder = edit(taken("gpt_neo"), attention_types=types)
     with within(5):
@@ -556,14 +773,21 @@ def test_a_design_of_our_own_that_is_damaged_is_refused_by_field(tmp_path):
         (plan | {"norm": {"kind": "BatchNorm"}}, ["norm", "BatchNorm"]),
         (plan | {"norm": 3}, ["norm", "3"]),
         (plan | {"norm": None}, ["norm", "None"]),
-        (plan | {"position": {"kind": "FeedForward", "width": 3, "activation": "relu"}}, ["position", "FeedForward"]),
+        (
+            plan | {"position": {"kind": "FeedForward", "width": 3, "activation": "relu"}},
+            ["position", "FeedForward"],
+        ),
         (plan | {"decoder": plan["decoder"] | {"mask": [{"mask": "casual"}]}}, ["casual", "causal"]),
         (plan | {"decoder": plan["decoder"] | {"mask": []}}, ["mask", "()"]),
         (plan | {"decoder": plan["decoder"] | {"mask": ["causal"]}}, ["mask", "causal"]),
         (plan | {"decoder": plan["decoder"] | {"layers": "2"}}, ["layers", "'2'"]),
         (plan | {"feedforward": plan["feedforward"] | {"width": "43"}}, ["width", "'43'"]),
         (plan | {"feedforward": plan["feedforward"] | {"activation": "mish"}}, ["mish", "relu"]),
-        ({"kind": "RMSNorm"}, ["RMSNorm", "Design"]), ({}, ["design"]), ([], ["design"]), (None, ["design"]), ("x", ["design"]),
+        ({"kind": "RMSNorm"}, ["RMSNorm", "Design"]),
+        ({}, ["design"]),
+        ([], ["design"]),
+        (None, ["design"]),
+        ("x", ["design"]),
     ):
         (tmp_path / CONFIG).write_text(json.dumps(config | {"design": broken}))
         refused(tmp_path, str(tmp_path / CONFIG), *words)
@@ -572,9 +796,18 @@ def test_a_design_of_our_own_that_is_damaged_is_refused_by_field(tmp_path):
 # tensors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["transformer.h.0.attn.extra.weight", "transformer.h.2.ln_1.weight", "lm_head.bias", "x",
-                                  "transformer.h.٣.ln_1.weight", "transformer.h.00.ln_1.weight",
-                                  "nested.transformer.wte.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.h.0.attn.extra.weight",
+        "transformer.h.2.ln_1.weight",
+        "lm_head.bias",
+        "x",
+        "transformer.h.٣.ln_1.weight",
+        "transformer.h.00.ln_1.weight",
+        "nested.transformer.wte.weight",
+    ],
+)
 def test_a_tensor_too_many_is_named(taken, name):
     folder = retensor(taken(), lambda state: state.update({name: torch.zeros(21)}))
     refused(folder, name)
@@ -583,26 +816,39 @@ def test_a_tensor_too_many_is_named(taken, name):
 @pytest.mark.parametrize("name", ["wte.weight", "h.1.ln_2.bias", "transformer.h.0.attn.c_attn.weight"])
 def test_a_tensor_that_comes_twice_is_named(taken, name):
     """Under its full name and without its prefix."""
+
     def double(state):
         state[name] = state["transformer." + name.removeprefix("transformer.")].clone()
         state[name.removeprefix("transformer.")] = state[name].clone()
+
     refused(retensor(taken(), double), name.removeprefix("transformer."), "twice")
 
 
 def test_a_tensor_that_comes_twice_does_not_make_up_for_another(taken):
     """Queries, keys and values of one size fill one matrix of ours: two of the first are no second."""
+
     def swap(state):
         state["h.0.attn.attention.q_proj.weight"] = state.pop("transformer.h.0.attn.attention.k_proj.weight")
+
     message = refused(retensor(taken("gpt_neo"), swap))
     assert "h.0.attn.attention.q_proj.weight" in message or "h.0.attn.attention.k_proj.weight" in message
 
 
-@pytest.mark.parametrize(("family", "name"), [
-    ("gpt2", "transformer.wte.weight"), ("gpt2", "transformer.h.1.attn.c_attn.weight"), ("gpt2", "transformer.ln_f.bias"),
-    ("llama", "model.layers.1.self_attn.k_proj.weight"), ("llama", "model.layers.0.mlp.up_proj.weight"),
-    ("llama", "lm_head.weight"), ("bart", "model.decoder.layers.1.encoder_attn.v_proj.bias"), ("bart", "final_logits_bias"),
-    ("bert", "encoder.layer.1.output.dense.weight"),
-    ("t5", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gpt2", "transformer.wte.weight"),
+        ("gpt2", "transformer.h.1.attn.c_attn.weight"),
+        ("gpt2", "transformer.ln_f.bias"),
+        ("llama", "model.layers.1.self_attn.k_proj.weight"),
+        ("llama", "model.layers.0.mlp.up_proj.weight"),
+        ("llama", "lm_head.weight"),
+        ("bart", "model.decoder.layers.1.encoder_attn.v_proj.bias"),
+        ("bart", "final_logits_bias"),
+        ("bert", "encoder.layer.1.output.dense.weight"),
+        ("t5", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ],
+)
 def test_a_tensor_too_few_is_named_as_the_file_would_name_it(taken, family, name):
     folder = retensor(taken(family), lambda state: state.pop(name))
     refused(folder, name)
@@ -612,6 +858,7 @@ def test_a_file_with_a_layer_too_few_is_refused(taken):
     def shorten(state):
         for name in [name for name in state if name.startswith("transformer.h.1.")]:
             del state[name]
+
     refused(retensor(taken(), shorten), "transformer.h.1.")
 
 
@@ -619,9 +866,19 @@ def test_a_file_without_any_tensor_is_refused(taken):
     refused(retensor(taken(), dict.clear), "lacks", "0 tensors")
 
 
-@pytest.mark.parametrize("change", [
-    lambda t: t.T, lambda t: t[:-1], lambda t: t[:, :-1], lambda t: t.reshape(-1), lambda t: t[None], lambda t: t[:0],
-    lambda t: t[0, 0], lambda t: torch.cat([t, t[:1]])])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.T,
+        lambda t: t[:-1],
+        lambda t: t[:, :-1],
+        lambda t: t.reshape(-1),
+        lambda t: t[None],
+        lambda t: t[:0],
+        lambda t: t[0, 0],
+        lambda t: torch.cat([t, t[:1]]),
+    ],
+)
 @pytest.mark.parametrize("name", ["transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"])
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(taken, name, change):
     state = load_file(taken(name="look") / ONE)
@@ -644,9 +901,17 @@ def test_weights_that_are_no_plain_floats_are_named(taken, dtype):
 
 @pytest.mark.parametrize("family", ["gpt2", "bart", "qwen2"])
 def test_a_tied_configuration_with_two_different_matrices_is_refused(taken, family):
-    embedding = {"gpt2": "transformer.wte.weight", "bart": "model.shared.weight", "qwen2": "model.embed_tokens.weight"}[family]
-    twice = retensor(taken(family, "twice"), lambda state: state.update({"lm_head.weight": state[embedding].clone()}))
-    assert same(kl.load(twice)[0], kl.load(taken(family, "once"))[0])  # a second copy of the same is no contradiction
+    embedding = {
+        "gpt2": "transformer.wte.weight",
+        "bart": "model.shared.weight",
+        "qwen2": "model.embed_tokens.weight",
+    }[family]
+    twice = retensor(
+        taken(family, "twice"), lambda state: state.update({"lm_head.weight": state[embedding].clone()})
+    )
+    assert same(
+        kl.load(twice)[0], kl.load(taken(family, "once"))[0]
+    )  # a second copy of the same is no contradiction
     folder = retensor(taken(family), lambda state: state.update({"lm_head.weight": state[embedding] + 1}))
     refused(folder, "lm_head.weight", "tie_word_embeddings")
 
@@ -685,14 +950,18 @@ def test_the_weights_alone_are_no_model(taken):
     refused(folder / ONE, str(folder / ONE), "directory")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": "1.0", "model": {"type": "BPE"}}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"version": "1.0", "model": {"type": "BPE"}}', b"\xff"]
+)
 def test_a_broken_tokenizer_is_named(taken, content):
     folder = taken()
     (folder / "tokenizer.json").write_bytes(content)
     refused(folder, str(folder / "tokenizer.json"), "tokenizer")
 
 
-@pytest.mark.parametrize("place", ["nowhere", "./no/where", "/no/where", "~/nowhere", "no/where/at/all", "nowhere.gguf"])
+@pytest.mark.parametrize(
+    "place", ["nowhere", "./no/where", "/no/where", "~/nowhere", "no/where/at/all", "nowhere.gguf"]
+)
 def test_a_place_that_does_not_exist_is_named(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(place, place, error=FileNotFoundError)
@@ -712,9 +981,13 @@ def test_a_hub_name_without_a_network_is_named_with_the_reason(tmp_path, monkeyp
         """As HTTP clients have them, outside every family of Python's own."""
 
     monkeypatch.chdir(tmp_path)
-    for reason in (kind("name resolution failed") for kind in (OfTheirOwn, ConnectionError, TimeoutError, ValueError)):
+    for reason in (
+        kind("name resolution failed") for kind in (OfTheirOwn, ConnectionError, TimeoutError, ValueError)
+    ):
+
         def fetch(*words, reason=reason, **how):
             raise reason
+
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
         refused("nobody/nothing", "nobody/nothing", "name resolution failed", error=FileNotFoundError)
 
@@ -731,22 +1004,43 @@ def test_a_hub_name_is_loaded_from_where_the_hub_package_puts_it(taken, tmp_path
 
     folder = taken()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **how: str(folder) if name == "some/body" else None)
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **how: str(folder) if name == "some/body" else None
+    )
     assert kl.load("some/body")[0].design == DESIGNS["gpt2"]
 
 
 # GGUF -----------------------------------------------------------------------------------------
 
 
-FACTS = {"context_length": 64, "embedding_length": 12, "block_count": 1, "feed_forward_length": 20, "attention.head_count": 2,
-         "attention.head_count_kv": 1}
-SHAPES = {"token_embd.weight": (11, 12), "output_norm.weight": (12,), "blk.0.attn_norm.weight": (12,),
-          "blk.0.attn_q.weight": (12, 12), "blk.0.attn_k.weight": (6, 12), "blk.0.attn_v.weight": (6, 12),
-          "blk.0.attn_output.weight": (12, 12), "blk.0.ffn_norm.weight": (12,), "blk.0.ffn_gate.weight": (20, 12),
-          "blk.0.ffn_up.weight": (20, 12), "blk.0.ffn_down.weight": (12, 20)}
-WORDS = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefg"],
-         "tokenizer.ggml.scores": [0.0] * 11, "tokenizer.ggml.token_type": [2, 3, 3] + [1] * 8,
-         "tokenizer.ggml.bos_token_id": 1}
+FACTS = {
+    "context_length": 64,
+    "embedding_length": 12,
+    "block_count": 1,
+    "feed_forward_length": 20,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+}
+SHAPES = {
+    "token_embd.weight": (11, 12),
+    "output_norm.weight": (12,),
+    "blk.0.attn_norm.weight": (12,),
+    "blk.0.attn_q.weight": (12, 12),
+    "blk.0.attn_k.weight": (6, 12),
+    "blk.0.attn_v.weight": (6, 12),
+    "blk.0.attn_output.weight": (12, 12),
+    "blk.0.ffn_norm.weight": (12,),
+    "blk.0.ffn_gate.weight": (20, 12),
+    "blk.0.ffn_up.weight": (20, 12),
+    "blk.0.ffn_down.weight": (12, 20),
+}
+WORDS = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefg"],
+    "tokenizer.ggml.scores": [0.0] * 11,
+    "tokenizer.ggml.token_type": [2, 3, 3] + [1] * 8,
+    "tokenizer.ggml.bos_token_id": 1,
+}
 
 
 def written(path: Path, architecture: str = "llama", facts=(), shapes=(), words=()) -> Path:
@@ -783,10 +1077,14 @@ def test_a_small_gguf_file_is_sound(tmp_path):
 def test_a_gguf_file_cut_off_anywhere_is_refused(tmp_path):
     path = written(tmp_path / "x.gguf")
     whole = path.read_bytes()
-    end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)  # behind it is only padding
+    end = max(
+        tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors
+    )  # behind it is only padding
     begin = gguf.GGUFReader(path).data_offset
     chance = random.Random(17)
-    for cut in sorted({*range(32), *chance.sample(range(32, begin), 61), *chance.sample(range(begin, end), 31), end - 1}):
+    for cut in sorted(
+        {*range(32), *chance.sample(range(32, begin), 61), *chance.sample(range(begin, end), 31), end - 1}
+    ):
         path.write_bytes(whole[:cut])
         with within(5):
             refused(path, str(path), "copy or download it again")
@@ -811,14 +1109,18 @@ def test_a_flipped_bit_in_a_gguf_header_gives_a_model_or_a_sentence(tmp_path):
 def test_a_gguf_array_without_end_is_refused_at_once(tmp_path):
     path = written(tmp_path / "x.gguf")
     raw = bytearray(path.read_bytes())
-    at = raw.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4  # behind the word "array"
-    raw[at:at + 12] = (0).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")         # of so many bytes
+    at = (
+        raw.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4
+    )  # behind the word "array"
+    raw[at : at + 12] = (0).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")  # of so many bytes
     path.write_bytes(raw)
     with within(3):
         refused(path, str(path), "copy or download it again")
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGML" + bytes(97), b"{}", b"GGUF\x09\0\0\0" + bytes(97), bytes(997)])
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"GGML" + bytes(97), b"{}", b"GGUF\x09\0\0\0" + bytes(97), bytes(997)]
+)
 def test_what_is_not_gguf_is_refused(tmp_path, content):
     (tmp_path / "x.gguf").write_bytes(content)
     refused(tmp_path / "x.gguf", str(tmp_path / "x.gguf"), "copy or download it again")
@@ -841,48 +1143,73 @@ def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
     refused(path, str(path), repr(architecture), "'llama'")
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"facts": {"block_count": None}}, ["llama.block_count"]),
-    ({"facts": {"context_length": None}}, ["llama.context_length"]),
-    ({"facts": {"embedding_length": None}}, ["llama.embedding_length"]),
-    ({"facts": {"attention.head_count": None}}, ["llama.attention.head_count"]),
-    ({"facts": {"attention.head_count": 0}}, ["head_count", "0"]),
-    ({"facts": {"attention.head_count": 5}}, ["5", "heads"]),
-    ({"facts": {"attention.head_count": "two"}}, ["head_count", "'two'"]),
-    ({"facts": {"attention.head_count": [2, 1]}}, ["head_count", "[2, 1]"]),
-    ({"facts": {"attention.head_count_kv": 0}}, ["kv", "0"]),
-    ({"facts": {"feed_forward_length": [20, 20]}}, ["feed_forward_length", "[20, 20]"]),
-    ({"facts": {"feed_forward_length": 19}}, ["blk.0.ffn_", "19", "20"]),
-    ({"facts": {"feed_forward_length": 0}}, ["feed_forward_length", "0"]),
-    ({"facts": {"embedding_length": 16}}, ["token_embd.weight", "(11, 16)", "(11, 12)"]),
-    ({"facts": {"block_count": 2}}, ["blk.1."]),
-    ({"facts": {"block_count": 1 << 31}}, [str(1 << 31)]),
-    ({"facts": {"embedding_length": (1 << 32) - 4}}, [str((1 << 32) - 4)]),
-    ({"facts": {"expert_count": 8}}, ["8", "experts"]),
-    ({"facts": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}}, ["yarn"]),
-    ({"facts": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}}, ["factor", "0.0"]),
-    ({"facts": {"rope.freq_base": 0.0}}, ["base", "0.0"]),
-    ({"shapes": {"token_embd.weight": None}}, ["token_embd.weight"]),
-    ({"shapes": {"blk.0.ffn_up.weight": None}}, ["blk.0.ffn_up.weight"]),
-    ({"shapes": {"blk.0.attn_q.bias": (12,)}}, ["blk.0.attn_q.bias"]),
-    ({"shapes": {"blk.0.attn_k.weight": (12, 12)}}, ["blk.0.attn_k.weight", "(12, 12)", "(6, 12)"]),
-    ({"shapes": {"rope_freqs.weight": (3,)}}, ["rope_freqs.weight"]),
-    ({"shapes": {"rope_freqs.weight": (5,)}}, ["rope_freqs.weight"]),
-    ({"words": {"tokenizer.ggml.model": "rwkv"}}, ["rwkv", "gpt2 and llama"]),
-    ({"words": {"tokenizer.ggml.model": "gpt2"}}, ["tokenizer.ggml.merges"]),
-    ({"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd", "tokenizer.ggml.merges": ["a b"],
-                "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdef", "ab"]}}, ["'odd'"]),
-    ({"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}}, ["tokenizer.ggml.merges", "ab"]),
-    ({"words": {"tokenizer.ggml.tokens": None}}, ["tokenizer.ggml.tokens"]),
-    ({"words": {"tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefgh"], "tokenizer.ggml.scores": [0.0] * 12,
-                "tokenizer.ggml.token_type": [1] * 12}}, ["tokenizer.ggml.tokens", "12", "11"]),
-    ({"words": {"tokenizer.ggml.scores": None}}, ["tokenizer.ggml.scores"]),
-    ({"words": {"tokenizer.ggml.scores": [0.0] * 7}}, ["tokenizer.ggml.scores", "7", "11"]),
-    ({"words": {"tokenizer.ggml.token_type": [1] * 7}}, ["tokenizer.ggml.token_type", "7", "11"]),
-    ({"words": {"tokenizer.ggml.bos_token_id": 97}}, ["bos_token_id", "97"]),
-    ({"words": {"tokenizer.ggml.unknown_token_id": 97}}, ["unknown_token_id", "97"]),
-])
-def test_a_gguf_file_that_does_not_fit_together_is_refused_by_name(tmp_path, no_memory_unless_tokens, changes, words):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"facts": {"block_count": None}}, ["llama.block_count"]),
+        ({"facts": {"context_length": None}}, ["llama.context_length"]),
+        ({"facts": {"embedding_length": None}}, ["llama.embedding_length"]),
+        ({"facts": {"attention.head_count": None}}, ["llama.attention.head_count"]),
+        ({"facts": {"attention.head_count": 0}}, ["head_count", "0"]),
+        ({"facts": {"attention.head_count": 5}}, ["5", "heads"]),
+        ({"facts": {"attention.head_count": "two"}}, ["head_count", "'two'"]),
+        ({"facts": {"attention.head_count": [2, 1]}}, ["head_count", "[2, 1]"]),
+        ({"facts": {"attention.head_count_kv": 0}}, ["kv", "0"]),
+        ({"facts": {"feed_forward_length": [20, 20]}}, ["feed_forward_length", "[20, 20]"]),
+        ({"facts": {"feed_forward_length": 19}}, ["blk.0.ffn_", "19", "20"]),
+        ({"facts": {"feed_forward_length": 0}}, ["feed_forward_length", "0"]),
+        ({"facts": {"embedding_length": 16}}, ["token_embd.weight", "(11, 16)", "(11, 12)"]),
+        ({"facts": {"block_count": 2}}, ["blk.1."]),
+        ({"facts": {"block_count": 1 << 31}}, [str(1 << 31)]),
+        ({"facts": {"embedding_length": (1 << 32) - 4}}, [str((1 << 32) - 4)]),
+        ({"facts": {"expert_count": 8}}, ["8", "experts"]),
+        ({"facts": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}}, ["yarn"]),
+        ({"facts": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}}, ["factor", "0.0"]),
+        ({"facts": {"rope.freq_base": 0.0}}, ["base", "0.0"]),
+        ({"shapes": {"token_embd.weight": None}}, ["token_embd.weight"]),
+        ({"shapes": {"blk.0.ffn_up.weight": None}}, ["blk.0.ffn_up.weight"]),
+        ({"shapes": {"blk.0.attn_q.bias": (12,)}}, ["blk.0.attn_q.bias"]),
+        ({"shapes": {"blk.0.attn_k.weight": (12, 12)}}, ["blk.0.attn_k.weight", "(12, 12)", "(6, 12)"]),
+        ({"shapes": {"rope_freqs.weight": (3,)}}, ["rope_freqs.weight"]),
+        ({"shapes": {"rope_freqs.weight": (5,)}}, ["rope_freqs.weight"]),
+        ({"words": {"tokenizer.ggml.model": "rwkv"}}, ["rwkv", "gpt2 and llama"]),
+        ({"words": {"tokenizer.ggml.model": "gpt2"}}, ["tokenizer.ggml.merges"]),
+        (
+            {
+                "words": {
+                    "tokenizer.ggml.model": "gpt2",
+                    "tokenizer.ggml.pre": "odd",
+                    "tokenizer.ggml.merges": ["a b"],
+                    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdef", "ab"],
+                }
+            },
+            ["'odd'"],
+        ),
+        (
+            {"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}},
+            ["tokenizer.ggml.merges", "ab"],
+        ),
+        ({"words": {"tokenizer.ggml.tokens": None}}, ["tokenizer.ggml.tokens"]),
+        (
+            {
+                "words": {
+                    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefgh"],
+                    "tokenizer.ggml.scores": [0.0] * 12,
+                    "tokenizer.ggml.token_type": [1] * 12,
+                }
+            },
+            ["tokenizer.ggml.tokens", "12", "11"],
+        ),
+        ({"words": {"tokenizer.ggml.scores": None}}, ["tokenizer.ggml.scores"]),
+        ({"words": {"tokenizer.ggml.scores": [0.0] * 7}}, ["tokenizer.ggml.scores", "7", "11"]),
+        ({"words": {"tokenizer.ggml.token_type": [1] * 7}}, ["tokenizer.ggml.token_type", "7", "11"]),
+        ({"words": {"tokenizer.ggml.bos_token_id": 97}}, ["bos_token_id", "97"]),
+        ({"words": {"tokenizer.ggml.unknown_token_id": 97}}, ["unknown_token_id", "97"]),
+    ],
+)
+def test_a_gguf_file_that_does_not_fit_together_is_refused_by_name(
+    tmp_path, no_memory_unless_tokens, changes, words
+):
     path = written(tmp_path / "x.gguf", **changes)
     no_memory_unless_tokens(changes)
     with within(5):
@@ -916,7 +1243,9 @@ def test_a_file_of_any_precision_loads_as_float32_unless_asked_otherwise(shelf, 
 def test_a_file_of_several_precisions_loads_as_one(taken):
     folder = taken()
     whole, _ = kl.load(folder)
-    halves = retensor(folder, lambda state: state.update({name: t.half() for name, t in state.items() if "mlp" in name}))
+    halves = retensor(
+        folder, lambda state: state.update({name: t.half() for name, t in state.items() if "mlp" in name})
+    )
     model, _ = kl.load(halves)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     for name, tensor in whole.state_dict().items():
@@ -969,7 +1298,11 @@ def test_saving_over_another_layout_leaves_just_what_was_saved(shelf, tmp_path, 
     kl.save(model, None, tmp_path, shard=after)
     assert same(kl.load(tmp_path)[0], model)
     there = {path.name for path in tmp_path.glob("*.safetensors*")}
-    promised = set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) | {INDEX} if after < ALL else {ONE}
+    promised = (
+        set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) | {INDEX}
+        if after < ALL
+        else {ONE}
+    )
     assert there == promised
     assert parts(tmp_path) == []
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -1000,7 +1333,9 @@ class Trouble:
     """A function that fails at its nth call with a full disk, and does its work before."""
 
     def __init__(self, function, at: int) -> None:
-        self.function, self.at, self.calls = function, at, 0
+        self.function = function
+        self.at = at
+        self.calls = 0
 
     def __call__(self, *words, **how):
         self.calls += 1
@@ -1012,7 +1347,9 @@ class Trouble:
 @pytest.mark.parametrize("before", [MANY, ALL])
 @pytest.mark.parametrize("after", [MANY, ALL])
 @pytest.mark.parametrize("where", ["os.fsync", "safetensors.torch.save_file", "pathlib.Path.write_text"])
-def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(shelf, tmp_path, monkeypatch, before, after, where):
+def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(
+    shelf, tmp_path, monkeypatch, before, after, where
+):
     old, _ = kl.load(shelf / "gpt2")
     new = other()
     new.notes["generation"] = {"max_length": 7}
@@ -1038,7 +1375,9 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(shelf, tmp_path,
 @pytest.mark.parametrize("changes", [{}, {"norm": kl.LayerNorm(1e-3)}])
 @pytest.mark.parametrize("before", [MANY, ALL])
 @pytest.mark.parametrize("after", [MANY, 2 * MANY, ALL])
-def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monkeypatch, before, after, changes):
+def test_an_end_between_two_renames_never_leaves_a_mixture(
+    shelf, tmp_path, monkeypatch, before, after, changes
+):
     """The old model, the new one, or a refusal; of two models with the same shapes no one could tell a mixture."""
     old, _ = kl.load(shelf / "gpt2")
     new = sister(old, **changes)
@@ -1051,7 +1390,9 @@ def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monk
                 break
         found, error = attempt(tmp_path)
         if found is None:
-            assert type(error) in (ValueError, FileNotFoundError), f"rename {at}: {type(error).__name__}: {error}"
+            assert type(error) in (ValueError, FileNotFoundError), (
+                f"rename {at}: {type(error).__name__}: {error}"
+            )
         else:
             assert same(found, old) or same(found, new), f"rename {at}"
     else:
@@ -1065,7 +1406,9 @@ def test_an_end_between_two_renames_never_leaves_a_mixture(shelf, tmp_path, monk
 def test_a_model_that_cannot_be_written_leaves_the_old_one(shelf, tmp_path):
     old, _ = kl.load(shelf / "gpt2")
     kl.save(old, None, tmp_path, shard=MANY)
-    odd = kl.build(DESIGNS["gpt2"].but(decoder=kl.StackDesign(2, (kl.Where("mine", lambda b, h, q, k: k <= q),))))
+    odd = kl.build(
+        DESIGNS["gpt2"].but(decoder=kl.StackDesign(2, (kl.Where("mine", lambda b, h, q, k: k <= q),)))
+    )
     with pytest.raises(ValueError, match="mine"):
         kl.save(odd, None, tmp_path)
     new = other()

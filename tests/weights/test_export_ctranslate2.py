@@ -36,8 +36,14 @@ def test_every_family_scores_and_writes_the_same(tmp_path, name):
     fine(compare(model, None, tmp_path / "out", None, [5, 7, 11]))
 
 
-@pytest.mark.parametrize("changes", [dict(), dict(source_vocab=31), dict(norm_first=True, encoder=kl.StackDesign(1, (kl.full,)),
-                                                                         decoder=kl.StackDesign(2, (kl.causal,)))])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(source_vocab=31),
+        dict(norm_first=True, encoder=kl.StackDesign(1, (kl.full,)), decoder=kl.StackDesign(2, (kl.causal,))),
+    ],
+)
 def test_the_2017_plan_and_its_changes_do_too(tmp_path, changes):
     design = kl.presets.small(kl.presets.vaswani).but(vocab=53, dim=20, heads=2, **changes)
     model = kl.build(design).eval()
@@ -62,9 +68,14 @@ def test_what_it_has_no_words_for_is_refused_by_name(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("design", "why"), [
-    (kl.presets.bert, "no decoder"), (kl.presets.gpt2.but(head=kl.ClassificationHead(3)), "head"),
-    (kl.presets.vaswani.but(encoder=kl.StackDesign(1, (kl.full,))), "one more at the end")])
+@pytest.mark.parametrize(
+    ("design", "why"),
+    [
+        (kl.presets.bert, "no decoder"),
+        (kl.presets.gpt2.but(head=kl.ClassificationHead(3)), "head"),
+        (kl.presets.vaswani.but(encoder=kl.StackDesign(1, (kl.full,))), "one more at the end"),
+    ],
+)
 def test_so_are_designs_of_ones_own(tmp_path, design, why):
     with pytest.raises(ValueError, match=why):
         to_ctranslate2.write(kl.build(kl.presets.small(design)), None, tmp_path / "out")
@@ -95,7 +106,12 @@ def test_the_words_and_special_tokens_are_the_tokenizers(tmp_path):
     to_ctranslate2.write(model, tokenizer, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())[:45] == [*words, "<44>"]
     said = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [said[f"{name}_token"] for name in ("bos", "eos", "unk", "decoder_start")] == ["<s>", "</s>", "<unk>", "</s>"]
+    assert [said[f"{name}_token"] for name in ("bos", "eos", "unk", "decoder_start")] == [
+        "<s>",
+        "</s>",
+        "<unk>",
+        "</s>",
+    ]
     assert said["layer_norm_epsilon"] == model.design.norm.eps
     assert ctranslate2.Translator(str(tmp_path / "out")).score_batch([["w1", "</s>"]], [["w2"]])
     large = Tokenizer(models.WordLevel({f"w{n}": n for n in range(60)}, "w0"))

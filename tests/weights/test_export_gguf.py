@@ -9,7 +9,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 import keepleft as kl
 import peers
@@ -22,8 +32,12 @@ from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, LLAMA3_SPLIT_REGEX
 pytestmark = pytest.mark.usefixtures("one_thread")
 V = 400
 TEXTS = [*parity.SAMPLES, "hello hello world 12345", "<|begin|>hello<think> world<|end|>"]
-POSITIONS = {"plain": kl.Rotary(), "linear": kl.Rotary(10_000.0, 128, kl.LinearRopeScaling(3.0)),
-             "llama 3.1": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling()), "llama 3.2": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling(32.0))}
+POSITIONS = {
+    "plain": kl.Rotary(),
+    "linear": kl.Rotary(10_000.0, 128, kl.LinearRopeScaling(3.0)),
+    "llama 3.1": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling()),
+    "llama 3.2": kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling(32.0)),
+}
 
 
 def design(**changes) -> kl.Design:
@@ -43,13 +57,23 @@ def trained(pre: str) -> Tokenizer:
     made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
     made.pre_tokenizer = {
         "gpt-2": level(add_prefix_space=False),
-        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level(add_prefix_space=False)]),
-        "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
-                                              level(add_prefix_space=False, use_regex=False)]),
+        "smollm": pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), level(add_prefix_space=False)]
+        ),
+        "llama-bpe": pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
+                level(add_prefix_space=False, use_regex=False),
+            ]
+        ),
     }[pre]
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=["<|begin|>", "<|end|>"], show_progress=False,
-                                  initial_alphabet=sorted(level.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=["<|begin|>", "<|end|>"],
+        show_progress=False,
+        initial_alphabet=sorted(level.alphabet()),
+    )
     made.train_from_iterator([text * 3 for text in TEXTS], trainer)
     made.add_tokens([AddedToken("<think>", normalized=False)])
     return made
@@ -58,13 +82,30 @@ def trained(pre: str) -> Tokenizer:
 def sentence_pieces() -> Tokenizer:
     """As LLaMA 2's: pieces with bytes to fall back on, a merge for each way to halve a piece, best piece first."""
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("w", "o")]
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *"▁helowrd", *(a + b for a, b in merges)]
-    made = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, merges, unk_token="<unk>", fuse_unk=True,
-                                byte_fallback=True))
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{n:02X}>" for n in range(256)),
+        *"▁helowrd",
+        *(a + b for a, b in merges),
+    ]
+    made = Tokenizer(
+        models.BPE(
+            {word: n for n, word in enumerate(words)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                      decoders.Strip(" ", 1, 0)])
-    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in ("<unk>", "<s>", "</s>")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(
+        [AddedToken(word, special=True, normalized=False) for word in ("<unk>", "<s>", "</s>")]
+    )
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return made
 
@@ -84,22 +125,44 @@ def test_every_type_reads_back_as_near_as_it_can(tmp_path, dtype, tied):
     again, _ = kl.load(tmp_path / "x.gguf")
     assert again.design.head == ours.design.head
     if dtype == "f32":
-        assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items())
+        assert all(
+            torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items()
+        )
 
 
-@pytest.mark.parametrize("changes", [*({"position": position} for position in POSITIONS.values()), {"head_dim": 10},
-                                     {"kv_heads": None}, {"kv_heads": 1}, {"norm": kl.RMSNorm(1e-6)}, {"dim": 40, "heads": 4}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": position} for position in POSITIONS.values()),
+        {"head_dim": 10},
+        {"kv_heads": None},
+        {"kv_heads": 1},
+        {"norm": kl.RMSNorm(1e-6)},
+        {"dim": 40, "heads": 4},
+    ],
+)
 def test_every_number_of_the_design_reads_back(tmp_path, changes):
     ours = model(**changes)
     to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="q8_0")  # rows of 40 numbers cannot be cut into 32s
     assert kl.load(tmp_path / "x.gguf")[0].design == ours.design
-    assert all(check.ok is not False for check in parity.gguf(ours, None, tmp_path / "x.gguf", "q8_0", None, None))
+    assert all(
+        check.ok is not False for check in parity.gguf(ours, None, tmp_path / "x.gguf", "q8_0", None, None)
+    )
 
 
-@pytest.mark.parametrize("other", [
-    kl.presets.gpt2, kl.presets.qwen2_0_5b, kl.presets.mistral, kl.presets.t5, kl.presets.bert,
-    kl.presets.llama.but(bias=True), kl.presets.llama.but(head=kl.ClassificationHead(3, "last")),
-    kl.presets.llama.but(position=kl.Rotary(scaling=kl.Llama3RopeScaling(original=4096)))])
+@pytest.mark.parametrize(
+    "other",
+    [
+        kl.presets.gpt2,
+        kl.presets.qwen2_0_5b,
+        kl.presets.mistral,
+        kl.presets.t5,
+        kl.presets.bert,
+        kl.presets.llama.but(bias=True),
+        kl.presets.llama.but(head=kl.ClassificationHead(3, "last")),
+        kl.presets.llama.but(position=kl.Rotary(scaling=kl.Llama3RopeScaling(original=4096))),
+    ],
+)
 def test_other_families_are_refused_by_name(tmp_path, other):
     with pytest.raises(ValueError, match=r"LLaMA family alone.*it(s| is)"):
         to_gguf.write(kl.build(kl.presets.small(other)), None, tmp_path / "x.gguf")
@@ -135,12 +198,16 @@ def test_llama_cpp_reads_it(tmp_path, position):
     ours, words = model(position=POSITIONS[position]), trained("llama-bpe")
     ours.notes = {"bos_token_id": 0, "eos_token_id": 1, "chat_template": "{{ messages }}"}
     to_gguf.write(ours, words, tmp_path / "x.gguf", dtype="f32")
-    there = llama_cpp.Llama(os.fspath(tmp_path / "x.gguf"), logits_all=True, n_ctx=64, n_threads=1, verbose=False)
+    there = llama_cpp.Llama(
+        os.fspath(tmp_path / "x.gguf"), logits_all=True, n_ctx=64, n_threads=1, verbose=False
+    )
     tokens = torch.randint(V, (17,)).tolist()
     there.eval(tokens)
     with torch.no_grad():
         want = ours(torch.tensor([tokens]))[0].numpy()
-    assert np.abs(np.array(there.scores[:17]) - want).max() <= 1e-2 * np.abs(want).max()  # it keeps keys and values in float16
+    assert (
+        np.abs(np.array(there.scores[:17]) - want).max() <= 1e-2 * np.abs(want).max()
+    )  # it keeps keys and values in float16
     for text in TEXTS:
         assert there.tokenize(text.encode(), add_bos=False, special=True) == words.encode(text).ids, text
     assert there.metadata["tokenizer.chat_template"] == "{{ messages }}"
@@ -157,7 +224,11 @@ def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
     to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f16")
     again, same = kl.load(tmp_path / "x.gguf")
     assert same.to_str() == tokenizer.to_str()
-    assert again.notes == {**ours.notes, "model_type": "llama", **({"unk_token_id": 0} if kind == "pieces" else {})}
+    assert again.notes == {
+        **ours.notes,
+        "model_type": "llama",
+        **({"unk_token_id": 0} if kind == "pieces" else {}),
+    }
     facts = GGUFFile(tmp_path / "x.gguf").metadata
     plain = read_tokenizer({name: value for name, value in facts.items() if name != HF_TOKENIZER_KEY})
     for text in TEXTS:
@@ -166,7 +237,8 @@ def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
 
 
 def test_a_split_without_a_name_is_told_of(tmp_path):
-    ours, tokenizer = model(), train_tokenizer("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running_text=True)
+    ours = model()
+    tokenizer = train_tokenizer("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running_text=True)
     to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f32")
     *_, words = parity.gguf(ours, tokenizer, tmp_path / "x.gguf", "f32", None, None)
     assert words.ok is False
@@ -174,8 +246,13 @@ def test_a_split_without_a_name_is_told_of(tmp_path):
     assert kl.load(tmp_path / "x.gguf")[1].to_str() == tokenizer.to_str()  # here it is whole
 
 
-@pytest.mark.parametrize(("words", "why"), [(train_tokenizer("word", ["a b c"] * 3, 60), "WordLevel"),
-                                            (train_tokenizer("bpe", ["a b c"] * 3, 300), None)])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (train_tokenizer("word", ["a b c"] * 3, 60), "WordLevel"),
+        (train_tokenizer("bpe", ["a b c"] * 3, 300), None),
+    ],
+)
 def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
     ours = model() if why else model(vocab=50)
     with pytest.raises(ValueError, match=why or "do not belong together"):

@@ -13,9 +13,15 @@ from keepleft.weights import to_onnx
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DESIGNS = {
-    "gpt2": kl.presets.gpt2, "window": kl.presets.gpt3_small, "llama": kl.presets.llama3_1, "t5": kl.presets.t5_v1_1,
-    "bart": kl.presets.bart, "two vocabularies": kl.presets.marian.but(source_vocab=31), "masked": kl.presets.bert_masked,
-    "classes": kl.presets.bert.but(head=kl.ClassificationHead(5)), "last": kl.presets.llama.but(head=kl.ClassificationHead(5, "last")),
+    "gpt2": kl.presets.gpt2,
+    "window": kl.presets.gpt3_small,
+    "llama": kl.presets.llama3_1,
+    "t5": kl.presets.t5_v1_1,
+    "bart": kl.presets.bart,
+    "two vocabularies": kl.presets.marian.but(source_vocab=31),
+    "masked": kl.presets.bert_masked,
+    "classes": kl.presets.bert.but(head=kl.ClassificationHead(5)),
+    "last": kl.presets.llama.but(head=kl.ClassificationHead(5, "last")),
     "prefix": kl.presets.gpt2.but(decoder=kl.StackDesign(1, (kl.causal | kl.prefix(3),))),
 }
 
@@ -23,8 +29,11 @@ DESIGNS = {
 def ours(name: str):
     """A small one with weights that say something, of as many layers as it has masks."""
     design = kl.presets.small(DESIGNS[name])
-    stacks = {side: kl.StackDesign(len(stack.mask), stack.mask, stack.final_norm) for side in ("encoder", "decoder")
-              if (stack := getattr(design, side))}
+    stacks = {
+        side: kl.StackDesign(len(stack.mask), stack.mask, stack.final_norm)
+        for side in ("encoder", "decoder")
+        if (stack := getattr(design, side))
+    }
     model = kl.build(design.but(vocab=53, dim=24, heads=2, **stacks)).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -39,6 +48,7 @@ def session(model, path):
 
     def run(**given):
         return torch.from_numpy(made.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
+
     return run
 
 
@@ -49,8 +59,13 @@ def test_every_kind_passes_its_own_check(tmp_path, name):
     checks = list(parity.onnx(model, tmp_path / "x.onnx"))
     assert all(check.ok is not False for check in checks), checks
     causal = [check.ok for check in checks if "before a changed token" in check.what]
-    assert causal == ([] if model.design.decoder is None or not to_onnx.per_token(model) else
-                      [None] if name == "prefix" else [True])
+    assert causal == (
+        []
+        if model.design.decoder is None or not to_onnx.per_token(model)
+        else [None]
+        if name == "prefix"
+        else [True]
+    )
 
 
 def test_packed_texts_stay_apart_and_padding_on_either_side_is_unseen(tmp_path):

@@ -24,13 +24,37 @@ import keepleft as kl
 import peers
 from keepleft.weights.gguf import GGUFFile
 
-V, B, T = 53, 3, 13
-SIZES = dict(vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)  # quantised rows are multiples of 32
-ROWS_OF_256 = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)      # or, for the newer kinds, of 256
-TEXTS = ["", " ", "  two  spaces ", "The sea is calm tonight.", "don't we'LL I'M", "१२३ नमस्ते दुनिया, आप कैसे हैं?",
-         "12345 1,000.5 ٣٤", "🙂👩\u200d👩\u200d👧 ok", "naïve café\n\n\ttabs\r\nand\xa0more", "日本語とEnglish",
-         "a\u0301\u200d\x00\x7f", "x" * 31, "(a+b)=c; //no"]
+V = 53
+B = 3
+T = 13
+SIZES = dict(
+    vocab_size=V,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+)  # quantised rows are multiples of 32
+ROWS_OF_256 = dict(
+    hidden_size=256, intermediate_size=256, num_hidden_layers=1
+)  # or, for the newer kinds, of 256
+TEXTS = [
+    "",
+    " ",
+    "  two  spaces ",
+    "The sea is calm tonight.",
+    "don't we'LL I'M",
+    "१२३ नमस्ते दुनिया, आप कैसे हैं?",
+    "12345 1,000.5 ٣٤",
+    "🙂👩\u200d👩\u200d👧 ok",
+    "naïve café\n\n\ttabs\r\nand\xa0more",
+    "日本語とEnglish",
+    "a\u0301\u200d\x00\x7f",
+    "x" * 31,
+    "(a+b)=c; //no",
+]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,7 +69,11 @@ def llama(**changes):
 
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The converter's own formula: rotary pairs (i, i + width/2) laid side by side."""
-    return weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    return (
+        weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weight.shape)
+    )
 
 
 def divisors(config) -> np.ndarray:
@@ -60,7 +88,8 @@ def divisors(config) -> np.ndarray:
             out.append(rope["factor"])
         else:
             ramp = (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"]) / (
-                rope["high_freq_factor"] - rope["low_freq_factor"])
+                rope["high_freq_factor"] - rope["low_freq_factor"]
+            )
             out.append(1 / ((1 - ramp) / rope["factor"] + ramp))
     return np.array(out, dtype=np.float32)
 
@@ -76,10 +105,18 @@ def noise(shape: tuple[int, ...], kind: Kind) -> np.ndarray:
 
 
 NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
 
 
@@ -112,7 +149,9 @@ def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
     for name, weight in peer.named_parameters():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
         data = (permuted(weight, heads) if heads else weight).numpy()
         if weight.dim() == 1 or kind == Kind.F32:
             writer.add_tensor(their_name(name), data)
@@ -151,7 +190,11 @@ def agree(path, peer) -> kl.Decoder:
     with torch.no_grad():
         want = peer(tokens).logits
         scores, state = ours.start(tokens[:, :5])
-        for got, there in ((ours(tokens), want), (scores, want[:, 4]), (ours.step(tokens[:, 5:], state), want[:, -1])):
+        for got, there in (
+            (ours(tokens), want),
+            (scores, want[:, 4]),
+            (ours.step(tokens[:, 5:], state), want[:, -1]),
+        ):
             assert (got - there).abs().max() <= 2e-5 * there.abs().max()
     return ours
 
@@ -181,12 +224,22 @@ def test_weights_are_the_same_however_few_rows_are_read_at_a_time(tmp_path, monk
     whole, _ = kl.load(tmp_path / "x.gguf")
     monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", 200)
     pieces, _ = kl.load(tmp_path / "x.gguf")
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True)
+    )
 
 
-@pytest.mark.parametrize("changes", [
-    dict(num_key_value_heads=4), dict(num_key_value_heads=1), dict(head_dim=10), dict(rms_norm_eps=1e-6),
-    dict(rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(num_key_value_heads=4),
+        dict(num_key_value_heads=1),
+        dict(head_dim=10),
+        dict(rms_norm_eps=1e-6),
+        dict(rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}),
+    ],
+)
 def test_the_numbers_in_the_file_are_the_design(tmp_path, changes):
     peer = llama(**changes)
     write(peer, tmp_path / "x.gguf")
@@ -199,17 +252,33 @@ def test_the_numbers_in_the_file_are_the_design(tmp_path, changes):
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_the_divisors_of_llama_3_1_are_its_scaling(tmp_path, factor):
-    peer = llama(tie_word_embeddings=True, rope_parameters={
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192})
+    peer = llama(
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
     write(peer, tmp_path / "x.gguf")
-    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(500_000.0, 128, kl.Llama3RopeScaling(factor))
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(
+        500_000.0, 128, kl.Llama3RopeScaling(factor)
+    )
 
 
 def test_linear_scaling_is_read(tmp_path):
     peer = llama(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0})
-    write(peer, tmp_path / "x.gguf", facts={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0})
-    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(10_000.0, 128, kl.LinearRopeScaling(3.0))
+    write(
+        peer,
+        tmp_path / "x.gguf",
+        facts={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0},
+    )
+    assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(
+        10_000.0, 128, kl.LinearRopeScaling(3.0)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -238,7 +307,9 @@ def test_what_came_from_gguf_is_saved_for_transformers_with_all_that_it_knew(tmp
     with torch.no_grad():
         assert torch.equal(again(tokens), ours(tokens))
         want = peer(tokens).logits
-        assert (peers.reload(peer, tmp_path / "out")(tokens).logits - want).abs().max() <= 2e-5 * want.abs().max()
+        assert (
+            peers.reload(peer, tmp_path / "out")(tokens).logits - want
+        ).abs().max() <= 2e-5 * want.abs().max()
 
 
 # the file itself ------------------------------------------------------------------------------
@@ -254,18 +325,34 @@ def end(writer: gguf.GGUFWriter) -> None:
 def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
     """Facts of every kind, alone and in lists, and tensors of every kind of number that it can write."""
     writer, chance = gguf.GGUFWriter(tmp_path / "x.gguf", "llama"), np.random.default_rng(3)
-    values = {Fact.UINT8: 255, Fact.INT8: -128, Fact.UINT16: 65535, Fact.INT16: -32768, Fact.UINT32: (1 << 32) - 1,
-              Fact.INT32: -(1 << 31), Fact.FLOAT32: 0.1, Fact.BOOL: True, Fact.STRING: "नमस्ते\0 🙂", Fact.UINT64: (1 << 64) - 1,
-              Fact.INT64: -(1 << 63), Fact.FLOAT64: 0.1}
+    values = {
+        Fact.UINT8: 255,
+        Fact.INT8: -128,
+        Fact.UINT16: 65535,
+        Fact.INT16: -32768,
+        Fact.UINT32: (1 << 32) - 1,
+        Fact.INT32: -(1 << 31),
+        Fact.FLOAT32: 0.1,
+        Fact.BOOL: True,
+        Fact.STRING: "नमस्ते\0 🙂",
+        Fact.UINT64: (1 << 64) - 1,
+        Fact.INT64: -(1 << 63),
+        Fact.FLOAT64: 0.1,
+    }
     for kind, value in values.items():
         writer.add_key_value(f"a.{kind.name}", value, kind)
-        writer.add_key_value(f"some.{kind.name}", [value, value if kind == Fact.STRING else 0], Fact.ARRAY, sub_type=kind)
+        writer.add_key_value(
+            f"some.{kind.name}", [value, value if kind == Fact.STRING else 0], Fact.ARRAY, sub_type=kind
+        )
     writer.add_string("empty", "")
     writer.add_custom_alignment(64)
     for kind in (Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0):
         for shape in ((96,), (7, 96), (2, 3, 32)):
-            writer.add_tensor(f"{kind.name}.{len(shape)}", gguf.quantize(chance.normal(size=shape).astype(np.float32), kind),
-                              raw_dtype=kind)
+            writer.add_tensor(
+                f"{kind.name}.{len(shape)}",
+                gguf.quantize(chance.normal(size=shape).astype(np.float32), kind),
+                raw_dtype=kind,
+            )
     end(writer)
     ours, theirs = GGUFFile(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
     facts = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
@@ -311,7 +398,9 @@ def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
     end(writer)
-    with pytest.raises(ValueError, match=r"x\.gguf is not a whole GGUF file \(it was written for machines that"):
+    with pytest.raises(
+        ValueError, match=r"x\.gguf is not a whole GGUF file \(it was written for machines that"
+    ):
         GGUFFile(tmp_path / "x.gguf")
 
 
@@ -320,35 +409,46 @@ def raw(facts=(), tensors=(), version=3) -> bytes:
     word = lambda text: struct.pack("<Q", len(text)) + text
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(facts))
     head += b"".join(word(name) + struct.pack("<I", kind) + value for name, kind, value in facts)
-    head += b"".join(word(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, begin)
-                     for name, shape, kind, begin in tensors)
+    head += b"".join(
+        word(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, begin)
+        for name, shape, kind, begin in tensors
+    )
     return head + bytes(-len(head) % 32 + 64)
 
 
 LLAMA, HUGE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1 << 61
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (raw([LLAMA, LLAMA]), "it says 'general.architecture' twice"),
-    (raw([LLAMA], [(b"a", (2,), 0, 0), (b"a", (2,), 0, 0)]), "it holds the tensor 'a' twice"),
-    (raw([LLAMA], version=9), "its version is 9, and 2 and 3 are understood"),
-    (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 48))]), "'general.alignment' is 48: it must be a power of two"),
-    (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 0))]), "'general.alignment' is 0"),
-    (raw([LLAMA, (b"odd", 13, b"")]), "a fact is of the kind 13"),
-    (raw([LLAMA, (b"no text", 8, struct.pack("<Q", 1) + b"\xff")]), "can't decode byte 0xff"),
-    (raw([LLAMA, (b"long", 8, struct.pack("<Q", HUGE))]), "it ends too early"),
-    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 0, HUGE))]), "it ends too early"),
-    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 8, HUGE))]), "it ends too early"),
-    (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 9, HUGE))]), "it ends too early"),
-    (raw([LLAMA, (b"deep", 9, struct.pack("<IQ", 9, 1) * 5000)]), "recursion"),
-    (raw([LLAMA], [(b"a", (17,), 0, 0)]), "it ends too early"),
-    (raw([LLAMA], [(b"a", (2,), 0, 60)]), "it ends too early"),
-    (raw([LLAMA], [(b"a", (1 << 40, 1 << 40), 0, 0)]), "it ends too early"),
-    (raw([LLAMA], [(b"a", (0, 1 << 63), 0, 0)]), "copy or download it again"),
-    (raw([LLAMA], [(b"a", (33,), 2, 0)]), "the tensor 'a' has shape (33,): rows of Q4_0 are multiples of 32"),
-    (raw([LLAMA], [(b"a", (), 0, 0)]), "the tensor 'a' has shape ()"),
-    (raw([LLAMA], [(b"a", (2,), 999, 0)]), "999"),
-])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (raw([LLAMA, LLAMA]), "it says 'general.architecture' twice"),
+        (raw([LLAMA], [(b"a", (2,), 0, 0), (b"a", (2,), 0, 0)]), "it holds the tensor 'a' twice"),
+        (raw([LLAMA], version=9), "its version is 9, and 2 and 3 are understood"),
+        (
+            raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 48))]),
+            "'general.alignment' is 48: it must be a power of two",
+        ),
+        (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 0))]), "'general.alignment' is 0"),
+        (raw([LLAMA, (b"odd", 13, b"")]), "a fact is of the kind 13"),
+        (raw([LLAMA, (b"no text", 8, struct.pack("<Q", 1) + b"\xff")]), "can't decode byte 0xff"),
+        (raw([LLAMA, (b"long", 8, struct.pack("<Q", HUGE))]), "it ends too early"),
+        (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 0, HUGE))]), "it ends too early"),
+        (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 8, HUGE))]), "it ends too early"),
+        (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 9, HUGE))]), "it ends too early"),
+        (raw([LLAMA, (b"deep", 9, struct.pack("<IQ", 9, 1) * 5000)]), "recursion"),
+        (raw([LLAMA], [(b"a", (17,), 0, 0)]), "it ends too early"),
+        (raw([LLAMA], [(b"a", (2,), 0, 60)]), "it ends too early"),
+        (raw([LLAMA], [(b"a", (1 << 40, 1 << 40), 0, 0)]), "it ends too early"),
+        (raw([LLAMA], [(b"a", (0, 1 << 63), 0, 0)]), "copy or download it again"),
+        (
+            raw([LLAMA], [(b"a", (33,), 2, 0)]),
+            "the tensor 'a' has shape (33,): rows of Q4_0 are multiples of 32",
+        ),
+        (raw([LLAMA], [(b"a", (), 0, 0)]), "the tensor 'a' has shape ()"),
+        (raw([LLAMA], [(b"a", (2,), 999, 0)]), "999"),
+    ],
+)
 def test_a_file_that_says_what_cannot_be_is_refused(tmp_path, content, said):
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(said)) as told:
@@ -361,12 +461,24 @@ def test_a_file_that_says_what_cannot_be_is_refused(tmp_path, content, said):
 
 PRE = {
     "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
-                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]),
-    "llama-bpe": lambda: pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-                                   r"|\s*[\r\n]+|\s+(?!\S)|\s+"), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+    "smollm": lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    ),
+    "llama-bpe": lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(
+                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+                ),
+                behavior="isolated",
+            ),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    ),
 }
 SPECIAL, MINE = ["<|begin|>", "<|end|>"], "<think>"
 
@@ -374,9 +486,12 @@ SPECIAL, MINE = ["<|begin|>", "<|end|>"], "<think>"
 def trained(pre: str) -> Tokenizer:
     """A small byte-level BPE, with two special tokens and a plain one of the user's."""
     made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
-    made.pre_tokenizer, made.decoder = PRE[pre](), decoders.ByteLevel()
+    made.pre_tokenizer = PRE[pre]()
+    made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=380, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=380, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator([text * 3 for text in TEXTS], trainer)
     made.add_tokens([AddedToken(MINE, normalized=False, special=False)])
     return made
@@ -387,8 +502,16 @@ def facts_of(made: Tokenizer, pre: str, **more) -> dict:
     tokens = [made.id_to_token(n) for n in range(size)]
     merges = [" ".join(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
     kinds = [3 if token in SPECIAL else 4 if token == MINE else 1 for token in tokens]
-    return {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": merges, "token_type": kinds, "bos_token_id": 0,
-            "eos_token_id": 1, "add_bos_token": False} | more
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "merges": merges,
+        "token_type": kinds,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "add_bos_token": False,
+    } | more
 
 
 @pytest.fixture(scope="module")
@@ -400,6 +523,7 @@ def shelf(tmp_path_factory):
         path = folder / f"{next(count)}.gguf"
         write(llama(vocab_size=len(facts["tokens"]), num_hidden_layers=1), path, words=facts)
         return kl.load(path)[1]
+
     return through
 
 
@@ -418,7 +542,9 @@ def test_a_byte_level_tokenizer_comes_out_as_it_went_in(both, pre):
         want, got = made.encode(text), ours.encode(text)
         assert got.ids == want.ids, text
         for skip in (True, False):
-            assert ours.decode(got.ids, skip_special_tokens=skip) == made.decode(want.ids, skip_special_tokens=skip), text
+            assert ours.decode(got.ids, skip_special_tokens=skip) == made.decode(
+                want.ids, skip_special_tokens=skip
+            ), text
 
 
 @pytest.mark.parametrize("pre", PRE)
@@ -441,9 +567,16 @@ def test_a_whole_word_of_llama_3_needs_no_merges(shelf):
     assert ours.encode("zqxj zqxj").ids == [size, size + 1]
 
 
-@pytest.mark.parametrize(("pre", "said", "begins"), [
-    ("gpt-2", True, True), ("gpt-2", None, False), ("smollm", None, False), ("llama-bpe", None, True),
-    ("llama-bpe", False, False)])
+@pytest.mark.parametrize(
+    ("pre", "said", "begins"),
+    [
+        ("gpt-2", True, True),
+        ("gpt-2", None, False),
+        ("smollm", None, False),
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+    ],
+)
 def test_a_text_begins_as_the_file_says_or_as_llama_cpp_takes_it(shelf, pre, said, begins):
     made = trained(pre)
     facts = facts_of(made, pre, add_bos_token=said)
@@ -458,7 +591,23 @@ def test_a_text_begins_as_the_file_says_or_as_llama_cpp_takes_it(shelf, pre, sai
 
 def pieces(**more) -> dict:
     """A vocabulary worked by hand: 0-2 special, then pieces from best to worst, then letters, then bytes."""
-    best = ["▁t", "he", "▁the", "in", "▁s", "ea", "▁sea", "er", "▁▁", "▁▁▁▁", "नम", "नमस्ते", "ing", "12", "▁in"]
+    best = [
+        "▁t",
+        "he",
+        "▁the",
+        "in",
+        "▁s",
+        "ea",
+        "▁sea",
+        "er",
+        "▁▁",
+        "▁▁▁▁",
+        "नम",
+        "नमस्ते",
+        "ing",
+        "12",
+        "▁in",
+    ]
     letters = list("▁theinsargdmobc12नमस्ते")
     tokens = ["<unk>", "<s>", "</s>", *best, *dict.fromkeys(letters)]
     scores = [0.0, 0.0, 0.0] + [-float(n) for n in range(len(tokens) - 3)]
@@ -467,8 +616,15 @@ def pieces(**more) -> dict:
         tokens += [f"<0x{n:02X}>" for n in range(256)]
         scores += [0.0] * 256
         kinds += [6] * 256
-    facts = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2,
-             "unknown_token_id": 0}
+    facts = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": kinds,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
     while len(facts["tokens"]) < V:
         facts["tokens"].append(f"unused{len(facts['tokens'])}")
         facts["scores"].append(-99.0)
@@ -484,11 +640,13 @@ def slow(text: str, facts: dict, prefix: bool = True) -> list[int]:
     ids = {token: n for n, token in enumerate(facts["tokens"])}
     parts = list(((" " if prefix else "") + text).replace(" ", "▁")) if text else []
     while True:
-        found = [(-facts["scores"][ids[a + b]], n) for n, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        found = [
+            (-facts["scores"][ids[a + b]], n) for n, (a, b) in enumerate(pairwise(parts)) if a + b in ids
+        ]
         if not found:
             break
         _, n = min(found)
-        parts[n:n + 2] = [parts[n] + parts[n + 1]]
+        parts[n : n + 2] = [parts[n] + parts[n + 1]]
     out = []
     for part in parts:
         out += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
@@ -500,12 +658,12 @@ def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(shelf):
     ours = shelf(facts)
     for text, parts in {
         "the sea": ["▁the", "▁sea"],
-        "tea": ["▁t", "ea"],                        # ▁t is better than ea, and both fit
-        "there": ["▁the", "r", "e"],                # he, then ▁the, leave er nothing to join
+        "tea": ["▁t", "ea"],  # ▁t is better than ea, and both fit
+        "there": ["▁the", "r", "e"],  # he, then ▁the, leave er nothing to join
         "seeing": ["▁s", "e", "e", "ing"],
         "12": ["▁", "12"],
-        "नमस्ते": ["▁", "नम", "स", "्", "त", "े"],      # no two neighbours make the whole word
-        "the  sea": ["▁the", "▁", "▁sea"],          # ▁sea is better than ▁▁
+        "नमस्ते": ["▁", "नम", "स", "्", "त", "े"],  # no two neighbours make the whole word
+        "the  sea": ["▁the", "▁", "▁sea"],  # ▁sea is better than ▁▁
         "in": ["▁in"],
     }.items():
         assert ours.encode(text).tokens == ["<s>", *parts], text
@@ -516,7 +674,9 @@ def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(shelf):
 def test_a_sentencepiece_vocabulary_splits_as_the_slow_definition(shelf, prefix):
     facts = pieces(bytes=True, add_space_prefix=prefix)
     ours, chance = shelf(facts), random.Random(11)
-    texts = [t for t in TEXTS if t] + ["".join(chance.choices("  theinsargdmobc12नमस्ते🙂", k=n)) for n in range(1, 200)]
+    texts = [t for t in TEXTS if t] + [
+        "".join(chance.choices("  theinsargdmobc12नमस्ते🙂", k=n)) for n in range(1, 200)
+    ]
     for text in texts:
         assert ours.encode(text).ids == [1, *slow(text, facts, prefix)], repr(text)
         assert ours.decode(ours.encode(text).ids) == text
@@ -532,14 +692,20 @@ def test_special_tokens_of_a_sentencepiece_vocabulary_stay_whole(shelf):
     ids = ours.encode("the</s>sea<|user|>12", add_special_tokens=False).ids
     assert ids.count(2) == 1
     assert ids.count(mine) == 1
-    assert "<|user|>" in ours.decode(ids)      # the user's own token is text
-    assert "</s>" not in ours.decode(ids)      # a control token is not
+    assert "<|user|>" in ours.decode(ids)  # the user's own token is text
+    assert "</s>" not in ours.decode(ids)  # a control token is not
     assert "</s>" in ours.decode(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize(("more", "begin", "end"), [
-    ({}, [1], []), ({"add_bos_token": False}, [], []), ({"add_eos_token": True}, [1], [2]),
-    ({"add_bos_token": False, "add_eos_token": True}, [], [2])])
+@pytest.mark.parametrize(
+    ("more", "begin", "end"),
+    [
+        ({}, [1], []),
+        ({"add_bos_token": False}, [], []),
+        ({"add_eos_token": True}, [1], [2]),
+        ({"add_bos_token": False, "add_eos_token": True}, [], [2]),
+    ],
+)
 def test_a_sentence_begins_and_ends_as_the_file_says(shelf, more, begin, end):
     facts = pieces(**more)
     assert shelf(facts).encode("the sea").ids == [*begin, *slow("the sea", facts), *end]

@@ -11,7 +11,9 @@ import keepleft as kl
 import peers
 from peers import BARE, CLASSIFIERS, DECODERS, ENCODERS, PAD, PAIRS, V
 
-B, T, S = 3, 13, 11
+B = 3
+T = 13
+S = 11
 LENGTHS = (13, 7, 10)
 
 
@@ -42,6 +44,7 @@ def both(request, tmp_path):
         folder = peers.keep(peer, tmp_path / "theirs")
         ours, _ = kl.load(folder, dtype=dtype)
         return peer.to(dtype), ours
+
     return make
 
 
@@ -156,4 +159,7 @@ def test_what_we_save_transformers_loads_unchanged(name, tmp_path):
     assert torch.equal(first[0], second[0])
     once_more, _ = kl.load(tmp_path / "ours")
     assert once_more.design == ours.design
-    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), once_more.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(ours.state_dict().values(), once_more.state_dict().values(), strict=True)
+    )

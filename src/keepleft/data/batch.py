@@ -15,25 +15,39 @@ from keepleft.data.ragged import IntArray, Layout, Ragged
 @dataclass(frozen=True)
 class Batch:
     inputs: dict[str, Tensor]  # the arguments of the model
-    targets: Tensor            # (B, T), −100 where nothing is asked; or (B,) labels
-    tokens: int                # how many are asked
-    identity: str              # epoch, step and records: for whoever must find it again
+    targets: Tensor  # (B, T), −100 where nothing is asked; or (B,) labels
+    tokens: int  # how many are asked
+    identity: str  # epoch, step and records: for whoever must find it again
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device; from pinned memory the copy does not wait."""
         move = lambda tensor: tensor.to(device, non_blocking=True)
-        return replace(self, inputs={name: move(tensor) for name, tensor in self.inputs.items()}, targets=move(self.targets))
+        return replace(
+            self,
+            inputs={name: move(tensor) for name, tensor in self.inputs.items()},
+            targets=move(self.targets),
+        )
 
     def pin_memory(self) -> Batch:
-        return replace(self, inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
-                       targets=self.targets.pin_memory())
+        return replace(
+            self,
+            inputs={name: tensor.pin_memory() for name, tensor in self.inputs.items()},
+            targets=self.targets.pin_memory(),
+        )
 
     def without_targets(self) -> Batch:
         """The same with nothing asked: keeps a process in step that has no work of its own."""
         return replace(self, targets=torch.full_like(self.targets, IGNORE_INDEX), tokens=0)
 
 
-def collate(examples: Examples, target_layout: Layout, source_layout: Layout | None, identity: str, *, segments: bool = True) -> Batch:
+def collate(
+    examples: Examples,
+    target_layout: Layout,
+    source_layout: Layout | None,
+    identity: str,
+    *,
+    segments: bool = True,
+) -> Batch:
     """Lay a lesson out. Without segments every place must be taken by a text of its own row."""
     inputs = {"tokens": _tensor(target_layout.scatter(examples.tokens, 0))}
     if segments:

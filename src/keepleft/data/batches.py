@@ -15,7 +15,7 @@ from keepleft.data.teacher_forcing import shift_right
 from keepleft.data.token_store import TokenStore
 
 SORT_POOL_SIZE = 1 << 16  # records that are sorted by length together
-MAX_OPEN_ROWS = 64       # rows that are filled side by side when packing
+MAX_OPEN_ROWS = 64  # rows that are filled side by side when packing
 
 
 class BatchCursor(NamedTuple):
@@ -28,12 +28,21 @@ class BatchCursor(NamedTuple):
 class BatchLayout(Protocol):
     """How records become rectangles of at most so many tokens."""
 
-    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+    def plan(
+        self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator
+    ) -> Iterator[list[IntArray]]:
         """The records of each micro-batch, row by row or text by text."""
         ...
 
-    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
-             identity: str) -> Batch: ...
+    def make_batch(
+        self,
+        store: TokenStore,
+        objective: Objective,
+        rows: list[IntArray],
+        budget: int,
+        rng: np.random.Generator,
+        identity: str,
+    ) -> Batch: ...
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,11 @@ class BucketedLayout:
     def padded_width(self, size: int) -> int:
         return -(-size // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
-    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+    def plan(
+        self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator
+    ) -> Iterator[list[IntArray]]:
         for begin in range(0, len(order), SORT_POOL_SIZE):
-            pool = order[begin:begin + SORT_POOL_SIZE]
+            pool = order[begin : begin + SORT_POOL_SIZE]
             max_sizes = np.max([size[pool] for size in sizes], axis=0)
             pool = pool[np.lexsort((*(size[pool] for size in sizes[1:]), sizes[0][pool], max_sizes))]
             max_sizes = np.max([size[pool] for size in sizes], axis=0).tolist()
@@ -61,8 +72,15 @@ class BucketedLayout:
             for n in rng.permutation(len(buckets)):
                 yield [buckets[n]]
 
-    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
-             identity: str) -> Batch:
+    def make_batch(
+        self,
+        store: TokenStore,
+        objective: Objective,
+        rows: list[IntArray],
+        budget: int,
+        rng: np.random.Generator,
+        identity: str,
+    ) -> Batch:
         examples = objective.examples(tuple(store[field].take(rows[0]) for field in objective.fields), rng)
         sequences = [examples.tokens] if examples.source is None else [examples.tokens, examples.source]
         widths = [self.padded_width(int(sequence.lengths.max(initial=1))) for sequence in sequences]
@@ -70,7 +88,10 @@ class BucketedLayout:
         if self.fixed_height:
             widths = [max(widths)] * len(widths)
             height = max(budget // widths[0], len(rows[0]))
-        layouts = [pad_layout(sequence, width=width, rows=height) for sequence, width in zip(sequences, widths, strict=True)]
+        layouts = [
+            pad_layout(sequence, width=width, rows=height)
+            for sequence, width in zip(sequences, widths, strict=True)
+        ]
         return collate(examples, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
 
 
@@ -80,10 +101,14 @@ class PackedLayout:
 
     width: int
 
-    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+    def plan(
+        self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator
+    ) -> Iterator[list[IntArray]]:
         batch_rows: list[IntArray] = []
         height = max(1, budget // self.width)
-        for row in _best_fit_packing(order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), self.width):
+        for row in _best_fit_packing(
+            order.tolist(), np.stack([size[order] for size in sizes], 1).tolist(), self.width
+        ):
             batch_rows.append(np.array(row))
             if len(batch_rows) == height:
                 yield batch_rows
@@ -91,12 +116,24 @@ class PackedLayout:
         if batch_rows:
             yield batch_rows
 
-    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
-             identity: str) -> Batch:
-        examples = objective.examples(tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), rng)
+    def make_batch(
+        self,
+        store: TokenStore,
+        objective: Objective,
+        rows: list[IntArray],
+        budget: int,
+        rng: np.random.Generator,
+        identity: str,
+    ) -> Batch:
+        examples = objective.examples(
+            tuple(store[field].take(np.concatenate(rows)) for field in objective.fields), rng
+        )
         height = max(1, budget // self.width)
-        layouts = [pack_layout(rows, sequence, width=self.width, height=height)
-                   for sequence in (examples.tokens, examples.source) if sequence is not None]
+        layouts = [
+            pack_layout(rows, sequence, width=self.width, height=height)
+            for sequence in (examples.tokens, examples.source)
+            if sequence is not None
+        ]
         return collate(examples, layouts[0], layouts[1] if len(layouts) > 1 else None, identity)
 
 
@@ -106,15 +143,26 @@ class WindowLayout:
 
     width: int
 
-    def plan(self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator) -> Iterator[list[IntArray]]:
+    def plan(
+        self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator
+    ) -> Iterator[list[IntArray]]:
         height = max(1, budget // self.width)
         for begin in range(0, len(order), height):
-            yield [order[begin:begin + height]]
+            yield [order[begin : begin + height]]
 
-    def make_batch(self, store: TokenStore, objective: Objective, rows: list[IntArray], budget: int, rng: np.random.Generator,
-             identity: str) -> Batch:
+    def make_batch(
+        self,
+        store: TokenStore,
+        objective: Objective,
+        rows: list[IntArray],
+        budget: int,
+        rng: np.random.Generator,
+        identity: str,
+    ) -> Batch:
         tokens = store[objective.fields[0]].tokens
-        windows = np.stack([tokens[begin:begin + self.width + 1] for begin in rows[0].tolist()]).astype(np.int64)
+        windows = np.stack([tokens[begin : begin + self.width + 1] for begin in rows[0].tolist()]).astype(
+            np.int64
+        )
         targets = Ragged(windows[:, 1:].reshape(-1), np.full(len(windows), self.width))
         examples = Examples(*shift_right(windows[:, 0], targets))
         return collate(examples, pad_layout(examples.tokens), None, identity, segments=False)
@@ -138,19 +186,29 @@ class Batches:
         if isinstance(self.layout, WindowLayout):
             total = len(self.store[self.objective.fields[0]].tokens)
             if total < self.layout.width + 1:
-                raise ValueError(f"the text has {total} tokens, fewer than one window of {self.layout.width} and what follows "
-                                 "it: give more text, or a smaller width")
+                raise ValueError(
+                    f"the text has {total} tokens, fewer than one window of {self.layout.width} and what follows "
+                    "it: give more text, or a smaller width"
+                )
             return
         for name, record_sizes in zip(("text", "source"), self.sizes(), strict=False):
             limit = self.layout.width if isinstance(self.layout, PackedLayout) else self.budget
             if len(record_sizes) and int(record_sizes.max()) > limit:
-                raise ValueError(f"record {int(record_sizes.argmax())} has a {name} of {int(record_sizes.max())} tokens, a batch holds "
-                                 f"{limit}: give larger batches, or leave longer texts out")
+                raise ValueError(
+                    f"record {int(record_sizes.argmax())} has a {name} of {int(record_sizes.max())} tokens, a batch holds "
+                    f"{limit}: give larger batches, or leave longer texts out"
+                )
 
     @property
     def fixed_width(self) -> int | None:
         """Where all batches have one shape: the tokens in a row of texts, or 0 where rows are running text."""
-        return self.layout.width if isinstance(self.layout, PackedLayout) else 0 if isinstance(self.layout, WindowLayout) else None
+        return (
+            self.layout.width
+            if isinstance(self.layout, PackedLayout)
+            else 0
+            if isinstance(self.layout, WindowLayout)
+            else None
+        )
 
     @property
     def tokens(self) -> int:
@@ -210,14 +268,19 @@ class Batches:
     def make_batch(self, rows: list[IntArray], epoch: int, n: int, m: int) -> Batch:
         rng = np.random.Generator(np.random.Philox([self.seed, epoch, n, m]))
         first_records = np.concatenate(rows)[:8].tolist()
-        identity = f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, first_records))}, …"
+        identity = (
+            f"epoch {epoch}, step {n} of it, micro-batch {m}: records {', '.join(map(str, first_records))}, …"
+        )
         return self.layout.make_batch(self.store, self.objective, rows, self.budget, rng, identity)
 
 
 def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) -> Iterator[list[int]]:
     """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is closed."""
-    open_rows: dict[int, list[tuple[list[int], list[int]]]] = {}  # rows and what is left in them, by the least that is left
-    space_bits, num_open = 0, 0                                        # which rooms there are, as the bits of a number
+    open_rows: dict[
+        int, list[tuple[list[int], list[int]]]
+    ] = {}  # rows and what is left in them, by the least that is left
+    space_bits = 0
+    num_open = 0  # which rooms there are, as the bits of a number
 
     def close_row(space: int) -> list[int]:
         nonlocal space_bits, num_open

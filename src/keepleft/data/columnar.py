@@ -32,8 +32,11 @@ class ParquetSource(RecordSource):
         try:
             import pyarrow.parquet as parquet  # type: ignore
         except ImportError as error:
-            raise ImportError(f"to read {self.path} you need pyarrow: pip install 'keepleft[parquet]'") from error
+            raise ImportError(
+                f"to read {self.path} you need pyarrow: pip install 'keepleft[parquet]'"
+            ) from error
         import pyarrow  # type: ignore
+
         try:
             file = parquet.ParquetFile(self.path)
         except pyarrow.ArrowException as error:
@@ -42,7 +45,11 @@ class ParquetSource(RecordSource):
             if not file.metadata.num_rows:
                 raise ValueError(f"{self.path} holds no text: it has no rows")
             names = keys(_column_names(file.schema_arrow), self.columns, self.fields, str(self.path))
-            root_columns = [root for root in file.schema_arrow.names if any(name == root or name.startswith(root + ".") for name in names)]
+            root_columns = [
+                root
+                for root in file.schema_arrow.names
+                if any(name == root or name.startswith(root + ".") for name in names)
+            ]
             n = 0
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=root_columns):
                 for row in batch.to_pylist():
@@ -69,12 +76,24 @@ class DatasetSource(RecordSource):
     def __iter__(self) -> Iterator[Record]:
         dataset = self._load()
         features = dataset.features
-        nested_columns = [column for name in features for column in
-                 ([f"{name}.{key}" for key in features[name]] if isinstance(features[name], dict) else
-                  [f"{name}.{key}" for key in getattr(features[name], "languages", ())] or [name])]
-        names = keys(list(dict.fromkeys([*features, *nested_columns])), self.columns, self.fields, self.name_or_path)
-        root_columns = [root for root in features if any(name == root or name.startswith(root + ".") for name in names)]
-        label_names = {root: features[root].int2str for root in root_columns if hasattr(features[root], "int2str")}  # labels stored as numbers
+        nested_columns = [
+            column
+            for name in features
+            for column in (
+                [f"{name}.{key}" for key in features[name]]
+                if isinstance(features[name], dict)
+                else [f"{name}.{key}" for key in getattr(features[name], "languages", ())] or [name]
+            )
+        ]
+        names = keys(
+            list(dict.fromkeys([*features, *nested_columns])), self.columns, self.fields, self.name_or_path
+        )
+        root_columns = [
+            root for root in features if any(name == root or name.startswith(root + ".") for name in names)
+        ]
+        label_names = {
+            root: features[root].int2str for root in root_columns if hasattr(features[root], "int2str")
+        }  # labels stored as numbers
         n = 0
         for batch in dataset.select_columns(root_columns).iter(batch_size=BATCH_ROWS):
             for values in zip(*(batch[root] for root in root_columns), strict=True):
@@ -94,20 +113,26 @@ class DatasetSource(RecordSource):
         try:
             import datasets  # type: ignore
         except ImportError as error:
-            raise ImportError(f"to read {self.name_or_path} you need datasets: pip install 'keepleft[datasets]'") from error
+            raise ImportError(
+                f"to read {self.name_or_path} you need datasets: pip install 'keepleft[datasets]'"
+            ) from error
         if not self.name_or_path.startswith(HUB_PREFIX):
             return datasets.load_from_disk(self.name_or_path)
         name, config, split = hub_name(self.name_or_path)
         try:
             return datasets.load_dataset(name, config, split=split)
         except Exception as error:  # its own, its HTTP client's or the system's
-            raise ValueError(f"{self.name_or_path}: the dataset {name!r}, configuration {config!r}, split {split!r}, "
-                             f"cannot be had: {error}") from error
+            raise ValueError(
+                f"{self.name_or_path}: the dataset {name!r}, configuration {config!r}, split {split!r}, "
+                f"cannot be had: {error}"
+            ) from error
 
 
 def parquet_file(path: str, columns: Columns | None, fields: tuple[str, ...]) -> ParquetSource:
     file = open_text(path)
-    return ParquetSource(file.path, None if columns is None else tuple(columns), fields, basename(file.name), file.size)
+    return ParquetSource(
+        file.path, None if columns is None else tuple(columns), fields, basename(file.name), file.size
+    )
 
 
 def dataset(name_or_path: str, columns: Columns | None, fields: tuple[str, ...]) -> DatasetSource:
@@ -116,7 +141,9 @@ def dataset(name_or_path: str, columns: Columns | None, fields: tuple[str, ...])
     size = None
     if not name_or_path.startswith(HUB_PREFIX):
         if (folder / "dataset_dict.json").exists():
-            splits = sorted(str(Path(name_or_path) / state_file.parent.name) for state_file in folder.glob("*/state.json"))
+            splits = sorted(
+                str(Path(name_or_path) / state_file.parent.name) for state_file in folder.glob("*/state.json")
+            )
             raise ValueError(f"{name_or_path} holds several splits: name one of {', '.join(splits)}")
         name_or_path, size = str(folder), sum(file.stat().st_size for file in folder.glob("*.arrow"))
     else:
@@ -126,14 +153,22 @@ def dataset(name_or_path: str, columns: Columns | None, fields: tuple[str, ...])
 
 def is_dataset(name_or_path: str) -> bool:
     folder = Path(name_or_path).expanduser()
-    return name_or_path.startswith(HUB_PREFIX) or (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+    return (
+        name_or_path.startswith(HUB_PREFIX)
+        or (folder / "dataset_dict.json").is_file()
+        or (folder / "state.json").is_file()
+    )
 
 
 def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
     """NAME, CONFIG, SPLIT of hf:NAME[:CONFIG][:SPLIT]. One word after the name is a split if splits are called so."""
-    parts = re.split(r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX))  # not at the colon of train[:10%]
+    parts = re.split(
+        r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX)
+    )  # not at the colon of train[:10%]
     if not parts[0] or len(parts) > 3:
-        raise ValueError(f"{dataset_name!r} is not hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+        raise ValueError(
+            f"{dataset_name!r} is not hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT"
+        )
     if len(parts) == 2:
         parts.insert(1 if re.split(r"[\[+]", parts[1])[0] in SPLIT_NAMES else 2, "")
     name, config, split = (*parts, "", "")[:3]
@@ -142,8 +177,12 @@ def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
 
 def _column_names(schema: Any) -> list[str]:
     """Column names, and those within a column that is itself a row."""
-    nested = [f"{field.name}.{field.type.field(i).name}" for field in schema if _is_struct(field.type)
-             for i in range(field.type.num_fields)]
+    nested = [
+        f"{field.name}.{field.type.field(i).name}"
+        for field in schema
+        if _is_struct(field.type)
+        for i in range(field.type.num_fields)
+    ]
     return [*schema.names, *nested]
 
 

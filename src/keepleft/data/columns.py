@@ -14,8 +14,37 @@ Columns = Sequence[str | int]
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "text": ("sentence", "content", "document", "review"),
     "src": ("source", "en", "english", "text", "article", "document", "dialogue", "input", "sentence"),
-    "tgt": ("target", "summary", "highlights", "output", "fr", "de", "es", "it", "pt", "nl", "cs", "pl", "ru", "uk", "tr", "hi",
-            "ar", "zh", "ja", "ko", "vi", "french", "german", "spanish", "italian", "portuguese", "dutch", "russian", "hindi"),
+    "tgt": (
+        "target",
+        "summary",
+        "highlights",
+        "output",
+        "fr",
+        "de",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "cs",
+        "pl",
+        "ru",
+        "uk",
+        "tr",
+        "hi",
+        "ar",
+        "zh",
+        "ja",
+        "ko",
+        "vi",
+        "french",
+        "german",
+        "spanish",
+        "italian",
+        "portuguese",
+        "dutch",
+        "russian",
+        "hindi",
+    ),
     "label": ("class", "category", "labels"),
 }
 
@@ -28,36 +57,61 @@ def check_columns(columns: Columns | None, fields: tuple[str, ...]) -> None:
         return
     if isinstance(columns, str) or len(columns) != len(fields):
         raise ValueError(f"columns {columns!r} are not one for each of the fields {', '.join(fields)}")
-    invalid = [c for c in columns if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)]
+    invalid = [
+        c
+        for c in columns
+        if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)
+    ]
     if invalid:
         raise ValueError(f"column {invalid[0]!r} is neither a name nor a number from 0 on")
 
 
-def header(cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str) -> tuple[tuple[int, ...], bool]:
+def header(
+    cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str
+) -> tuple[tuple[int, ...], bool]:
     """Where each field stands in a row, and whether these cells, the first row of the table, are its header."""
     names = [cell.strip() for cell in cells]
     if columns is not None and any(isinstance(column, str) for column in columns):
-        return tuple(column if isinstance(column, int) else names.index(match_name(column, names, location)) for column in columns), True
+        return tuple(
+            column if isinstance(column, int) else names.index(match_name(column, names, location))
+            for column in columns
+        ), True
     if columns is None:
         matched = guess_columns(names, fields)
-        return (tuple(range(len(fields))), False) if matched is None else (tuple(names.index(name) for name in matched), True)
+        return (
+            (tuple(range(len(fields))), False)
+            if matched is None
+            else (tuple(names.index(name) for name in matched), True)
+        )
     indices = tuple(column for column in columns if isinstance(column, int))
     header_names = [names[index].lower() if index < len(names) else "" for index in indices]
-    return indices, all(name in (field.lower(), *SYNONYMS.get(field, ())) for name, field in zip(header_names, fields, strict=True))
+    return indices, all(
+        name in (field.lower(), *SYNONYMS.get(field, ()))
+        for name, field in zip(header_names, fields, strict=True)
+    )
 
 
-def keys(names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str) -> tuple[str, ...]:
+def keys(
+    names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str
+) -> tuple[str, ...]:
     """The name of each field's column, where every column has a name."""
     if columns is None:
         matched = guess_columns(names, fields)
         if matched is None:
-            raise ValueError(f"{location} has no column for each of {', '.join(fields)}: there are {format_names(names)}; "
-                             "say with `columns` which to take")
+            raise ValueError(
+                f"{location} has no column for each of {', '.join(fields)}: there are {format_names(names)}; "
+                "say with `columns` which to take"
+            )
         return matched
     for column in columns:
         if isinstance(column, int) and column >= len(names):
-            raise ValueError(f"{location} has {len(names)} columns, so there is no column {column} (they count from 0)")
-    return tuple(names[column] if isinstance(column, int) else match_name(column, names, location) for column in columns)
+            raise ValueError(
+                f"{location} has {len(names)} columns, so there is no column {column} (they count from 0)"
+            )
+    return tuple(
+        names[column] if isinstance(column, int) else match_name(column, names, location)
+        for column in columns
+    )
 
 
 def guess_columns(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -65,8 +119,13 @@ def guess_columns(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, .
     by_lowercase = {name.lower(): name for name in reversed(names)}
     matched: list[str] = []
     for field in fields:
-        candidates = [by_lowercase[name] for name in (field.lower(), *SYNONYMS.get(field, ()))
-                if name in by_lowercase and by_lowercase[name] not in matched and (name == field.lower() or name not in fields)]
+        candidates = [
+            by_lowercase[name]
+            for name in (field.lower(), *SYNONYMS.get(field, ()))
+            if name in by_lowercase
+            and by_lowercase[name] not in matched
+            and (name == field.lower() or name not in fields)
+        ]
         if not candidates:
             return None
         matched.append(candidates[0])
@@ -86,7 +145,11 @@ def match_name(column: str, names: Sequence[str], location: str) -> str:
 def format_names(names: Sequence[str]) -> str:
     """Names for a message, few enough to read."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more if names else "none"
+    return (
+        ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more
+        if names
+        else "none"
+    )
 
 
 def picker(indices: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
@@ -99,8 +162,11 @@ def picker(indices: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
 
 def nested_names(row: dict[str, Any]) -> list[str]:
     """The names in a row of named values, those of a row within it as "translation.en"."""
-    return [name for key, value in row.items()
-            for name in ([f"{key}.{inner_key}" for inner_key in value] if isinstance(value, dict) else [str(key)])]
+    return [
+        name
+        for key, value in row.items()
+        for name in ([f"{key}.{inner_key}" for inner_key in value] if isinstance(value, dict) else [str(key)])
+    ]
 
 
 def extract(row: dict[str, Any], names: tuple[str, ...], locate: Callable[[], str]) -> Record:

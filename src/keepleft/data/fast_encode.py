@@ -18,10 +18,27 @@ if TYPE_CHECKING:
 MAX_CACHED_WORDS = 1 << 20  # words that are remembered
 
 SPACE, NEWLINE = ord(" "), ord("\n")
-SPACE_CLASS, NEWLINE_CLASS = 4, 5  # kinds of byte; 0 is a part of a sign beyond ASCII, 1 a letter, 2 a digit, 3 another mark
-BYTE_CLASSES = np.array([0 if n > 127 else NEWLINE_CLASS if n == NEWLINE else SPACE_CLASS if n == SPACE else 1 if chr(n).isalpha() else
-                  2 if chr(n).isdigit() else 3 for n in range(256)], np.uint8)
-_SEPARATOR_CONTROLS, _WORD_REGEX = re.compile("[\x1c-\x1f]"), re.compile(r"(?:[^\s]|[\x1c-\x1f])+")  # a space to Python, not to the tokenizer
+SPACE_CLASS = 4
+NEWLINE_CLASS = 5  # kinds of byte; 0 is a part of a sign beyond ASCII, 1 a letter, 2 a digit, 3 another mark
+BYTE_CLASSES = np.array(
+    [
+        0
+        if n > 127
+        else NEWLINE_CLASS
+        if n == NEWLINE
+        else SPACE_CLASS
+        if n == SPACE
+        else 1
+        if chr(n).isalpha()
+        else 2
+        if chr(n).isdigit()
+        else 3
+        for n in range(256)
+    ],
+    np.uint8,
+)
+_SEPARATOR_CONTROLS = re.compile("[\x1c-\x1f]")
+_WORD_REGEX = re.compile(r"(?:[^\s]|[\x1c-\x1f])+")  # a space to Python, not to the tokenizer
 
 EncodeFunction = Callable[[Sequence[str]], list[bytes]]
 
@@ -31,7 +48,8 @@ class WordCache(dict[str, bytes]):
 
     def __init__(self, tokenize: Callable[[str], list[int]], dtype: np.dtype) -> None:
         super().__init__()
-        self.tokenize, self.dtype = tokenize, dtype
+        self.tokenize = tokenize
+        self.dtype = dtype
 
     def __missing__(self, word: str) -> bytes:
         encoded = np.array(self.tokenize(word), self.dtype).tobytes()
@@ -40,11 +58,17 @@ class WordCache(dict[str, bytes]):
         return encoded
 
 
-def encoder(tokenizer: Tokenizer, dtype: np.dtype, *, prefix: Sequence[int] = (), suffix: Sequence[int] = ()) -> EncodeFunction:
+def encoder(
+    tokenizer: Tokenizer, dtype: np.dtype, *, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+) -> EncodeFunction:
     """A function from texts to their integers, each text's as bytes; `before` and `after` go around each."""
     prefix_bytes, suffix_bytes = (np.array(part, dtype).tobytes() for part in (prefix, suffix))
     encode_texts = _text_encoder(tokenizer, dtype)
-    return encode_texts if not prefix_bytes and not suffix_bytes else lambda texts: [prefix_bytes + row + suffix_bytes for row in encode_texts(texts)]
+    return (
+        encode_texts
+        if not prefix_bytes and not suffix_bytes
+        else lambda texts: [prefix_bytes + row + suffix_bytes for row in encode_texts(texts)]
+    )
 
 
 def _text_encoder(tokenizer: Tokenizer, dtype: np.dtype) -> EncodeFunction:
@@ -53,8 +77,10 @@ def _text_encoder(tokenizer: Tokenizer, dtype: np.dtype) -> EncodeFunction:
     fast = fast_encoder(tokenizer, tokenizer_json, dtype)
     if fast is not None:
         return fast
-    return lambda texts: [np.array(encoding.ids, dtype).tobytes()
-                          for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    return lambda texts: [
+        np.array(encoding.ids, dtype).tobytes()
+        for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    ]
 
 
 def per_text(encode_text: Callable[[str], bytes]) -> EncodeFunction:
@@ -63,26 +89,45 @@ def per_text(encode_text: Callable[[str], bytes]) -> EncodeFunction:
 
 def fast_encoder(tokenizer: Tokenizer, tokenizer_json: dict, dtype: np.dtype) -> EncodeFunction | None:
     """None for a tokenizer of which it is not known that words stay apart."""
-    if not tokenizer.encode_special_tokens or any(not token["special"] for token in tokenizer_json["added_tokens"]):
+    if not tokenizer.encode_special_tokens or any(
+        not token["special"] for token in tokenizer_json["added_tokens"]
+    ):
         return None
     normalizer, pre_tokenizer = tokenizer_json["normalizer"], tokenizer_json["pre_tokenizer"] or {}
     unk_id = special_tokens(tokenizer).unknown
-    special_to_unk = {} if unk_id is None else {token["id"]: unk_id for token in tokenizer_json["added_tokens"]}  # all are special
+    special_to_unk = (
+        {} if unk_id is None else {token["id"]: unk_id for token in tokenizer_json["added_tokens"]}
+    )  # all are special
 
     def tokenize(piece: str) -> list[int]:
         """One piece; "</s>" in a text is four signs or an unknown word, never the end."""
         return [special_to_unk.get(token.id, token.id) for token in tokenizer.model.tokenize(piece)]
 
     match tokenizer_json["model"]["type"], pre_tokenizer.get("type"):
-        case "BPE", "Sequence" if normalizer in (None, {"type": "Prepend", "prepend": " "}) and _is_own_pre_tokenizer(pre_tokenizer):
+        case "BPE", "Sequence" if normalizer in (
+            None,
+            {"type": "Prepend", "prepend": " "},
+        ) and _is_own_pre_tokenizer(pre_tokenizer):
             return _byte_bpe_encoder(tokenizer, dtype, add_prefix_space=normalizer is not None)
-        case "Unigram", "Metaspace" if normalizer is None and pre_tokenizer["replacement"] == "▁" and pre_tokenizer["split"]:
-            return per_text(_unigram_encoder(tokenize, dtype, add_prefix_space=pre_tokenizer["prepend_scheme"] == "always"))
+        case "Unigram", "Metaspace" if (
+            normalizer is None and pre_tokenizer["replacement"] == "▁" and pre_tokenizer["split"]
+        ):
+            return per_text(
+                _unigram_encoder(
+                    tokenize, dtype, add_prefix_space=pre_tokenizer["prepend_scheme"] == "always"
+                )
+            )
         case "WordLevel", "WhitespaceSplit" if normalizer is None:
             word_cache = WordCache(tokenize, dtype)
-            split_words = lambda text: _WORD_REGEX.findall(text) if _SEPARATOR_CONTROLS.search(text) else text.split()
+            split_words = lambda text: (
+                _WORD_REGEX.findall(text) if _SEPARATOR_CONTROLS.search(text) else text.split()
+            )
             return per_text(lambda text: b"".join(map(word_cache.__getitem__, split_words(text))))
-        case "WordLevel", "Split" if normalizer is None and pre_tokenizer["pattern"] == {"Regex": WORD_REGEX} and pre_tokenizer["invert"]:
+        case "WordLevel", "Split" if (
+            normalizer is None
+            and pre_tokenizer["pattern"] == {"Regex": WORD_REGEX}
+            and pre_tokenizer["invert"]
+        ):
             line_cache, find = WordCache(tokenize, dtype), re.compile(WORD_REGEX).findall
             return per_text(lambda text: b"".join(map(line_cache.__getitem__, find(text))))
         case "WordLevel", "Split" if normalizer is None and pre_tokenizer["pattern"] == {"Regex": r"[\s\S]"}:
@@ -93,8 +138,13 @@ def fast_encoder(tokenizer: Tokenizer, tokenizer_json: dict, dtype: np.dtype) ->
 
 def _is_own_pre_tokenizer(pre_tokenizer: dict) -> bool:
     parts = pre_tokenizer["pretokenizers"]
-    return ([part["type"] for part in parts] == ["Split", "ByteLevel"] and parts[0]["pattern"] == {"Regex": PIECE_REGEX}
-            and parts[0]["behavior"] == "Isolated" and not parts[1]["add_prefix_space"] and not parts[1]["use_regex"])
+    return (
+        [part["type"] for part in parts] == ["Split", "ByteLevel"]
+        and parts[0]["pattern"] == {"Regex": PIECE_REGEX}
+        and parts[0]["behavior"] == "Isolated"
+        and not parts[1]["add_prefix_space"]
+        and not parts[1]["use_regex"]
+    )
 
 
 def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space: bool) -> EncodeFunction:
@@ -113,7 +163,8 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
     def tokenize(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in raw_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    piece_table, piece_cache = PieceTable(tokenize, dtype), WordCache(lambda piece: tokenize([piece])[0], dtype)
+    piece_table = PieceTable(tokenize, dtype)
+    piece_cache = WordCache(lambda piece: tokenize([piece])[0], dtype)
     line_break = np.array(tokenize(["\n"])[0], dtype).tobytes()
 
     def encode_slowly(line: str) -> bytes:
@@ -125,7 +176,11 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
         is_start = np.empty(len(utf8), bool)
         is_start[0] = True
         previous, current = classes[:-1], classes[1:]
-        is_start[1:] = (current >= SPACE_CLASS) | (previous == NEWLINE_CLASS) | ((current != previous) & (current > 0) & (previous > 0) & (previous < SPACE_CLASS))
+        is_start[1:] = (
+            (current >= SPACE_CLASS)
+            | (previous == NEWLINE_CLASS)
+            | ((current != previous) & (current > 0) & (previous > 0) & (previous < SPACE_CLASS))
+        )
         starts = np.flatnonzero(is_start)
         tokens, counts = piece_table(utf8, starts, np.append(starts[1:], len(utf8)))
         return tokens, starts, np.append(0, np.cumsum(counts))
@@ -133,7 +188,10 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
     def encode_running_text(text: str) -> bytes:
         utf8 = np.frombuffer(text.encode(), np.uint8)
         if has_irregular_spaces(utf8):
-            return line_break.join(encode_slowly(line) if irregular else encode_lines([line])[0] for line, irregular in flag_irregular(text.split("\n")))
+            return line_break.join(
+                encode_slowly(line) if irregular else encode_lines([line])[0]
+                for line, irregular in flag_irregular(text.split("\n"))
+            )
         return look_up_pieces(utf8)[0].tobytes() if len(utf8) else b""
 
     def encode_lines(lines: list[str]) -> list[bytes]:
@@ -143,16 +201,25 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
             return [b""] * len(lines)
         if has_irregular_spaces(utf8):
             regular = iter(encode_lines([line for line, irregular in flag_irregular(lines) if not irregular]))
-            return [encode_slowly(line) if irregular else next(regular) for line, irregular in flag_irregular(lines)]
+            return [
+                encode_slowly(line) if irregular else next(regular)
+                for line, irregular in flag_irregular(lines)
+            ]
         tokens, starts, token_offsets = look_up_pieces(utf8)
-        breaks = np.searchsorted(starts, np.flatnonzero(utf8 == NEWLINE))  # which pieces stand between two lines
+        breaks = np.searchsorted(
+            starts, np.flatnonzero(utf8 == NEWLINE)
+        )  # which pieces stand between two lines
         first, last = token_offsets[np.append(0, breaks + 1)], token_offsets[np.append(breaks, len(starts))]
         data, size = tokens.tobytes(), dtype.itemsize
         return [data[a:b] for a, b in zip((first * size).tolist(), (last * size).tolist(), strict=True)]
 
     def encode_texts(texts: Sequence[str]) -> list[bytes]:
         texts = [" " + text if text else text for text in texts] if add_prefix_space else list(texts)
-        return [encode_running_text(text) for text in texts] if any("\n" in text for text in texts) else encode_lines(texts)
+        return (
+            [encode_running_text(text) for text in texts]
+            if any("\n" in text for text in texts)
+            else encode_lines(texts)
+        )
 
     return encode_texts
 
@@ -165,7 +232,9 @@ def has_irregular_spaces(utf8: ByteArray) -> bool:
     if bool(((utf8 < SPACE) & ~is_newline).any()):
         return True
     after_double_space = np.flatnonzero(is_space[1:] & is_space[:-1]) + 2  # what follows two spaces
-    return bool(len(after_double_space)) and (int(after_double_space[-1]) == len(utf8) or bool((is_space | is_newline)[after_double_space].any()))
+    return bool(len(after_double_space)) and (
+        int(after_double_space[-1]) == len(utf8) or bool((is_space | is_newline)[after_double_space].any())
+    )
 
 
 def flag_irregular(lines: list[str]) -> list[tuple[str, bool]]:
@@ -173,9 +242,12 @@ def flag_irregular(lines: list[str]) -> list[tuple[str, bool]]:
     return [(line, has_irregular_spaces(np.frombuffer(line.encode(), np.uint8))) for line in lines]
 
 
-def _unigram_encoder(tokenize: Callable[[str], list[int]], dtype: np.dtype, *, add_prefix_space: bool) -> Callable[[str], bytes]:
+def _unigram_encoder(
+    tokenize: Callable[[str], list[int]], dtype: np.dtype, *, add_prefix_space: bool
+) -> Callable[[str], bytes]:
     """Unigram: a piece begins at each space and nowhere else."""
-    first_cache, spaced_cache = WordCache(tokenize, dtype), WordCache(lambda word: tokenize("▁" + word), dtype)
+    first_cache = WordCache(tokenize, dtype)
+    spaced_cache = WordCache(lambda word: tokenize("▁" + word), dtype)
 
     def encode_text(text: str) -> bytes:
         first, *rest = text.replace("▁", " ").split(" ")

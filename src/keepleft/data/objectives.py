@@ -92,7 +92,9 @@ class MaskedToken:
         draws = rng.random(len(flat))
         ordinary_tokens = np.setdiff1d(np.arange(self.vocab), list(self.special))
         inputs = np.where(masked & (draws < 0.8), self.mask, flat)
-        inputs = np.where(masked & (draws >= 0.8) & (draws < 0.9), rng.choice(ordinary_tokens, len(flat)), inputs)
+        inputs = np.where(
+            masked & (draws >= 0.8) & (draws < 0.9), rng.choice(ordinary_tokens, len(flat)), inputs
+        )
         return Examples(Ragged(inputs, lengths), Ragged(np.where(masked, flat, IGNORE_INDEX), lengths))
 
 
@@ -112,8 +114,13 @@ class SpanCorruption:
         return 2 * noise + 2, lengths[0] + 2
 
     def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
-        pairs = [self._corrupt([t for t in sequence if t != self.end], rng) for sequence in records[0].to_lists()]
-        return Examples(*shift_right(self.start, Ragged.from_lists([target for _, target in pairs])), Ragged.from_lists([source for source, _ in pairs]))
+        pairs = [
+            self._corrupt([t for t in sequence if t != self.end], rng) for sequence in records[0].to_lists()
+        ]
+        return Examples(
+            *shift_right(self.start, Ragged.from_lists([target for _, target in pairs])),
+            Ragged.from_lists([source for source, _ in pairs]),
+        )
 
     def _corrupt(self, sequence: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
         """What is left of a text, and what was taken from it."""
@@ -122,11 +129,15 @@ class SpanCorruption:
             return [*sequence, self.end], [self.end]
         noise = min(max(round(n * self.rate), 1), n - 1)
         spans = max(1, min(round(noise / self.mean), noise, n - noise, len(self.sentinels)))
-        source, target, position = [], [], 0
-        for span_index, (kept_length, span_length) in enumerate(zip(_random_partition(n - noise, spans, rng), _random_partition(noise, spans, rng), strict=True)):
+        source = []
+        target = []
+        position = 0
+        for span_index, (kept_length, span_length) in enumerate(
+            zip(_random_partition(n - noise, spans, rng), _random_partition(noise, spans, rng), strict=True)
+        ):
             sentinel = self.sentinels[span_index]
-            source += [*sequence[position:position + kept_length], sentinel]
-            target += [sentinel, *sequence[position + kept_length:position + kept_length + span_length]]
+            source += [*sequence[position : position + kept_length], sentinel]
+            target += [sentinel, *sequence[position + kept_length : position + kept_length + span_length]]
             position += kept_length + span_length
         return [*source, self.end], [*target, self.end]
 
@@ -137,7 +148,7 @@ class Denoising:
 
     start: int
     mask: int
-    stops: frozenset[int] = frozenset()    # tokens that end a sentence
+    stops: frozenset[int] = frozenset()  # tokens that end a sentence
     special: frozenset[int] = frozenset()
     rate: float = 0.3
     mean: float = 3.0
@@ -147,10 +158,15 @@ class Denoising:
         return lengths[0], lengths[0]
 
     def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples:
-        return Examples(*shift_right(self.start, records[0]), Ragged.from_lists([self._add_noise(sequence, rng) for sequence in records[0].to_lists()]))
+        return Examples(
+            *shift_right(self.start, records[0]),
+            Ragged.from_lists([self._add_noise(sequence, rng) for sequence in records[0].to_lists()]),
+        )
 
     def _add_noise(self, sequence: list[int], rng: np.random.Generator) -> list[int]:
-        body, tail = (sequence[:-1], sequence[-1:]) if sequence and sequence[-1] in self.special else (sequence, [])
+        body, tail = (
+            (sequence[:-1], sequence[-1:]) if sequence and sequence[-1] in self.special else (sequence, [])
+        )
         sentences: list[list[int]] = [[]]
         for token in body:
             sentences[-1].append(token)
@@ -162,7 +178,9 @@ class Denoising:
         while position < len(body):
             if budget > 0 and rng.random() < self.rate / self.mean:
                 span_length = min(int(rng.poisson(self.mean)), budget, len(body) - position)
-                if not span_length and len(out) >= position:  # an empty span may not make the text longer than it was
+                if (
+                    not span_length and len(out) >= position
+                ):  # an empty span may not make the text longer than it was
                     span_length = 1
                 out.append(self.mask)
                 budget -= max(span_length, 1)
@@ -176,5 +194,7 @@ class Denoising:
 
 def _random_partition(total: int, parts: int, rng: np.random.Generator) -> list[int]:
     """Cut a length into so many parts of at least 1, each way as likely."""
-    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, np.int64)
+    cuts = (
+        np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, np.int64)
+    )
     return np.diff(np.concatenate([[0], cuts, [total]])).astype(int).tolist()

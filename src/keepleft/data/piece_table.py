@@ -25,7 +25,8 @@ class PieceTable:
     """
 
     def __init__(self, tokenize: Callable[[list[str]], list[list[int]]], dtype: np.dtype) -> None:
-        self.tokenize, self.dtype = tokenize, dtype
+        self.tokenize = tokenize
+        self.dtype = dtype
         rng = np.random.default_rng()
         self.byte_hashes = rng.integers(1, 1 << 63, 256, np.uint64) * np.uint64(2) + np.uint64(1)
         self.base = int(rng.integers(1, 1 << 62)) * 4 + 1
@@ -39,9 +40,11 @@ class PieceTable:
         self._allocate(16)
 
     def _allocate(self, bits: int) -> None:
-        self.shift, self.slot_mask = np.uint64(64 - bits), (1 << bits) - 1
+        self.shift = np.uint64(64 - bits)
+        self.slot_mask = (1 << bits) - 1
         self.keys: HashArray = np.zeros(1 << bits, np.uint64)
-        self.starts, self.counts = np.zeros(1 << bits, np.int64), np.zeros(1 << bits, np.int64)
+        self.starts = np.zeros(1 << bits, np.int64)
+        self.counts = np.zeros(1 << bits, np.int64)
 
     def __call__(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> tuple[np.ndarray, Offsets]:
         """The integers of all pieces, one after the other, and how many each has."""
@@ -53,7 +56,10 @@ class PieceTable:
             new = np.flatnonzero(~is_known)
             _, first = np.unique(hashes[new], return_index=True)
             new = new[first]
-            pieces = [utf8[a:b].tobytes().decode() for a, b in zip(starts[new].tolist(), ends[new].tolist(), strict=True)]
+            pieces = [
+                utf8[a:b].tobytes().decode()
+                for a, b in zip(starts[new].tolist(), ends[new].tolist(), strict=True)
+            ]
             self._add(hashes[new], self.tokenize(pieces))
             slots, is_known = self._look_up(hashes)
             assert is_known.all()
@@ -66,11 +72,15 @@ class PieceTable:
     def _hashes(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> HashArray:
         if len(utf8) > len(self.powers):
             size = 1 << max(16, len(utf8).bit_length())
-            self.powers, self.inverse_powers = (_powers(base, size) for base in (self.base, pow(self.base, -1, 1 << 64)))
+            self.powers, self.inverse_powers = (
+                _powers(base, size) for base in (self.base, pow(self.base, -1, 1 << 64))
+            )
         prefix_sums = np.empty(len(utf8) + 1, np.uint64)
         prefix_sums[0] = 0
-        np.cumsum(self.byte_hashes[utf8] * self.powers[:len(utf8)], out=prefix_sums[1:])
-        return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(1)  # 0 is an empty place
+        np.cumsum(self.byte_hashes[utf8] * self.powers[: len(utf8)], out=prefix_sums[1:])
+        return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(
+            1
+        )  # 0 is an empty place
 
     def _first_slots(self, hashes: HashArray) -> Offsets:
         """Where the search for each begins."""
@@ -96,7 +106,9 @@ class PieceTable:
         self.tokens_used += int(counts.sum())
         if self.tokens_used > len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty(self.tokens_used, self.dtype)])
-        self.tokens[self.tokens_used - int(counts.sum()):self.tokens_used] = np.fromiter(chain.from_iterable(tokens), self.dtype)
+        self.tokens[self.tokens_used - int(counts.sum()) : self.tokens_used] = np.fromiter(
+            chain.from_iterable(tokens), self.dtype
+        )
         self.num_pieces += len(keys)
         if 3 * self.num_pieces > len(self.keys):
             occupied = np.flatnonzero(self.keys)
@@ -112,7 +124,9 @@ class PieceTable:
             free = pending[self.keys[slots[pending]] == 0]
             _, first = np.unique(slots[free], return_index=True)
             winners = free[first]
-            self.keys[slots[winners]], self.starts[slots[winners]], self.counts[slots[winners]] = keys[winners], starts[winners], counts[winners]
+            self.keys[slots[winners]] = keys[winners]
+            self.starts[slots[winners]] = starts[winners]
+            self.counts[slots[winners]] = counts[winners]
             pending = pending[self.keys[slots[pending]] != keys[pending]]
             slots[pending] = (slots[pending] + 1) & self.slot_mask
 

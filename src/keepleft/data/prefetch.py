@@ -63,8 +63,11 @@ class PrefetchedBatches:
     """Batches made in the background, and pinned where a GPU will fetch them."""
 
     def __init__(self, batches: Batches, depth: int = 4, *, pin: bool = False) -> None:
-        self.batches, self.depth, self.pin = batches, depth, pin
-        self.fixed_width, self.tokens = batches.fixed_width, batches.tokens
+        self.batches = batches
+        self.depth = depth
+        self.pin = pin
+        self.fixed_width = batches.fixed_width
+        self.tokens = batches.tokens
 
     def steps(self, cursor: tuple[int, int] = (0, 0)) -> Iterator[tuple[BatchCursor, list[Batch]]]:
         steps = self.batches.steps(cursor)

@@ -14,9 +14,8 @@ from keepleft.data.fast_encode import EncodeFunction
 from keepleft.data.records import Record
 from keepleft.data.token_store import TokenStore, store_writer, token_dtype
 
-MAX_CHUNK_RECORDS = 1 << 12   # records at a time
+MAX_CHUNK_RECORDS = 1 << 12  # records at a time
 MAX_CHUNK_CHARACTERS = 1 << 22  # and, where records are long, characters
-
 
 
 Overlong = Literal["leave", "cut", "break", "flow"]
@@ -41,11 +40,11 @@ class EncodedField:
 class Counts:
     """What became of the records."""
 
-    records: int = 0   # read
-    written: int = 0      # written (pieces of one record count each)
-    empty: int = 0     # left out: nothing in one of the fields
+    records: int = 0  # read
+    written: int = 0  # written (pieces of one record count each)
+    empty: int = 0  # left out: nothing in one of the fields
     overlong: int = 0  # left out
-    truncated: int = 0       # shortened
+    truncated: int = 0  # shortened
 
 
 def label_encoder(label_names: Sequence[str], name: str, vocab: int) -> EncodeFunction:
@@ -57,13 +56,17 @@ def label_encoder(label_names: Sequence[str], name: str, vocab: int) -> EncodeFu
         try:
             return [encoded[text] for text in texts]
         except KeyError as error:
-            raise ValueError(f"{name} has the label {error.args[0]!r}, which was never seen in training: there are "
-                             f"{', '.join(map(repr, list(label_names)[:20]))}") from None
+            raise ValueError(
+                f"{name} has the label {error.args[0]!r}, which was never seen in training: there are "
+                f"{', '.join(map(repr, list(label_names)[:20]))}"
+            ) from None
+
     return encode
 
 
-def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[EncodedField]]], folder: Path, *,
-            vocab: int) -> tuple[TokenStore, Counts]:
+def prepare(
+    parts: Iterable[tuple[Iterable[Record], Sequence[EncodedField]]], folder: Path, *, vocab: int
+) -> tuple[TokenStore, Counts]:
     """Write the records of several sources, each with its own columns, into one store."""
     counts, itemsize = Counts(), token_dtype(vocab).itemsize
     parts = list(parts)
@@ -71,12 +74,19 @@ def prepare(parts: Iterable[tuple[Iterable[Record], Sequence[EncodedField]]], fo
     with store_writer(folder, names, vocab=vocab) as writer:
         for source, encoded_fields in parts:
             for chunk in _chunks(source):
-                fields = [field.encode(texts) for field, texts in zip(encoded_fields, zip(*chunk, strict=True), strict=True)]
-                for field, rows in zip(encoded_fields, _fit_rows(fields, encoded_fields, chunk, counts, itemsize), strict=True):
+                fields = [
+                    field.encode(texts)
+                    for field, texts in zip(encoded_fields, zip(*chunk, strict=True), strict=True)
+                ]
+                for field, rows in zip(
+                    encoded_fields, _fit_rows(fields, encoded_fields, chunk, counts, itemsize), strict=True
+                ):
                     writer.add(field.name, rows)
         if not counts.written:
-            raise ValueError(f"of {counts.records} records none is left to train on: {counts.empty} are empty, "
-                             f"{counts.overlong} are longer than the model takes")
+            raise ValueError(
+                f"of {counts.records} records none is left to train on: {counts.empty} are empty, "
+                f"{counts.overlong} are longer than the model takes"
+            )
     return TokenStore.open(folder), counts
 
 
@@ -85,27 +95,48 @@ def _chunks(source: Iterable[Record]) -> Iterable[list[Record]]:
     records = iter(source)
     while chunk := list(islice(records, 256)):
         characters = sum(len(text) for record in chunk for text in record)
-        while len(chunk) < MAX_CHUNK_RECORDS and characters < MAX_CHUNK_CHARACTERS and (more := list(islice(records, 256))):
+        while (
+            len(chunk) < MAX_CHUNK_RECORDS
+            and characters < MAX_CHUNK_CHARACTERS
+            and (more := list(islice(records, 256)))
+        ):
             chunk += more
             characters += sum(len(text) for record in more for text in record)
         yield chunk
 
 
-def _fit_rows(fields: list[list[bytes]], encoded_fields: Sequence[EncodedField], chunk: list[Record], counts: Counts,
-             itemsize: int) -> list[list[bytes]]:
+def _fit_rows(
+    fields: list[list[bytes]],
+    encoded_fields: Sequence[EncodedField],
+    chunk: list[Record],
+    counts: Counts,
+    itemsize: int,
+) -> list[list[bytes]]:
     """The rows to be written, field by field."""
     counts.records += len(chunk)
-    if len(encoded_fields) == 1 and encoded_fields[0].max_length is not None and encoded_fields[0].overlong in ("break", "flow"):
-        split_rows = [part for row, (text,) in zip(fields[0], chunk, strict=True) if text and not text.isspace()
-               for part in _split_row(row, encoded_fields[0], itemsize)]
-        counts.empty += sum(not text or text.isspace() for text, in chunk)
+    if (
+        len(encoded_fields) == 1
+        and encoded_fields[0].max_length is not None
+        and encoded_fields[0].overlong in ("break", "flow")
+    ):
+        split_rows = [
+            part
+            for row, (text,) in zip(fields[0], chunk, strict=True)
+            if text and not text.isspace()
+            for part in _split_row(row, encoded_fields[0], itemsize)
+        ]
+        counts.empty += sum(not text or text.isspace() for (text,) in chunk)
         counts.written += len(split_rows)
         return [split_rows]
     limited = any(field.max_length is not None for field in encoded_fields)
     valid = [not limited or all(text and not text.isspace() for text in record) for record in chunk]
     counts.empty += len(valid) - sum(valid)
     for rows, field in zip(fields, encoded_fields, strict=True):
-        max_bytes = None if field.max_length is None else field.max_length * itemsize - len(field.prefix) - len(field.suffix)
+        max_bytes = (
+            None
+            if field.max_length is None
+            else field.max_length * itemsize - len(field.prefix) - len(field.suffix)
+        )
         for n, row in enumerate(rows):
             if max_bytes is not None and len(row) > max_bytes and valid[n]:
                 if field.overlong == "cut":
@@ -123,6 +154,6 @@ def _split_row(row: bytes, field: EncodedField, itemsize: int) -> list[bytes]:
     assert field.max_length is not None
     if field.overlong == "flow":
         row, size = field.prefix + row + field.suffix, field.max_length * itemsize
-        return [row[start:start + size] for start in range(0, len(row), size)]
+        return [row[start : start + size] for start in range(0, len(row), size)]
     size = field.max_length * itemsize - len(field.prefix) - len(field.suffix)
-    return [field.prefix + row[start:start + size] + field.suffix for start in range(0, len(row), size)]
+    return [field.prefix + row[start : start + size] + field.suffix for start in range(0, len(row), size)]

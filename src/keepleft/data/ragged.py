@@ -11,7 +11,7 @@ IntArray = NDArray[np.int64]
 
 
 class Ragged(NamedTuple):
-    flat: IntArray     # all tokens, text after text
+    flat: IntArray  # all tokens, text after text
     lengths: IntArray  # (n,)
 
     @property
@@ -24,7 +24,11 @@ class Ragged(NamedTuple):
         return cls(np.array(flat, np.int64), np.array([len(sequence) for sequence in sequences], np.int64))
 
     def to_lists(self) -> list[list[int]]:
-        return [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])] if len(self.lengths) else []
+        return (
+            [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])]
+            if len(self.lengths)
+            else []
+        )
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
@@ -49,7 +53,9 @@ class Layout(NamedTuple):
     def segments(self, sequences: Ragged) -> IntArray:
         """The number of its text for every token, 0 for padding."""
         out = np.zeros(self.shape, np.int64)
-        out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = np.repeat(self.segment, sequences.lengths)
+        out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = np.repeat(
+            self.segment, sequences.lengths
+        )
         return out
 
     def _row_indices(self, sequences: Ragged) -> IntArray:
@@ -71,4 +77,9 @@ def pack_layout(rows: list[IntArray], sequences: Ragged, *, width: int, height: 
     ends = column + sequences.lengths
     if int(ends.max(initial=0)) > width:
         raise ValueError(f"texts of {int(ends.max())} tokens do not fit into a row of {width}")
-    return Layout(np.repeat(np.arange(len(rows)), sizes), column, np.arange(len(row_first)) - row_first + 1, (height, width))
+    return Layout(
+        np.repeat(np.arange(len(rows)), sizes),
+        column,
+        np.arange(len(row_first)) - row_first + 1,
+        (height, width),
+    )

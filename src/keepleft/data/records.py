@@ -19,8 +19,8 @@ class RecordSource(ABC):
     """What is iterated anew for every pass; a pass goes through the files in order and holds little of them in memory."""
 
     fields: tuple[str, ...]  # what a record's strings are: ("text",), ("src", "tgt"), ("text", "label")
-    name: str                # for messages: "a.en + a.fr", "data.tsv"
-    size: int | None         # bytes on disk, packed ones as they lie there; None where that is not known
+    name: str  # for messages: "a.en + a.fr", "data.tsv"
+    size: int | None  # bytes on disk, packed ones as they lie there; None where that is not known
 
     @property
     def is_running_text(self) -> bool:
@@ -84,7 +84,9 @@ class ConcatSource(RecordSource):
         return self.sources[-1].location(n)
 
 
-def open_each(paths: StrPath | Sequence[StrPath], open_one: Callable[[StrPath], RecordSource]) -> RecordSource:
+def open_each(
+    paths: StrPath | Sequence[StrPath], open_one: Callable[[StrPath], RecordSource]
+) -> RecordSource:
     """The source of one place, or of several, joined."""
     if isinstance(paths, str | os.PathLike):
         return open_one(paths)

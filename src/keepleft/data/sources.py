@@ -15,10 +15,22 @@ from keepleft.data.tables import READERS, TableSource, tsv
 from keepleft.data.text_file import open_text
 from keepleft.data.text_sources import LineSource, documents, lines, parallel_text, running_text
 
-__all__ = ["Record", "RecordSource", "count_records", "documents", "lines", "open_source", "open_table", "parallel_text", "running_text"]
+__all__ = [
+    "Record",
+    "RecordSource",
+    "count_records",
+    "documents",
+    "lines",
+    "open_source",
+    "open_table",
+    "parallel_text",
+    "running_text",
+]
 
 
-def open_source(paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None) -> RecordSource:
+def open_source(
+    paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None
+) -> RecordSource:
     """The records of a file, by its ending: .tsv .csv .jsonl .ndjson .json .parquet, with .gz after it or not.
 
     Any other file, and "-", which is stdin, is plain text: a record a line, and where several fields or columns are
@@ -29,7 +41,9 @@ def open_source(paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], col
     return open_each(paths, partial(_open, fields=tuple(fields), columns=columns))
 
 
-def open_table(paths: StrPath | Sequence[StrPath], columns: Columns | None, fields: tuple[str, ...]) -> RecordSource:
+def open_table(
+    paths: StrPath | Sequence[StrPath], columns: Columns | None, fields: tuple[str, ...]
+) -> RecordSource:
     """The records of a table, as open_source() reads it; a file whose ending says nothing is tab-separated."""
     check_columns(columns, fields)
     return open_each(paths, partial(_open, fields=tuple(fields), columns=columns, tab_separated=True))
@@ -41,7 +55,9 @@ def count_records(source: RecordSource) -> int:
     return last[0][0] if last else 0
 
 
-def _open(path: StrPath, *, fields: tuple[str, ...], columns: Columns | None, tab_separated: bool = False) -> RecordSource:
+def _open(
+    path: StrPath, *, fields: tuple[str, ...], columns: Columns | None, tab_separated: bool = False
+) -> RecordSource:
     name = os.fspath(path)
     if is_dataset(name):
         return dataset(name, columns, fields)

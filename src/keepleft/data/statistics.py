@@ -15,14 +15,21 @@ import numpy as np
 from keepleft.data.records import Record, RecordSource
 from keepleft.data.unicode_scripts import script_shares
 
-MAX_HASHED_RECORDS = 20_000_000  # records compared with one another, at 8 bytes each; beyond these repeats are not counted
-EXACT_SCRIPT_CHARACTERS = 1 << 21    # characters of a field whose every letter is looked at for its script; after these one record in STRIDE
+MAX_HASHED_RECORDS = (
+    20_000_000  # records compared with one another, at 8 bytes each; beyond these repeats are not counted
+)
+EXACT_SCRIPT_CHARACTERS = (
+    1 << 21
+)  # characters of a field whose every letter is looked at for its script; after these one record in STRIDE
 SCRIPT_SAMPLE_STRIDE = 16
-MAX_LABELS = 100_000      # different labels counted, at most
-MAX_REPORTED_LABELS = 50           # of them, kept in the report
-MIN_LABEL_EXAMPLES = 5             # a label with fewer examples is hardly learnt
-MAX_LENGTH_RATIO, MIN_RATIO_WORDS = 3, 10  # a pair is odd if one side has more than RATIO times the words of the other, and more than FROM
-BATCH_CHARACTERS = 1 << 18      # characters looked at together
+MAX_LABELS = 100_000  # different labels counted, at most
+MAX_REPORTED_LABELS = 50  # of them, kept in the report
+MIN_LABEL_EXAMPLES = 5  # a label with fewer examples is hardly learnt
+MAX_LENGTH_RATIO = 3
+MIN_RATIO_WORDS = (
+    10  # a pair is odd if one side has more than RATIO times the words of the other, and more than FROM
+)
+BATCH_CHARACTERS = 1 << 18  # characters looked at together
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
@@ -31,21 +38,26 @@ class LengthStats:
     """Of one field's texts, in characters or in words."""
 
     median: int
-    p95: int     # 95 of 100 are no longer
+    p95: int  # 95 of 100 are no longer
     max: int
     total: int
 
     @classmethod
     def from_counts(cls, counts: Counter[int]) -> LengthStats:
         """From how many texts have each length."""
-        num_texts, cumulative, median, p95 = counts.total(), 0, None, None
+        num_texts = counts.total()
+        cumulative = 0
+        median = None
+        p95 = None
         for length in sorted(counts):
             cumulative += counts[length]
             if median is None and 2 * cumulative >= num_texts:
                 median = length
             if p95 is None and 100 * cumulative >= 95 * num_texts:
                 p95 = length
-        return cls(median or 0, p95 or 0, max(counts, default=0), sum(length * n for length, n in counts.items()))
+        return cls(
+            median or 0, p95 or 0, max(counts, default=0), sum(length * n for length, n in counts.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -54,11 +66,11 @@ class FieldStats:
 
     name: str
     count: int
-    empty: int                 # nothing but white space
+    empty: int  # nothing but white space
     characters: LengthStats
-    words: LengthStats             # words are what white space separates
+    words: LengthStats  # words are what white space separates
     scripts: dict[str, float]  # share of the letters, largest first
-    replacement_characters: int               # replacement characters, U+FFFD, which a wrong encoding leaves behind
+    replacement_characters: int  # replacement characters, U+FFFD, which a wrong encoding leaves behind
 
 
 @dataclass(frozen=True)
@@ -66,49 +78,84 @@ class DataReport:
     """The numbers; lines() says them, record() gives them to a program."""
 
     name: str
-    size: int | None            # bytes on disk
-    count: int                  # records looked at
-    complete: bool              # whether these are all there are
+    size: int | None  # bytes on disk
+    count: int  # records looked at
+    complete: bool  # whether these are all there are
     fields: tuple[FieldStats, ...]
-    duplicates: int             # records that repeat an earlier one, letter by letter
-    compared: int               # records that were looked at for that
-    half_empty: int | None            # pairs with one side empty; None where records are not pairs of texts
-    identical: int | None            # pairs with both sides the same
-    length_mismatches: int | None             # pairs of very different length
-    max_words: int | None         # the limit, in words, that was given
-    overlong: int | None        # records with more
-    labels: dict[str, int]      # the commonest, with how often each occurs
-    num_labels: int                  # how many different labels there are
-    sampled: bool               # whether scripts were estimated from a part of the records
+    duplicates: int  # records that repeat an earlier one, letter by letter
+    compared: int  # records that were looked at for that
+    half_empty: int | None  # pairs with one side empty; None where records are not pairs of texts
+    identical: int | None  # pairs with both sides the same
+    length_mismatches: int | None  # pairs of very different length
+    max_words: int | None  # the limit, in words, that was given
+    overlong: int | None  # records with more
+    labels: dict[str, int]  # the commonest, with how often each occurs
+    num_labels: int  # how many different labels there are
+    sampled: bool  # whether scripts were estimated from a part of the records
     warnings: tuple[str, ...]
-    running_lines: int | None = None  # lines of a running text, of which a record is just the next piece; None: records stand alone
+    running_lines: int | None = (
+        None  # lines of a running text, of which a record is just the next piece; None: records stand alone
+    )
 
     def lines(self) -> list[str]:
         """For people."""
         size = "" if self.size is None else f", {_format_bytes(self.size)} on disk"
-        contents = _format_count(self.count, "record") if self.running_lines is None else f"a running text of {_format_count(self.running_lines, 'line')}"
+        contents = (
+            _format_count(self.count, "record")
+            if self.running_lines is None
+            else f"a running text of {_format_count(self.running_lines, 'line')}"
+        )
         out = [f"{self.name}: {'' if self.complete else 'the first '}{contents}{size}"]
         for field in self.fields:
             chars, words = field.characters, field.words
-            length_text = "" if self.running_lines is not None else (
-                f"; median, 95 % and longest record {words.median:,}, {words.p95:,} and {words.max:,} words, "
-                f"{chars.median:,}, {chars.p95:,} and {chars.max:,} characters")
-            out.append(f"  {field.name}: {_format_count(words.total, 'word')}, {_format_count(chars.total, 'character')}{length_text}")
+            length_text = (
+                ""
+                if self.running_lines is not None
+                else (
+                    f"; median, 95 % and longest record {words.median:,}, {words.p95:,} and {words.max:,} words, "
+                    f"{chars.median:,}, {chars.p95:,} and {chars.max:,} characters"
+                )
+            )
+            out.append(
+                f"  {field.name}: {_format_count(words.total, 'word')}, {_format_count(chars.total, 'character')}{length_text}"
+            )
             if field.empty:
-                out.append(f"    {_format_count(field.empty, 'record')} empty, {_format_share(field.empty, field.count)}")
+                out.append(
+                    f"    {_format_count(field.empty, 'record')} empty, {_format_share(field.empty, field.count)}"
+                )
             if field.scripts:
-                scripts_text = ", ".join(f"{name} {_format_percent(share)}" for name, share in list(field.scripts.items())[:5])
-                out.append(f"    letters: {scripts_text}{' (from one record in ' + str(SCRIPT_SAMPLE_STRIDE) + ')' if self.sampled else ''}")
-        limit_note = "" if self.compared == self.count else f" among the first {self.compared:,}; later ones were not compared"
+                scripts_text = ", ".join(
+                    f"{name} {_format_percent(share)}" for name, share in list(field.scripts.items())[:5]
+                )
+                out.append(
+                    f"    letters: {scripts_text}{' (from one record in ' + str(SCRIPT_SAMPLE_STRIDE) + ')' if self.sampled else ''}"
+                )
+        limit_note = (
+            ""
+            if self.compared == self.count
+            else f" among the first {self.compared:,}; later ones were not compared"
+        )
         if self.running_lines is None:
-            out.append(f"  repeated records: {self.duplicates:,} ({_format_share(self.duplicates, self.compared)}){limit_note}")
+            out.append(
+                f"  repeated records: {self.duplicates:,} ({_format_share(self.duplicates, self.compared)}){limit_note}"
+            )
         if self.identical is not None and self.length_mismatches is not None:
-            out.append(f"  pairs the same on both sides: {self.identical:,}; {MAX_LENGTH_RATIO} times longer on one side: {self.length_mismatches:,}")
+            out.append(
+                f"  pairs the same on both sides: {self.identical:,}; {MAX_LENGTH_RATIO} times longer on one side: {self.length_mismatches:,}"
+            )
         if self.overlong is not None:
-            out.append(f"  longer than {self.max_words:,} words: {self.overlong:,} ({_format_share(self.overlong, self.count)})")
+            out.append(
+                f"  longer than {self.max_words:,} words: {self.overlong:,} ({_format_share(self.overlong, self.count)})"
+            )
         if self.labels:
-            more = f", and {self.num_labels - MAX_REPORTED_LABELS:,} more" if self.num_labels > MAX_REPORTED_LABELS else ""
-            out.append("  labels: " + ", ".join(f"{label} {count:,}" for label, count in self.labels.items()) + more)
+            more = (
+                f", and {self.num_labels - MAX_REPORTED_LABELS:,} more"
+                if self.num_labels > MAX_REPORTED_LABELS
+                else ""
+            )
+            out.append(
+                "  labels: " + ", ".join(f"{label} {count:,}" for label, count in self.labels.items()) + more
+            )
         return out + [f"  warning: {warning}" for warning in self.warnings]
 
     def record(self) -> dict[str, Any]:
@@ -125,8 +172,10 @@ class _FieldTally:
     def __init__(self) -> None:
         self.characters: Counter[int] = Counter()  # how many texts have each length
         self.words: Counter[int] = Counter()
-        self.character_counts: Counter[str] = Counter()     # how often each character occurs, in all of the first texts
-        self.sampled_counts: Counter[str] = Counter()     # and in one in STRIDE of the later ones
+        self.character_counts: Counter[str] = (
+            Counter()
+        )  # how often each character occurs, in all of the first texts
+        self.sampled_counts: Counter[str] = Counter()  # and in one in STRIDE of the later ones
         self.exact_characters = 0
 
     def add(self, texts: tuple[str, ...], num_seen: int) -> list[int]:
@@ -139,15 +188,24 @@ class _FieldTally:
             self.exact_characters += len(joined)
             self.character_counts.update(joined)
         else:
-            self.sampled_counts.update("".join(texts[-num_seen % SCRIPT_SAMPLE_STRIDE::SCRIPT_SAMPLE_STRIDE]))
+            self.sampled_counts.update(
+                "".join(texts[-num_seen % SCRIPT_SAMPLE_STRIDE :: SCRIPT_SAMPLE_STRIDE])
+            )
         return words
 
     def field(self, name: str) -> FieldStats:
         character_counts = self.character_counts.copy()
         for character, count in self.sampled_counts.items():
             character_counts[character] += SCRIPT_SAMPLE_STRIDE * count
-        return FieldStats(name, self.words.total(), self.words[0], LengthStats.from_counts(self.characters), LengthStats.from_counts(self.words),
-                     script_shares(character_counts), character_counts[REPLACEMENT_CHARACTER])
+        return FieldStats(
+            name,
+            self.words.total(),
+            self.words[0],
+            LengthStats.from_counts(self.characters),
+            LengthStats.from_counts(self.words),
+            script_shares(character_counts),
+            character_counts[REPLACEMENT_CHARACTER],
+        )
 
 
 def profile(source: RecordSource, *, max_words: int | None = None, sample: int | None = None) -> DataReport:
@@ -160,7 +218,9 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
     text_fields = [index for index, name in enumerate(fields) if name != "label"]
     pair_fields = text_fields if len(text_fields) == 2 else None
     label_field = fields.index("label") if "label" in fields else None
-    tallies, labels, hashes = [_FieldTally() for _ in fields], Counter[str](), array("q")
+    tallies = [_FieldTally() for _ in fields]
+    labels = Counter[str]()
+    hashes = array("q")
     count = half_empty = identical = length_mismatches = overlong = line_breaks = 0
     last_character = "\n"
     records, complete = iter(source), True
@@ -168,17 +228,32 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
         columns = list(zip(*batch, strict=True))
         word_counts = [tally.add(column, count) for tally, column in zip(tallies, columns, strict=True)]
         if len(hashes) < MAX_HASHED_RECORDS:
-            hashes.extend(map(hash, batch))  # 64 bits: among 20 million a false repeat has a chance of one in 100,000
+            hashes.extend(
+                map(hash, batch)
+            )  # 64 bits: among 20 million a false repeat has a chance of one in 100,000
         if pair_fields:
-            (src, tgt), (src_words, tgt_words) = ((values[pair_fields[0]], values[pair_fields[1]]) for values in (columns, word_counts))
+            (src, tgt), (src_words, tgt_words) = (
+                (values[pair_fields[0]], values[pair_fields[1]]) for values in (columns, word_counts)
+            )
             identical += sum(1 for equal, n in zip(map(eq, src, tgt), src_words, strict=True) if equal and n)
             half_empty += sum(1 for a, b in zip(src_words, tgt_words, strict=True) if bool(a) != bool(b))
-            length_mismatches += sum(1 for a, b in zip(src_words, tgt_words, strict=True)
-                       if (a > MIN_RATIO_WORDS or b > MIN_RATIO_WORDS) and a and b and (a > MAX_LENGTH_RATIO * b or b > MAX_LENGTH_RATIO * a))
+            length_mismatches += sum(
+                1
+                for a, b in zip(src_words, tgt_words, strict=True)
+                if (a > MIN_RATIO_WORDS or b > MIN_RATIO_WORDS)
+                and a
+                and b
+                and (a > MAX_LENGTH_RATIO * b or b > MAX_LENGTH_RATIO * a)
+            )
         if source.is_running_text:
-            line_breaks, last_character = line_breaks + sum(piece.count("\n") for piece, in batch), batch[-1][0][-1:]
+            line_breaks = line_breaks + sum(piece.count("\n") for (piece,) in batch)
+            last_character = batch[-1][0][-1:]
         if max_words is not None:
-            overlong += sum(1 for record_words in zip(*(word_counts[index] for index in text_fields), strict=True) if max(record_words) > max_words)
+            overlong += sum(
+                1
+                for record_words in zip(*(word_counts[index] for index in text_fields), strict=True)
+                if max(record_words) > max_words
+            )
         if label_field is not None and len(labels) < MAX_LABELS:
             labels.update(columns[label_field])
         count += len(batch)
@@ -186,11 +261,24 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
         complete = next(records, None) is None
     field_stats = tuple(tally.field(name) for tally, name in zip(tallies, fields, strict=True))
     report = DataReport(
-        name=source.name, size=source.size, count=count, complete=complete, fields=field_stats,
-        duplicates=_count_duplicates(hashes), compared=len(hashes), half_empty=half_empty if pair_fields else None, identical=identical if pair_fields else None,
-        length_mismatches=length_mismatches if pair_fields else None, max_words=max_words, overlong=None if max_words is None else overlong,
-        labels=dict(labels.most_common(MAX_REPORTED_LABELS)), num_labels=len(labels), sampled=any(tally.sampled_counts for tally in tallies), warnings=(),
-        running_lines=line_breaks + (last_character != "\n") if source.is_running_text else None)
+        name=source.name,
+        size=source.size,
+        count=count,
+        complete=complete,
+        fields=field_stats,
+        duplicates=_count_duplicates(hashes),
+        compared=len(hashes),
+        half_empty=half_empty if pair_fields else None,
+        identical=identical if pair_fields else None,
+        length_mismatches=length_mismatches if pair_fields else None,
+        max_words=max_words,
+        overlong=None if max_words is None else overlong,
+        labels=dict(labels.most_common(MAX_REPORTED_LABELS)),
+        num_labels=len(labels),
+        sampled=any(tally.sampled_counts for tally in tallies),
+        warnings=(),
+        running_lines=line_breaks + (last_character != "\n") if source.is_running_text else None,
+    )
     return replace(report, warnings=tuple(_warnings(report, labels)))
 
 
@@ -219,8 +307,10 @@ def _warnings(report: DataReport, labels: Counter[str]) -> Iterator[str]:
         if report.half_empty is None and field.empty:
             yield f"{_format_share(field.empty, field.count)} of the records have an empty {field.name} ({field.empty:,})"
         if field.replacement_characters:
-            yield (f"{field.name} holds {'about ' if report.sampled else ''}{_format_count(field.replacement_characters, 'replacement character')} "
-                   "(U+FFFD): it was once read in a wrong encoding")
+            yield (
+                f"{field.name} holds {'about ' if report.sampled else ''}{_format_count(field.replacement_characters, 'replacement character')} "
+                "(U+FFFD): it was once read in a wrong encoding"
+            )
     if report.running_lines is None and 100 * report.duplicates > report.compared:
         yield f"{_format_share(report.duplicates, report.compared)} of the records repeat an earlier one ({report.duplicates:,})"
     if report.identical and 100 * report.identical > report.count:

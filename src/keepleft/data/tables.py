@@ -16,7 +16,9 @@ from keepleft.data.columns import Columns, extract, header, keys, nested_names, 
 from keepleft.data.records import FileSource, Record
 from keepleft.data.text_file import TextFile
 
-MAX_CELL_CHARACTERS = 1 << 24  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
+MAX_CELL_CHARACTERS = (
+    1 << 24
+)  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
 
 NumberedRecords = Iterator[tuple[int, Record]]
 Reader = Callable[[TextFile, Columns | None, tuple[str, ...]], NumberedRecords]
@@ -65,7 +67,9 @@ def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> Num
 
 def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """Commas between cells, double quotes around those that hold commas, quotes or line breaks; empty lines are no rows."""
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))  # the module's own, 128 KiB, is less than a long article
+    csv.field_size_limit(
+        max(csv.field_size_limit(), MAX_CELL_CHARACTERS)
+    )  # the module's own, 128 KiB, is less than a long article
     rows = csv.reader(_lines_with_ends(file), strict=True)
     indices: tuple[int, ...] = ()
     pick, first_line = None, 1
@@ -80,8 +84,10 @@ def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -
                 yield first_line, _pick_cells(pick, cells, indices, file, first_line, ",")
             first_line = rows.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{file.name} line {first_line} is not CSV: {error}. Cells that hold quotes are written "
-                         '"in ""quotes"", doubled", and every quote is closed') from error
+        raise ValueError(
+            f"{file.name} line {first_line} is not CSV: {error}. Cells that hold quotes are written "
+            '"in ""quotes"", doubled", and every quote is closed'
+        ) from error
 
 
 def jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
@@ -92,23 +98,38 @@ def jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> N
 def json_or_jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
     """One JSON list of objects, or an object a line."""
     start = next(file.blocks(allow_partial_lines=True), "").lstrip()
-    return _extract_records(_json_list_items(file) if start.startswith("[") else _jsonl_objects(file), file, columns, fields)
+    return _extract_records(
+        _json_list_items(file) if start.startswith("[") else _jsonl_objects(file), file, columns, fields
+    )
 
 
 READERS: dict[str, Reader] = {
-    ".tsv": tsv, ".tab": tsv, ".csv": csv_rows, ".jsonl": jsonl, ".ndjson": jsonl, ".json": json_or_jsonl,
+    ".tsv": tsv,
+    ".tab": tsv,
+    ".csv": csv_rows,
+    ".jsonl": jsonl,
+    ".ndjson": jsonl,
+    ".json": json_or_jsonl,
 }
 
 
-def _pick_cells(pick: Callable[[list[str]], Record], cells: list[str], indices: tuple[int, ...], file: TextFile, line_number: int,
-           separator: str) -> Record:
+def _pick_cells(
+    pick: Callable[[list[str]], Record],
+    cells: list[str],
+    indices: tuple[int, ...],
+    file: TextFile,
+    line_number: int,
+    separator: str,
+) -> Record:
     try:
         return pick(cells)
     except IndexError:
         separators = {",": "commas", "\t": "tabs"}[separator]
         column_count = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
-        raise ValueError(f"{file.name} line {line_number} has {column_count}, column {max(indices) + 1} is wanted ({separators} stand between "
-                         f"columns): {_preview(separator.join(cells))}") from None
+        raise ValueError(
+            f"{file.name} line {line_number} has {column_count}, column {max(indices) + 1} is wanted ({separators} stand between "
+            f"columns): {_preview(separator.join(cells))}"
+        ) from None
 
 
 def _lines_with_ends(file: TextFile) -> Iterator[str]:
@@ -122,7 +143,9 @@ def _lines_with_ends(file: TextFile) -> Iterator[str]:
             yield last
 
 
-def _extract_records(objects: Iterable[tuple[int, Any]], file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
+def _extract_records(
+    objects: Iterable[tuple[int, Any]], file: TextFile, columns: Columns | None, fields: tuple[str, ...]
+) -> NumberedRecords:
     names: tuple[str, ...] = ()
     for line_number, row in objects:
         locate = partial(_location, file, line_number)
@@ -145,7 +168,9 @@ def _jsonl_objects(file: TextFile) -> Iterator[tuple[int, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file.name} line {line_number} is not JSON ({error}): {_preview(line)}") from error
+            raise ValueError(
+                f"{file.name} line {line_number} is not JSON ({error}): {_preview(line)}"
+            ) from error
         if "\\ud" in line or "\\uD" in line:
             _check_surrogates(row, _location(file, line_number))
         yield line_number, row
@@ -154,7 +179,9 @@ def _jsonl_objects(file: TextFile) -> Iterator[tuple[int, Any]]:
 def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
     """The members of one list, each with the line it begins in, without the whole file in memory."""
     blocks, decode = file.blocks(allow_partial_lines=True), json.JSONDecoder().raw_decode
-    text, position, line = next(blocks), 0, 1
+    text = next(blocks)
+    position = 0
+    line = 1
     whitespace, expected = re.compile(r"\s*"), "["
     while True:
         end = whitespace.match(text, position).end()  # type: ignore[union-attr]
@@ -163,12 +190,16 @@ def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
         if position == len(text):
             text, position = next(blocks, ""), 0
             if not text:
-                raise ValueError(f"{file.name} ends in the middle of its JSON list: copy or download it again")
+                raise ValueError(
+                    f"{file.name} ends in the middle of its JSON list: copy or download it again"
+                )
         elif text[position] == "]" and expected != "[":
             return
         elif expected:
             if text[position] != expected:
-                raise ValueError(f"{file.name} line {line} is not JSON: {expected!r} is expected before {_preview(text[position:position + 60])}")
+                raise ValueError(
+                    f"{file.name} line {line} is not JSON: {expected!r} is expected before {_preview(text[position : position + 60])}"
+                )
             position, expected = position + 1, ""
         else:
             row, end, text, position = _decode_item(file, text, position, line, blocks, decode)
@@ -179,8 +210,14 @@ def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
             position, expected = end, ","
 
 
-def _decode_item(file: TextFile, text: str, position: int, line: int, blocks: Iterator[str],
-            decode: Callable[[str, int], tuple[Any, int]]) -> tuple[Any, int, str, int]:
+def _decode_item(
+    file: TextFile,
+    text: str,
+    position: int,
+    line: int,
+    blocks: Iterator[str],
+    decode: Callable[[str, int], tuple[Any, int]],
+) -> tuple[Any, int, str, int]:
     """One value, its end, the text it lies in and where it begins; as many more blocks as it takes, twice as many each time."""
     while True:
         try:
@@ -189,7 +226,9 @@ def _decode_item(file: TextFile, text: str, position: int, line: int, blocks: It
         except (ValueError, RecursionError) as error:
             more_blocks = list(islice(blocks, 1 + (len(text) - position) // (1 << 16)))
             if not more_blocks or len(text) - position > MAX_CELL_CHARACTERS:
-                raise ValueError(f"{file.name} line {line} is not JSON ({error}): {_preview(text[position:position + 60])}") from error
+                raise ValueError(
+                    f"{file.name} line {line} is not JSON ({error}): {_preview(text[position : position + 60])}"
+                ) from error
             text, position = "".join([text[position:], *more_blocks]), 0
 
 
@@ -198,8 +237,10 @@ def _check_surrogates(row: Any, location: str) -> None:
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{location} holds half a character (a lone \\u{ord(error.object[error.start]):x}): "
-                         "write the text anew") from error
+        raise ValueError(
+            f"{location} holds half a character (a lone \\u{ord(error.object[error.start]):x}): "
+            "write the text anew"
+        ) from error
 
 
 def _preview(line: str) -> str:

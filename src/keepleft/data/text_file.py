@@ -19,7 +19,13 @@ from typing import IO
 BLOCK_BYTES = 1 << 16  # bytes read at a time
 BOM = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
-BINARY_MAGIC = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
+BINARY_MAGIC = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class TextFile:
     """One file of UTF-8 text, gzipped or not, that can be read again and again."""
 
     path: Path
-    name: str         # as it was given: what messages call it
+    name: str  # as it was given: what messages call it
     size: int | None  # bytes on disk; None for what came through a pipe
 
     def blocks(self, *, allow_partial_lines: bool = False) -> Iterator[str]:
@@ -35,7 +41,9 @@ class TextFile:
 
         Joined they are the file, but for a byte order mark. A file without text is an error, once it is read.
         """
-        blank, line, offset = True, 1, 0  # of the first byte of the next piece
+        blank = True
+        line = 1
+        offset = 0  # of the first byte of the next piece
         for data in _rechunk(self._read_bytes(), allow_partial_lines):
             try:
                 text = data.decode()
@@ -50,7 +58,9 @@ class TextFile:
                 blank = blank and text.isspace()
                 yield text
         if blank:
-            raise ValueError(f"{self.name} holds no text: it is {'empty' if offset == 0 else 'all white space'}")
+            raise ValueError(
+                f"{self.name} holds no text: it is {'empty' if offset == 0 else 'all white space'}"
+            )
 
     def line_blocks(self) -> Iterator[list[str]]:
         """The lines of each block, without their ends."""
@@ -71,8 +81,10 @@ class TextFile:
                     bytes_read += len(data)
                     yield data
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{self.name} is broken gzip, {bytes_read:,} bytes of text into it ({error}): "
-                                 "copy or download it again") from error
+                raise ValueError(
+                    f"{self.name} is broken gzip, {bytes_read:,} bytes of text into it ({error}): "
+                    "copy or download it again"
+                ) from error
 
     def _decode_error_message(self, data: bytes, line: int, offset: int, error: UnicodeDecodeError) -> str:
         for magic, format_name in BINARY_MAGIC.items():
@@ -81,10 +93,16 @@ class TextFile:
         encoding = "utf16" if offset == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         with open(self.path, "rb") as file:
             is_gzip = file.read(2) == GZIP_MAGIC
-        command = f"zcat {self.name} | iconv -f {encoding} -t utf8" if is_gzip else f"iconv -f {encoding} -t utf8 {self.name}"
-        return (f"{self.name} line {line} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start:,}"
-                f"{' of the unpacked text' if is_gzip else ''} ({error.reason}). "
-                f"If it is {encoding}, convert it: {command} > NEW")
+        command = (
+            f"zcat {self.name} | iconv -f {encoding} -t utf8"
+            if is_gzip
+            else f"iconv -f {encoding} -t utf8 {self.name}"
+        )
+        return (
+            f"{self.name} line {line} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start:,}"
+            f"{' of the unpacked text' if is_gzip else ''} ({error.reason}). "
+            f"If it is {encoding}, convert it: {command} > NEW"
+        )
 
 
 def open_text(name: str | os.PathLike[str]) -> TextFile:
@@ -96,7 +114,11 @@ def open_text(name: str | os.PathLike[str]) -> TextFile:
         return TextFile(path, str(name), path.stat().st_size)
     if path.is_dir():
         entries = sorted(entry.name for entry in islice(path.iterdir(), 1000))
-        contents = f"it holds {', '.join(entries[:5])}{', …' if len(entries) > 5 else ''}" if entries else "it is empty"
+        contents = (
+            f"it holds {', '.join(entries[:5])}{', …' if len(entries) > 5 else ''}"
+            if entries
+            else "it is empty"
+        )
         raise IsADirectoryError(f"{name} is a directory: name the files in it ({contents})")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {name}{_suggest_path(path)}")

@@ -84,7 +84,9 @@ class RunningTextSource(TextSource):
         return zip(self.file.blocks(allow_partial_lines=True), strict=False)
 
     def location(self, n: int) -> str:
-        line_breaks = sum(piece.count("\n") for piece in islice(self.file.blocks(allow_partial_lines=True), n))
+        line_breaks = sum(
+            piece.count("\n") for piece in islice(self.file.blocks(allow_partial_lines=True), n)
+        )
         return f"{self.file.name} line {line_breaks + 1}"
 
 
@@ -112,9 +114,11 @@ class ParallelTextSource(RecordSource):
         if src.count == tgt.count:
             return
         longer = self.src if src.count > tgt.count else self.tgt
-        raise ValueError(f"{self.src.name} has {src.count:,} lines, {self.tgt.name} has {tgt.count:,}: they must have as many. "
-                         f"The first line without a partner is {longer.name} line {min(src.count, tgt.count) + 1}; "
-                         "the files may be out of step long before it")
+        raise ValueError(
+            f"{self.src.name} has {src.count:,} lines, {self.tgt.name} has {tgt.count:,}: they must have as many. "
+            f"The first line without a partner is {longer.name} line {min(src.count, tgt.count) + 1}; "
+            "the files may be out of step long before it"
+        )
 
     def location(self, n: int) -> str:
         return f"{self.src.name} line {n + 1} and {self.tgt.name} line {n + 1}"
@@ -150,9 +154,17 @@ def running_text(paths: StrPath | Sequence[StrPath]) -> RecordSource:
 
 def parallel_text(src: StrPath | Sequence[StrPath], tgt: StrPath | Sequence[StrPath]) -> RecordSource:
     """Two line-aligned text files, a pair of strings for each line; or two lists, the first file with the first."""
-    src_paths, tgt_paths = ([side] if isinstance(side, str | os.PathLike) else list(side) for side in (src, tgt))
+    src_paths, tgt_paths = (
+        [side] if isinstance(side, str | os.PathLike) else list(side) for side in (src, tgt)
+    )
     if len(src_paths) != len(tgt_paths):
-        raise ValueError(f"{len(src_paths)} source files, but {len(tgt_paths)} target files: they are aligned one to one")
+        raise ValueError(
+            f"{len(src_paths)} source files, but {len(tgt_paths)} target files: they are aligned one to one"
+        )
     if [*src_paths, *tgt_paths].count("-") > 1:
-        raise ValueError("stdin cannot be both files of a pair: give one by its name, or give pairs separated by tabs")
-    return concat([ParallelTextSource(open_text(a), open_text(b)) for a, b in zip(src_paths, tgt_paths, strict=True)])
+        raise ValueError(
+            "stdin cannot be both files of a pair: give one by its name, or give pairs separated by tabs"
+        )
+    return concat(
+        [ParallelTextSource(open_text(a), open_text(b)) for a, b in zip(src_paths, tgt_paths, strict=True)]
+    )

@@ -22,7 +22,8 @@ class Column:
     """One field of all records."""
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray) -> None:
-        self.tokens, self.ends = tokens, ends
+        self.tokens = tokens
+        self.ends = ends
 
     def take(self, rows: IntArray) -> Ragged:
         """These records, copied out."""
@@ -39,7 +40,8 @@ class ColumnSubset(Column):
     """Some rows of a column, as a column. Its tokens are those of all rows, and its ends mean nothing but their number."""
 
     def __init__(self, column: Column, rows: IntArray) -> None:
-        self.column, self.rows = column, rows
+        self.column = column
+        self.rows = rows
         super().__init__(column.tokens, rows)
 
     def take(self, rows: IntArray) -> Ragged:
@@ -68,15 +70,24 @@ class TokenStore:
     @classmethod
     def from_lists(cls, **fields: list[list[int]]) -> TokenStore:
         """A small one in memory."""
-        return cls({name: Column(np.array([t for sequence in sequences for t in sequence], np.int64),
-                                 np.cumsum([len(sequence) for sequence in sequences], dtype=np.int64)) for name, sequences in fields.items()})
+        return cls(
+            {
+                name: Column(
+                    np.array([t for sequence in sequences for t in sequence], np.int64),
+                    np.cumsum([len(sequence) for sequence in sequences], dtype=np.int64),
+                )
+                for name, sequences in fields.items()
+            }
+        )
 
     def split_random(self, n: int, seed: int = 0) -> tuple[TokenStore, TokenStore]:
         """All records but n drawn by chance, and these: what is trained on, and what is held out."""
         held_out = np.zeros(len(self), bool)
         held_out[np.random.Generator(np.random.Philox([seed, 0x68656C64])).permutation(len(self))[:n]] = True
-        parts = [{name: ColumnSubset(column, np.flatnonzero(rows)) for name, column in self.columns.items()}
-                 for rows in (~held_out, held_out)]
+        parts = [
+            {name: ColumnSubset(column, np.flatnonzero(rows)) for name, column in self.columns.items()}
+            for rows in (~held_out, held_out)
+        ]
         return TokenStore(parts[0]), TokenStore(parts[1])
 
     def split_tail(self, fraction: float) -> tuple[TokenStore, TokenStore]:
@@ -84,26 +95,40 @@ class TokenStore:
         head_columns, tail_columns = {}, {}
         for name, column in self.columns.items():
             split_index = round(len(column.tokens) * (1.0 - fraction))
-            head_columns[name], tail_columns[name] = (Column(part, np.array([len(part)])) for part in np.split(column.tokens, [split_index]))
+            head_columns[name], tail_columns[name] = (
+                Column(part, np.array([len(part)])) for part in np.split(column.tokens, [split_index])
+            )
         return TokenStore(head_columns), TokenStore(tail_columns)
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
         try:
             metadata = json.loads((folder / METADATA_FILE).read_text("utf-8"))
-            fields = {name: (int(entry["tokens"]), int(entry["records"]), DTYPES[entry["type"]])
-                      for name, entry in metadata["fields"].items()}
+            fields = {
+                name: (int(entry["tokens"]), int(entry["records"]), DTYPES[entry["type"]])
+                for name, entry in metadata["fields"].items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder} is not a whole token store ({error}): remove it, and it is made again") from error
-        return cls({name: Column(_memmap(folder / f"{name}.tokens", dtype, tokens), _memmap(folder / f"{name}.ends",
-                    np.dtype(np.int64), records)) for name, (tokens, records, dtype) in fields.items()})
+            raise ValueError(
+                f"{folder} is not a whole token store ({error}): remove it, and it is made again"
+            ) from error
+        return cls(
+            {
+                name: Column(
+                    _memmap(folder / f"{name}.tokens", dtype, tokens),
+                    _memmap(folder / f"{name}.ends", np.dtype(np.int64), records),
+                )
+                for name, (tokens, records, dtype) in fields.items()
+            }
+        )
 
 
 class StoreWriter:
     """Adds records, a piece at a time; memory stays flat."""
 
     def __init__(self, files: dict[str, tuple[BinaryIO, BinaryIO]], dtype: np.dtype) -> None:
-        self.files, self.dtype = files, dtype
+        self.files = files
+        self.dtype = dtype
         self.token_counts = dict.fromkeys(files, 0)
         self.record_counts = dict.fromkeys(files, 0)
 
@@ -111,7 +136,9 @@ class StoreWriter:
         """Many records of one field, each the bytes of integers of the store's type."""
         if not rows:
             return
-        ends = self.token_counts[field] + np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)) // self.dtype.itemsize)
+        ends = self.token_counts[field] + np.cumsum(
+            np.fromiter(map(len, rows), np.int64, len(rows)) // self.dtype.itemsize
+        )
         tokens_file, ends_file = self.files[field]
         tokens_file.write(b"".join(rows))
         ends_file.write(ends.tobytes())
@@ -125,11 +152,25 @@ def store_writer(folder: Path, fields: Iterable[str], *, vocab: int) -> Iterator
     dtype = token_dtype(vocab)
     with explain_os_error(f"the token store {folder}"), atomic.atomic_folder(folder) as temp_folder:
         with ExitStack() as open_files:
-            writer = StoreWriter({name: (open_files.enter_context((temp_folder / f"{name}.tokens").open("wb")),
-                                    open_files.enter_context((temp_folder / f"{name}.ends").open("wb"))) for name in fields}, dtype)
+            writer = StoreWriter(
+                {
+                    name: (
+                        open_files.enter_context((temp_folder / f"{name}.tokens").open("wb")),
+                        open_files.enter_context((temp_folder / f"{name}.ends").open("wb")),
+                    )
+                    for name in fields
+                },
+                dtype,
+            )
             yield writer
-        entries = {name: {"tokens": writer.token_counts[name], "records": writer.record_counts[name], "type": dtype.name}
-                   for name in writer.files}
+        entries = {
+            name: {
+                "tokens": writer.token_counts[name],
+                "records": writer.record_counts[name],
+                "type": dtype.name,
+            }
+            for name in writer.files
+        }
         (temp_folder / METADATA_FILE).write_text(json.dumps({"fields": entries}, indent=2) + "\n", "utf-8")
 
 
@@ -140,6 +181,8 @@ def token_dtype(vocab: int) -> np.dtype:
 
 def _memmap(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists() or path.stat().st_size != count * dtype.itemsize:
-        raise ValueError(f"{path} does not hold the {count} numbers that {METADATA_FILE} promises: remove {path.parent}, and it is "
-                         "made again")
+        raise ValueError(
+            f"{path} does not hold the {count} numbers that {METADATA_FILE} promises: remove {path.parent}, and it is "
+            "made again"
+        )
     return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)

@@ -18,9 +18,16 @@ def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) ->
     if tokenizer is None:
         return [f"#{token}" for token in tokens]
     context = [int(token) for token in prefix[-CONTEXT_TOKENS:]]
-    context_text, *extended_texts = tokenizer.decode_batch([context, *([*context, int(token)] for token in tokens)], skip_special_tokens=False)
-    context_text = context_text.rstrip(REPLACEMENT_CHARACTER)  # the next token may make these characters whole
-    return [_added_text(tokenizer, context_text, text, int(token)) for text, token in zip(extended_texts, tokens, strict=True)]
+    context_text, *extended_texts = tokenizer.decode_batch(
+        [context, *([*context, int(token)] for token in tokens)], skip_special_tokens=False
+    )
+    context_text = context_text.rstrip(
+        REPLACEMENT_CHARACTER
+    )  # the next token may make these characters whole
+    return [
+        _added_text(tokenizer, context_text, text, int(token))
+        for text, token in zip(extended_texts, tokens, strict=True)
+    ]
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int], begin: int = 0) -> list[str]:
@@ -28,11 +35,17 @@ def token_pieces(tokenizer: Any, tokens: Sequence[int], begin: int = 0) -> list[
     if tokenizer is None:
         return token_texts(None, (), tokens[begin:])
     ids = [int(token) for token in tokens]
-    contexts = [ids[max(0, n - CONTEXT_TOKENS):n] for n in range(begin, len(ids))]
-    texts = tokenizer.decode_batch([*contexts, *([*context, token] for context, token in zip(contexts, ids[begin:], strict=True))],
-                                   skip_special_tokens=False)
-    return [_added_text(tokenizer, context_text.rstrip(REPLACEMENT_CHARACTER), extended_text, token)
-            for context_text, extended_text, token in zip(texts[:len(contexts)], texts[len(contexts):], ids[begin:], strict=True)]
+    contexts = [ids[max(0, n - CONTEXT_TOKENS) : n] for n in range(begin, len(ids))]
+    texts = tokenizer.decode_batch(
+        [*contexts, *([*context, token] for context, token in zip(contexts, ids[begin:], strict=True))],
+        skip_special_tokens=False,
+    )
+    return [
+        _added_text(tokenizer, context_text.rstrip(REPLACEMENT_CHARACTER), extended_text, token)
+        for context_text, extended_text, token in zip(
+            texts[: len(contexts)], texts[len(contexts) :], ids[begin:], strict=True
+        )
+    ]
 
 
 def decode_with_special(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -51,17 +64,26 @@ def token_bytes(tokenizer: Any, token: int) -> bytes | None:
 
 
 def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: int) -> str:
-    text = extended_text[len(context_text):] if extended_text.startswith(context_text) else tokenizer.decode([token], skip_special_tokens=False)
+    text = (
+        extended_text[len(context_text) :]
+        if extended_text.startswith(context_text)
+        else tokenizer.decode([token], skip_special_tokens=False)
+    )
     name = tokenizer.id_to_token(token)
     if name is None:
         return f"#{token}"
     if text and REPLACEMENT_CHARACTER not in text:
-        return str(name if text.strip(" ") == name else text)  # a space that stands between all words is no token's own
+        return str(
+            name if text.strip(" ") == name else text
+        )  # a space that stands between all words is no token's own
     byte_of_char = _byte_alphabet()
     if not text or any(char not in byte_of_char for char in name):
         return str(name)
-    piece_bytes, complete_text = bytes(byte_of_char[char] for char in name), text.rstrip(REPLACEMENT_CHARACTER)
-    incomplete_start = max((n for n, byte in enumerate(piece_bytes) if byte >= 0xC0), default=-1)  # where a character begins that is not whole yet
+    piece_bytes = bytes(byte_of_char[char] for char in name)
+    complete_text = text.rstrip(REPLACEMENT_CHARACTER)
+    incomplete_start = max(
+        (n for n, byte in enumerate(piece_bytes) if byte >= 0xC0), default=-1
+    )  # where a character begins that is not whole yet
     if REPLACEMENT_CHARACTER in complete_text or incomplete_start < 0:
         return piece_bytes.decode("utf-8", "backslashreplace")
     return str(complete_text) + "".join(f"\\x{byte:02x}" for byte in piece_bytes[incomplete_start:])
@@ -72,4 +94,6 @@ def _byte_alphabet() -> dict[str, int]:
     """The letter that byte-level vocabularies write for each byte: itself where it can be seen, else one beyond the 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(unprintable)
+    }

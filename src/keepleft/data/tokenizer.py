@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 TokenizerKind = Literal["bpe", "unigram", "word", "char"]
 TOKENIZER_KINDS = ("bpe", "unigram", "word", "char")
 
-PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
+PAD_TOKEN = "<pad>"
+BOS_TOKEN = "<s>"
+EOS_TOKEN = "</s>"
+UNK_TOKEN = "<unk>"
+MASK_TOKEN = "<mask>"
 SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
 SENTINEL_FORMAT = "<extra_id_{}>"
 
@@ -23,14 +27,24 @@ SENTINEL_FORMAT = "<extra_id_{}>"
 # out, so that every regular expression engine reads them alike. Beyond ASCII everything is a letter but the marks named here:
 # so the vowel signs of Devanagari stay with their consonants.
 _PUNCTUATION = r"!-/:-@\[-`{-\x7f\x00-\x08\x0b\x0c\x0e-\x1f" "¡«»¿\u0964\u0965\u2010-\u206f\u3000-\u303f"
-PIECE_REGEX = (rf" ?[A-Za-z]+| ?[^ \t\n\rA-Za-z0-9{_PUNCTUATION}][^ \t\n\r0-9{_PUNCTUATION}]*| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]+"
-          r"|\n|[ \t\r]+(?![^ \t\n\r])|[ \t\r]+")
+PIECE_REGEX = (
+    rf" ?[A-Za-z]+| ?[^ \t\n\rA-Za-z0-9{_PUNCTUATION}][^ \t\n\r0-9{_PUNCTUATION}]*| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]+"
+    r"|\n|[ \t\r]+(?![^ \t\n\r])|[ \t\r]+"
+)
 
 WORD_REGEX = r"\n|[^ \t\n\r]+"
 
 _TOKEN_NAMES = {  # what others call them, the likeliest first
     "pad": (PAD_TOKEN, "[PAD]", "<|pad|>", "<|endoftext|>", EOS_TOKEN, "<|end_of_text|>"),
-    "start": (BOS_TOKEN, "[CLS]", "<|startoftext|>", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>", PAD_TOKEN),
+    "start": (
+        BOS_TOKEN,
+        "[CLS]",
+        "<|startoftext|>",
+        "<|begin_of_text|>",
+        "<|im_start|>",
+        "<|endoftext|>",
+        PAD_TOKEN,
+    ),
     "end": (EOS_TOKEN, "[SEP]", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>"),
     "unknown": (UNK_TOKEN, "[UNK]"),
     "mask": (MASK_TOKEN, "[MASK]"),
@@ -50,8 +64,10 @@ class SpecialTokens:
     def require(self, *names: str) -> tuple[int, ...]:
         """Those that a task cannot do without."""
         if missing := [name for name in names if getattr(self, name) is None]:
-            raise ValueError(f"the tokenizer has no token for {', '.join(missing)}: add one called "
-                             f"{' and '.join(_TOKEN_NAMES[name][0] for name in missing)}, or learn a new tokenizer")
+            raise ValueError(
+                f"the tokenizer has no token for {', '.join(missing)}: add one called "
+                f"{' and '.join(_TOKEN_NAMES[name][0] for name in missing)}, or learn a new tokenizer"
+            )
         return tuple(getattr(self, name) for name in names)
 
     def ids(self) -> frozenset[int]:
@@ -59,12 +75,25 @@ class SpecialTokens:
 
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    return SpecialTokens(**{name: next((n for candidate in candidates if (n := tokenizer.token_to_id(candidate)) is not None), None)
-                    for name, candidates in _TOKEN_NAMES.items()})
+    return SpecialTokens(
+        **{
+            name: next(
+                (n for candidate in candidates if (n := tokenizer.token_to_id(candidate)) is not None), None
+            )
+            for name, candidates in _TOKEN_NAMES.items()
+        }
+    )
 
 
-def train_tokenizer(kind: TokenizerKind, texts: Iterable[str], size: int, *, running_text: bool = False, extra_special_tokens: Sequence[str] = (),
-          min_frequency: int = 2) -> Tokenizer:
+def train_tokenizer(
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    size: int,
+    *,
+    running_text: bool = False,
+    extra_special_tokens: Sequence[str] = (),
+    min_frequency: int = 2,
+) -> Tokenizer:
     """A new tokenizer of at most `size` tokens. `more` are further special ones (language tags, sentinels).
 
     bpe and unigram break words into pieces, word and char do not. Text that is `running` is left as it is; otherwise a text
@@ -78,24 +107,34 @@ def train_tokenizer(kind: TokenizerKind, texts: Iterable[str], size: int, *, run
     all_special = [*SPECIAL_TOKENS, *extra_special_tokens]
     min_learned = {"bpe": 256, "unigram": 64}.get(kind, 1)
     if size < len(all_special) + min_learned:
-        raise ValueError(f"a vocabulary of {size} is too small: {len(all_special)} special tokens and {min_learned} more is the least")
+        raise ValueError(
+            f"a vocabulary of {size} is too small: {len(all_special)} special tokens and {min_learned} more is the least"
+        )
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECE_REGEX), "isolated"), byte_level])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(PIECE_REGEX), "isolated"), byte_level]
+        )
         tokenizer.decoder = decoders.ByteLevel()
         if not running_text:
             tokenizer.normalizer = normalizers.Prepend(" ")
             tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
         trainer: trainers.Trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=all_special, min_frequency=min_frequency, show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+            vocab_size=size,
+            special_tokens=all_special,
+            min_frequency=min_frequency,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
     elif kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         scheme: Literal["always", "never"] = "never" if running_text else "always"
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
         tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-        trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=all_special, unk_token=UNK_TOKEN, show_progress=False)
+        trainer = trainers.UnigramTrainer(
+            vocab_size=size, special_tokens=all_special, unk_token=UNK_TOKEN, show_progress=False
+        )
     else:
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNK_TOKEN))
         if kind == "char":
@@ -105,13 +144,22 @@ def train_tokenizer(kind: TokenizerKind, texts: Iterable[str], size: int, *, run
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_REGEX), "removed", invert=True)
         else:
             tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=[], show_progress=False,
-                                            min_frequency=1 if kind == "char" else min_frequency)
+        trainer = trainers.WordLevelTrainer(
+            vocab_size=size,
+            special_tokens=[],
+            show_progress=False,
+            min_frequency=1 if kind == "char" else min_frequency,
+        )
     tokenizer.train_from_iterator(texts, trainer)
-    if kind in ("word", "char"):  # "<unk>" may stand in the text, and the trainer would number it a second time
+    if kind in (
+        "word",
+        "char",
+    ):  # "<unk>" may stand in the text, and the trainer would number it a second time
         vocab = tokenizer.get_vocab()
-        learned = sorted(vocab.keys() - set(all_special), key=vocab.__getitem__)[:size - len(all_special)]
-        tokenizer.model = models.WordLevel({token: n for n, token in enumerate([*all_special, *learned])}, UNK_TOKEN)
+        learned = sorted(vocab.keys() - set(all_special), key=vocab.__getitem__)[: size - len(all_special)]
+        tokenizer.model = models.WordLevel(
+            {token: n for n, token in enumerate([*all_special, *learned])}, UNK_TOKEN
+        )
         tokenizer.add_special_tokens(all_special)
     tokenizer.encode_special_tokens = True  # "</s>" in a text is four characters, not the end
     return tokenizer

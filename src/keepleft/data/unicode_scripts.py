@@ -6,14 +6,26 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 
-SCRIPT_ALIASES = {"CJK": "Han", "IDEOGRAPHIC": "Han", "FEMININE": "Latin", "MASCULINE": "Latin", "MICRO": "Greek", "MODIFIER": "Other",
-          "ANGSTROM": "Latin", "KELVIN": "Latin"}  # characters whose name does not begin with that of their script
+SCRIPT_ALIASES = {
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "FEMININE": "Latin",
+    "MASCULINE": "Latin",
+    "MICRO": "Greek",
+    "MODIFIER": "Other",
+    "ANGSTROM": "Latin",
+    "KELVIN": "Latin",
+}  # characters whose name does not begin with that of their script
 
 
 def script(letter: str) -> str:
     """The script of one letter, by the first word of its Unicode name."""
     name_words = unicodedata.name(letter, "OTHER").split()
-    prefix = name_words[1] if name_words[0] in ("FULLWIDTH", "HALFWIDTH") and len(name_words) > 1 else name_words[0]
+    prefix = (
+        name_words[1]
+        if name_words[0] in ("FULLWIDTH", "HALFWIDTH") and len(name_words) > 1
+        else name_words[0]
+    )
     return SCRIPT_ALIASES.get(prefix.split("-")[0], prefix.capitalize())
 
 

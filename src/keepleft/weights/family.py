@@ -14,7 +14,8 @@ from keepleft.weights.rules import Rule
 Head = LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None
 
 # fields that say nothing about what is computed: kept as notes, written back
-PASSTHROUGH_KEYS = frozenset("""
+PASSTHROUGH_KEYS = frozenset(
+    """
     _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
     classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty extra_pos_embeddings
@@ -31,27 +32,36 @@ PASSTHROUGH_KEYS = frozenset("""
     transformers_version typical_p unk_token_id use_bfloat16 use_cache
     encoder_layerdrop decoder_layerdrop layerdrop activation_dropout classif_dropout vocab_size_ add_bias_logits
     add_final_layer_norm transformers.js_config quantization_config_
-""".split())
+""".split()
+)
 
 
 @dataclass(frozen=True)
 class Family:
-    name: str                                     # "model_type" in their configuration
-    heads: Mapping[str, Head | str]               # their class → our head; "labels" is Classes by their label count
-    template: Design                              # what an absent field means
+    name: str  # "model_type" in their configuration
+    heads: Mapping[str, Head | str]  # their class → our head; "labels" is Classes by their label count
+    template: Design  # what an absent field means
     fields: list[Field]
     rules: Callable[[Design], list[Rule]]
-    prefix: str = ""                              # of the base model's tensors where there is a head
-    unprefixed_classes: frozenset[str] = frozenset()            # classes whose tensors carry no prefix
-    classifier: ClassificationHead | None = None                # the kind of classifier that this family has
+    prefix: str = ""  # of the base model's tensors where there is a head
+    unprefixed_classes: frozenset[str] = frozenset()  # classes whose tensors carry no prefix
+    classifier: ClassificationHead | None = None  # the kind of classifier that this family has
     prepare: Callable[[dict[str, Any], frozenset[str]], dict[str, Any]] = lambda config, names: config
     finish: Callable[[dict[str, Any], Design], dict[str, Any]] = lambda config, design: config
-    extra_passthrough_keys: frozenset[str] = frozenset()           # further harmless fields
+    extra_passthrough_keys: frozenset[str] = frozenset()  # further harmless fields
 
-    def config_to_design(self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()) -> Design:
+    def config_to_design(
+        self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()
+    ) -> Design:
         """The design of a configuration; the names of the tensors decide where a configuration is not to be trusted."""
         prepared = self.prepare(dict(config), frozenset(names))
-        design = fields.config_to_design(self.fields, prepared, self.template, ignored=PASSTHROUGH_KEYS | frozenset(ignore), extra=self.extra_passthrough_keys)
+        design = fields.config_to_design(
+            self.fields,
+            prepared,
+            self.template,
+            ignored=PASSTHROUGH_KEYS | frozenset(ignore),
+            extra=self.extra_passthrough_keys,
+        )
         return design if (head := self._resolve_head(prepared, design)) is ... else design.but(head=head)
 
     def design_to_config(self, design: Design) -> dict[str, Any] | None:
@@ -67,17 +77,27 @@ class Family:
         if isinstance(design.head, ClassificationHead):
             config["id2label"] = {str(n): f"LABEL_{n}" for n in range(design.head.labels)}
             config["label2id"] = {label: int(n) for n, label in config["id2label"].items()}
-        names = frozenset({"lm_head.weight"}) if isinstance(design.head, LMHead) and not design.head.tied else frozenset()
+        names = (
+            frozenset({"lm_head.weight"})
+            if isinstance(design.head, LMHead) and not design.head.tied
+            else frozenset()
+        )
         try:
-            return config if _inference_design(self.config_to_design(config, names)) == _inference_design(design) else None
+            return (
+                config
+                if _inference_design(self.config_to_design(config, names)) == _inference_design(design)
+                else None
+            )
         except (ValueError, TypeError):
             return None
 
     def _resolve_head(self, config: Mapping[str, Any], design: Design) -> Any:
         classes = config.get("architectures") or [next(iter(self.heads))]
         if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in self.heads:
-            raise ValueError(f"'architectures' is {classes!r}, which is not understood for {self.name!r}: there are "
-                             f"{', '.join(self.heads)}")
+            raise ValueError(
+                f"'architectures' is {classes!r}, which is not understood for {self.name!r}: there are "
+                f"{', '.join(self.heads)}"
+            )
         head = self.heads[classes[0]]
         if isinstance(head, LMHead):
             return ...  # the table of fields speaks of it
@@ -91,8 +111,11 @@ class Family:
         return head
 
     def _head_matches(self, head: Head | str, design: Design) -> bool:
-        return isinstance(design.head, ClassificationHead) if head == "labels" else type(head) is type(design.head) and (
-            isinstance(head, LMHead) or head == design.head)
+        return (
+            isinstance(design.head, ClassificationHead)
+            if head == "labels"
+            else type(head) is type(design.head) and (isinstance(head, LMHead) or head == design.head)
+        )
 
 
 def _inference_design(design: Design) -> Design:
@@ -100,5 +123,12 @@ def _inference_design(design: Design) -> Design:
     return design.but(dropout=0.0, attention_dropout=0.0, initial=NormalInit())
 
 
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-               "gelu_fast": "gelu_tanh", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}

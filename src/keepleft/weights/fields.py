@@ -15,11 +15,11 @@ _REQUIRED = object()
 @dataclass(frozen=True)
 class Field:
     config_key: str
-    design_path: str | tuple[str, ...] | None                    # "feedforward.width"; None: only `fixed` values are understood
-    default: Any = _REQUIRED                              # what an absent field means; a function of the configuration may say
-    to_design: Callable[[Any], Any] = lambda value: value      # theirs → ours (a tuple where ours is one)
-    to_config: Callable[..., Any] = lambda value: value        # ours → theirs
-    allowed_values: tuple[Any, ...] = ()                           # the only values that can be honoured
+    design_path: str | tuple[str, ...] | None  # "feedforward.width"; None: only `fixed` values are understood
+    default: Any = _REQUIRED  # what an absent field means; a function of the configuration may say
+    to_design: Callable[[Any], Any] = lambda value: value  # theirs → ours (a tuple where ours is one)
+    to_config: Callable[..., Any] = lambda value: value  # ours → theirs
+    allowed_values: tuple[Any, ...] = ()  # the only values that can be honoured
 
 
 def same_field(config_key: str, design_path: str, default: Any = _REQUIRED) -> Field:
@@ -31,25 +31,37 @@ def fixed_field(config_key: str, *values: Any) -> Field:
     return Field(config_key, None, values[0], allowed_values=values)
 
 
-def choice_field(config_key: str, design_path: str, mapping: Mapping[str, str], default: Any = _REQUIRED) -> Field:
+def choice_field(
+    config_key: str, design_path: str, mapping: Mapping[str, str], default: Any = _REQUIRED
+) -> Field:
     """A field whose words differ from ours; of two words that mean the same, the first is written."""
+
     def to_design(value: Any) -> str:
         if value not in mapping:
             raise ValueError(f"{value!r} is not understood: there are {', '.join(mapping)}")
         return mapping[value]
+
     inverse: dict[str, str] = {}
     for config_value, design_value in mapping.items():
         inverse.setdefault(design_value, config_value)
     return Field(config_key, design_path, default, to_design, lambda design_value: inverse[design_value])
 
 
-def config_to_design(table: list[Field], config: Mapping[str, Any], template: Design, *, ignored: frozenset[str],
-         extra: frozenset[str] = frozenset()) -> Design:
+def config_to_design(
+    table: list[Field],
+    config: Mapping[str, Any],
+    template: Design,
+    *,
+    ignored: frozenset[str],
+    extra: frozenset[str] = frozenset(),
+) -> Design:
     """The design that a configuration describes. Unknown, unsupported and contradictory fields are errors by name."""
     unknown = sorted(config.keys() - {row.config_key for row in table} - ignored - extra)
     if unknown:
-        raise ValueError(f"the configuration has fields that keepleft does not know: {', '.join(unknown)}. If they do not "
-                         f"change what the model computes, name them: load(…, ignore={unknown!r})")
+        raise ValueError(
+            f"the configuration has fields that keepleft does not know: {', '.join(unknown)}. If they do not "
+            f"change what the model computes, name them: load(…, ignore={unknown!r})"
+        )
     values: dict[str, tuple[str, Any]] = {}
     for row in table:
         config_value = config.get(row.config_key)
@@ -59,18 +71,26 @@ def config_to_design(table: list[Field], config: Mapping[str, Any], template: De
             config_value = row.default(config) if callable(row.default) else row.default
         if row.design_path is None:
             if config_value not in row.allowed_values:
-                raise ValueError(f"{row.config_key!r} is {config_value!r}, but keepleft can only do {' or '.join(map(repr, row.allowed_values))}")
+                raise ValueError(
+                    f"{row.config_key!r} is {config_value!r}, but keepleft can only do {' or '.join(map(repr, row.allowed_values))}"
+                )
             continue
         try:
             design_value = row.to_design(config_value)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{row.config_key!r} is {config_value!r}: {error}") from error
-        for path, value in zip(_design_paths(row), design_value if isinstance(row.design_path, tuple) else (design_value,), strict=True):
+        for path, value in zip(
+            _design_paths(row),
+            design_value if isinstance(row.design_path, tuple) else (design_value,),
+            strict=True,
+        ):
             _check_value(row.config_key, value, template, path)
             previous = values.setdefault(path, (row.config_key, value))
             if previous[1] != value:
-                raise ValueError(f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft has one "
-                                 f"{path} for both")
+                raise ValueError(
+                    f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft has one "
+                    f"{path} for both"
+                )
     return _set(template, {path: value for path, (_, value) in values.items()})
 
 
@@ -80,7 +100,9 @@ def design_to_config(table: list[Field], design: Design) -> dict[str, Any]:
     for row in table:
         if row.design_path is None:
             out[row.config_key] = row.allowed_values[0]
-        elif any(path.startswith("head.") and not hasattr(design.head, path[5:]) for path in _design_paths(row)):
+        elif any(
+            path.startswith("head.") and not hasattr(design.head, path[5:]) for path in _design_paths(row)
+        ):
             out[row.config_key] = row.default  # a design with another head has nothing to say of it
         else:
             out[row.config_key] = row.to_config(*(_get(design, path) for path in _design_paths(row)))
@@ -90,7 +112,9 @@ def design_to_config(table: list[Field], design: Design) -> dict[str, Any]:
 def _check_value(config_key: str, value: Any, template: Design, path: str) -> None:
     """A number where a number belongs, said under their name."""
     *parents, name = path.split(".")
-    annotation = {f.name: str(f.type) for f in fields(_get(template, ".".join(parents)) if parents else template)}[name]
+    annotation = {
+        f.name: str(f.type) for f in fields(_get(template, ".".join(parents)) if parents else template)
+    }[name]
     if value is None and annotation.endswith("None"):
         return
     if annotation.startswith("int"):
@@ -121,6 +145,10 @@ def _set(value: Any, changes: Mapping[str, Any]) -> Any:
         if name in changes:
             updates[name] = changes[name]
         else:
-            nested = {path.split(".", 1)[1]: change for path, change in changes.items() if path.startswith(f"{name}.")}
+            nested = {
+                path.split(".", 1)[1]: change
+                for path, change in changes.items()
+                if path.startswith(f"{name}.")
+            }
             updates[name] = _set(getattr(value, name), nested)
     return replace(value, **updates)  # type: ignore[type-var]

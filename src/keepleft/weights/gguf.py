@@ -39,13 +39,18 @@ class GGUFFile:
         except ImportError as error:
             raise ImportError("reading GGUF files needs the gguf package: pip install gguf") from error
 
-        self.dequantize, self.quant_sizes = gguf.dequantize, gguf.GGML_QUANT_SIZES
+        self.dequantize = gguf.dequantize
+        self.quant_sizes = gguf.GGML_QUANT_SIZES
         try:
             self.metadata, self.tensors = gguf_reader.read(path)
         except (ValueError, KeyError, OSError, MemoryError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{path} is not a whole GGUF file ({error}): copy or download it again") from error
+            raise ValueError(
+                f"{path} is not a whole GGUF file ({error}): copy or download it again"
+            ) from error
         if (architecture := self.metadata.get("general.architecture")) != "llama":
-            raise ValueError(f"{path} holds the architecture {architecture!r}: of GGUF files only 'llama' is understood")
+            raise ValueError(
+                f"{path} holds the architecture {architecture!r}: of GGUF files only 'llama' is understood"
+            )
 
     def get_metadata(self, name: str, default: Any = None) -> Any:
         value = self.metadata.get(f"llama.{name}", default)
@@ -70,14 +75,23 @@ class GGUFFile:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         quant_type, shape, data = self.tensors[name]
         flat = (data if len(shape) == 1 else data[begin:end]).reshape(-1)
-        block_size, block_bytes = self.quant_sizes[quant_type]  # so many numbers in so many bytes, each block by itself
+        block_size, block_bytes = self.quant_sizes[
+            quant_type
+        ]  # so many numbers in so many bytes, each block by itself
         out = np.empty(len(flat) // block_bytes * block_size, np.float32)
         try:
             for start in range(0, len(out), DEQUANTIZE_CHUNK):
-                chunk = out[start:start + DEQUANTIZE_CHUNK]
-                chunk[:] = self.dequantize(flat[None, start // block_size * block_bytes:][:, :len(chunk) // block_size * block_bytes], quant_type)[0]
+                chunk = out[start : start + DEQUANTIZE_CHUNK]
+                chunk[:] = self.dequantize(
+                    flat[None, start // block_size * block_bytes :][
+                        :, : len(chunk) // block_size * block_bytes
+                    ],
+                    quant_type,
+                )[0]
         except NotImplementedError as error:
-            raise ValueError(f"the tensor {name!r} is quantised as {quant_type.name}, which the gguf package cannot undo") from error
+            raise ValueError(
+                f"the tensor {name!r} is quantised as {quant_type.name}, which the gguf package cannot undo"
+            ) from error
         return torch.from_numpy(out[begin:end] if len(shape) == 1 else out.reshape(-1, *shape[1:]))
 
 
@@ -93,13 +107,23 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
         tokenizer = read_tokenizer(file.metadata)
         design = read_design(file)
         if tokenizer is not None and tokenizer.get_vocab_size() > design.vocab:
-            raise ValueError(f"'tokenizer.ggml.tokens' are {tokenizer.get_vocab_size()}, 'token_embd.weight' knows {design.vocab}")
+            raise ValueError(
+                f"'tokenizer.ggml.tokens' are {tokenizer.get_vocab_size()}, 'token_embd.weight' knows {design.vocab}"
+            )
         model = load_weights(design, rules(design), file, prefix="", dtype=dtype, device=device)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    special_token_keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
-    model.notes = {config_key: int(file.metadata[key]) for config_key, gguf_name in special_token_keys.items()
-                   if (key := f"tokenizer.ggml.{gguf_name}_token_id") in file.metadata}
+    special_token_keys = {
+        "bos_token_id": "bos",
+        "eos_token_id": "eos",
+        "pad_token_id": "padding",
+        "unk_token_id": "unknown",
+    }
+    model.notes = {
+        config_key: int(file.metadata[key])
+        for config_key, gguf_name in special_token_keys.items()
+        if (key := f"tokenizer.ggml.{gguf_name}_token_id") in file.metadata
+    }
     model.notes["model_type"] = "llama"
     if "tokenizer.chat_template" in file.metadata:
         model.notes["chat_template"] = file.metadata["tokenizer.chat_template"]
@@ -113,15 +137,22 @@ def read_design(file: GGUFFile) -> Design:
     head_dim = file.get_int("rope.dimension_count", dim // heads)
     if "token_embd.weight" not in file.tensors:
         raise ValueError("the file lacks the tensor 'token_embd.weight'")
-    if (experts := file.metadata.get("llama.expert_count")):
+    if experts := file.metadata.get("llama.expert_count"):
         raise ValueError(f"the file has {experts} experts: mixtures of experts are not understood")
     return presets.llama.but(
-        vocab=file.shape("token_embd.weight")[0], dim=dim, heads=heads, head_dim=head_dim,
+        vocab=file.shape("token_embd.weight")[0],
+        dim=dim,
+        heads=heads,
+        head_dim=head_dim,
         kv_heads=file.get_int("attention.head_count_kv", heads),
         feedforward=FeedForward(file.get_int("feed_forward_length"), "silu", gated=True),
-        norm=RMSNorm(float(f"{file.get_float('attention.layer_norm_rms_epsilon'):.6g}")),  # float32 there: 9.99e-06 is 1e-05
-        position=read_rotary(file, head_dim), head=LMHead(tied="output.weight" not in file.tensors),
-        decoder=StackDesign(file.get_int("block_count"), (causal,)))
+        norm=RMSNorm(
+            float(f"{file.get_float('attention.layer_norm_rms_epsilon'):.6g}")
+        ),  # float32 there: 9.99e-06 is 1e-05
+        position=read_rotary(file, head_dim),
+        head=LMHead(tied="output.weight" not in file.tensors),
+        decoder=StackDesign(file.get_int("block_count"), (causal,)),
+    )
 
 
 def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
@@ -129,23 +160,39 @@ def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
     if ROPE_FREQS_TENSOR in file.tensors:  # LLaMA 3.1's scaling, written out as a divisor for each wave
         divisors = file.rows(ROPE_FREQS_TENSOR, 0, file.shape(ROPE_FREQS_TENSOR)[0])
         if divisors.shape != (head_dim // 2,) or not (divisors > 0).all():
-            raise ValueError(f"{ROPE_FREQS_TENSOR!r} has shape {tuple(divisors.shape)}: {head_dim // 2} numbers above 0 are needed")
+            raise ValueError(
+                f"{ROPE_FREQS_TENSOR!r} has shape {tuple(divisors.shape)}: {head_dim // 2} numbers above 0 are needed"
+            )
         scaled = Rotary(unscaled.base, unscaled.length, Llama3RopeScaling(factor=float(divisors.max())))
         cpu = torch.device("cpu")
-        if not torch.allclose(rope_frequencies(unscaled, head_dim, cpu) / divisors, rope_frequencies(scaled, head_dim, cpu), rtol=1e-4):
-            raise ValueError(f"the rotary divisors in {ROPE_FREQS_TENSOR!r} are not LLaMA 3.1's: this scaling is not understood")
+        if not torch.allclose(
+            rope_frequencies(unscaled, head_dim, cpu) / divisors,
+            rope_frequencies(scaled, head_dim, cpu),
+            rtol=1e-4,
+        ):
+            raise ValueError(
+                f"the rotary divisors in {ROPE_FREQS_TENSOR!r} are not LLaMA 3.1's: this scaling is not understood"
+            )
         return scaled
     scaling_type = file.metadata.get("llama.rope.scaling.type", "none")
     if scaling_type == "linear":
-        return Rotary(unscaled.base, unscaled.length, LinearRopeScaling(file.get_float("rope.scaling.factor")))
+        return Rotary(
+            unscaled.base, unscaled.length, LinearRopeScaling(file.get_float("rope.scaling.factor"))
+        )
     if scaling_type != "none":
-        raise ValueError(f"rotary scaling of the kind {scaling_type!r} is not understood: there are none and linear")
+        raise ValueError(
+            f"rotary scaling of the kind {scaling_type!r} is not understood: there are none and linear"
+        )
     return unscaled
 
 
 def rules(design: Design) -> list[Rule]:
-    block, layer, attention = "blk.{i}", "decoder.layers.{i}", design.attention
-    q_size, kv_size, ffn_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim, design.feedforward.width
+    block = "blk.{i}"
+    layer = "decoder.layers.{i}"
+    attention = design.attention
+    q_size = attention.heads * attention.head_dim
+    kv_size = attention.kv_heads * attention.head_dim
+    ffn_width = design.feedforward.width
     qkv, up = f"{layer}.self.qkv.weight", f"{layer}.feed.up.weight"
     return [
         Rule("token_embd.weight", "token.weight"),

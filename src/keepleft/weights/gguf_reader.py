@@ -15,7 +15,19 @@ import numpy as np
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 DEFAULT_ALIGNMENT = 32  # of the tensors, where the file says nothing else
-STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # kinds of fact
+STRUCT_CODES = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # kinds of fact
 STRING_TYPE, ARRAY_TYPE = 8, 9
 UINT64 = struct.Struct("<Q")
 
@@ -23,9 +35,9 @@ UINT64 = struct.Struct("<Q")
 class TensorInfo(NamedTuple):
     """A tensor as it lies there."""
 
-    quant_type: Any                # how it is quantised, by the gguf package's name
+    quant_type: Any  # how it is quantised, by the gguf package's name
     shape: tuple[int, ...]
-    data: np.ndarray         # (all but the last of the shape, bytes of a row)
+    data: np.ndarray  # (all but the last of the shape, bytes of a row)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -33,21 +45,24 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = Cursor(mapped)
-    if mapped[cursor.advance(4):4] != MAGIC:
+    if mapped[cursor.advance(4) : 4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
     if (version := cursor.number("I")) not in VERSIONS:
-        raise ValueError(f"its version is {version}, and {' and '.join(map(str, VERSIONS))} are understood" if version & 0xFFFF
-                         else "it was written for machines that keep the last byte of a number first")
+        raise ValueError(
+            f"its version is {version}, and {' and '.join(map(str, VERSIONS))} are understood"
+            if version & 0xFFFF
+            else "it was written for machines that keep the last byte of a number first"
+        )
     tensor_count, metadata_count = cursor.number("Q"), cursor.number("Q")
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
-        name, = cursor.strings(1)
+        (name,) = cursor.strings(1)
         if name in metadata:
             raise ValueError(f"it says {name!r} twice")
         metadata[name] = cursor.value(cursor.number("I"))
     tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(tensor_count):
-        name, = cursor.strings(1)
+        (name,) = cursor.strings(1)
         if name in tensors:
             raise ValueError(f"it holds the tensor {name!r} twice")
         shape = tuple(reversed(cursor.numbers("Q", cursor.number("I"))))
@@ -57,28 +72,35 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         raise ValueError(f"'general.alignment' is {align!r}: it must be a power of two")
     data_start = -(-cursor.offset // align) * align
     file_bytes = np.frombuffer(mapped, np.uint8)
-    return metadata, {name: _tensor_info(file_bytes[data_start:], name, *entry) for name, entry in tensors.items()}
+    return metadata, {
+        name: _tensor_info(file_bytes[data_start:], name, *entry) for name, entry in tensors.items()
+    }
 
 
-def _tensor_info(data: np.ndarray, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> TensorInfo:
+def _tensor_info(
+    data: np.ndarray, name: str, shape: tuple[int, ...], type_id: int, offset: int
+) -> TensorInfo:
     """One tensor among the bytes of all."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     quant_type = GGMLQuantizationType(type_id)
     block_size, block_bytes = GGML_QUANT_SIZES[quant_type]  # so many numbers in so many bytes
     if not shape or shape[-1] % block_size:
-        raise ValueError(f"the tensor {name!r} has shape {shape}: rows of {quant_type.name} are multiples of {block_size}")
+        raise ValueError(
+            f"the tensor {name!r} has shape {shape}: rows of {quant_type.name} are multiples of {block_size}"
+        )
     byte_shape = (*shape[:-1], shape[-1] // block_size * block_bytes)
     if offset + math.prod(byte_shape) > len(data):
         raise ValueError("it ends too early")
-    return TensorInfo(quant_type, shape, data[offset:offset + math.prod(byte_shape)].reshape(byte_shape))
+    return TensorInfo(quant_type, shape, data[offset : offset + math.prod(byte_shape)].reshape(byte_shape))
 
 
 class Cursor:
     """A place in the file, which moves on with all that is read and never behind the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.offset = data, 0
+        self.data = data
+        self.offset = 0
 
     def advance(self, size: int) -> int:
         """Where so many bytes begin."""
@@ -96,7 +118,10 @@ class Cursor:
 
     def strings(self, count: int) -> list[str]:
         """Each behind its length. There may be some hundred thousand: they are read without a call for each."""
-        data, offset, size, out = self.data, self.offset, len(self.data), []
+        data = self.data
+        offset = self.offset
+        size = len(self.data)
+        out = []
         for _ in range(count):
             start = offset + 8
             offset = start + UINT64.unpack_from(data, offset)[0] if start <= size else start
@@ -116,4 +141,8 @@ class Cursor:
         value_type, count = self.number("I"), self.number("Q")
         if value_type in STRUCT_CODES:
             return list(self.numbers(STRUCT_CODES[value_type], count))
-        return self.strings(count) if value_type == STRING_TYPE else [self.value(value_type) for _ in range(count)]
+        return (
+            self.strings(count)
+            if value_type == STRING_TYPE
+            else [self.value(value_type) for _ in range(count)]
+        )

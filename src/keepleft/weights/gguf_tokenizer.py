@@ -9,13 +9,20 @@ from keepleft.disk.tokenizer_json import parse_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the kinds of token in a GGUF file
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6  # the kinds of token in a GGUF file
 
 HF_TOKENIZER_KEY = "tokenizer.huggingface.json"  # the whole of a tokenizer.json, for programs that read such
 
 # how a text falls into pieces before merging, by the name in the file
-LLAMA3_SPLIT_REGEX = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-          r"|\s+(?!\S)|\s+")
+LLAMA3_SPLIT_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
@@ -26,10 +33,16 @@ def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
     if model_type is None:
         return None
     if model_type not in ("gpt2", "llama"):
-        raise ValueError(f"a tokenizer of the kind {model_type!r} is not understood: there are gpt2 and llama")
+        raise ValueError(
+            f"a tokenizer of the kind {model_type!r} is not understood: there are gpt2 and llama"
+        )
     tokens = _metadata_list(metadata, "tokens")
     try:
-        tokenizer = _byte_level_bpe(metadata, tokens) if model_type == "gpt2" else _sentencepiece_bpe(metadata, tokens)
+        tokenizer = (
+            _byte_level_bpe(metadata, tokens)
+            if model_type == "gpt2"
+            else _sentencepiece_bpe(metadata, tokens)
+        )
     except ValueError:
         raise
     except Exception as error:  # the library raises nothing narrower
@@ -37,22 +50,38 @@ def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
     from tokenizers import AddedToken
 
     if "tokenizer.ggml.token_type" in metadata:
-        for token, token_type in zip(tokens, _metadata_list(metadata, "token_type", len(tokens)), strict=True):
+        for token, token_type in zip(
+            tokens, _metadata_list(metadata, "token_type", len(tokens)), strict=True
+        ):
             if token_type == CONTROL:
                 tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
             elif token_type == USER_DEFINED:  # a word of the user's own: never cut up, but text all the same
                 tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
     # where the file is silent, as llama.cpp does: SentencePiece and LLaMA 3 texts begin with a token of their own
-    default_add_bos = model_type == "llama" or (metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "tokenizer.ggml.bos_token_id" in metadata)
-    bos_tokens = [_special_token(metadata, "bos", tokens, 1)] if metadata.get("tokenizer.ggml.add_bos_token", default_add_bos) else []
-    eos_tokens = [_special_token(metadata, "eos", tokens, 2)] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    default_add_bos = model_type == "llama" or (
+        metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "tokenizer.ggml.bos_token_id" in metadata
+    )
+    bos_tokens = (
+        [_special_token(metadata, "bos", tokens, 1)]
+        if metadata.get("tokenizer.ggml.add_bos_token", default_add_bos)
+        else []
+    )
+    eos_tokens = (
+        [_special_token(metadata, "eos", tokens, 2)]
+        if metadata.get("tokenizer.ggml.add_eos_token", False)
+        else []
+    )
     if bos_tokens or eos_tokens:
         from tokenizers.processors import TemplateProcessing
 
         def with_special_tokens(placeholder: str) -> list[str]:
             return [*(token for token, _ in bos_tokens), placeholder, *(token for token, _ in eos_tokens)]
-        tokenizer.post_processor = TemplateProcessing(single=with_special_tokens("$A"), pair=with_special_tokens("$A") + with_special_tokens("$B"),
-                                                 special_tokens=[*bos_tokens, *eos_tokens])
+
+        tokenizer.post_processor = TemplateProcessing(
+            single=with_special_tokens("$A"),
+            pair=with_special_tokens("$A") + with_special_tokens("$B"),
+            special_tokens=[*bos_tokens, *eos_tokens],
+        )
     return tokenizer
 
 
@@ -65,11 +94,17 @@ def _metadata_list(metadata: dict[str, Any], name: str, length: int | None = Non
     return values
 
 
-def _special_token(metadata: dict[str, Any], name: str, tokens: list[str], default_id: int) -> tuple[str, int]:
+def _special_token(
+    metadata: dict[str, Any], name: str, tokens: list[str], default_id: int
+) -> tuple[str, int]:
     """A special token and its number; SentencePiece files may leave out the usual one."""
-    token_id = metadata.get(f"tokenizer.ggml.{name}_token_id", default_id if metadata["tokenizer.ggml.model"] == "llama" else None)
+    token_id = metadata.get(
+        f"tokenizer.ggml.{name}_token_id", default_id if metadata["tokenizer.ggml.model"] == "llama" else None
+    )
     if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-        raise ValueError(f"'tokenizer.ggml.{name}_token_id' is {token_id!r}, but there are {len(tokens)} tokens")
+        raise ValueError(
+            f"'tokenizer.ggml.{name}_token_id' is {token_id!r}, but there are {len(tokens)} tokens"
+        )
     return tokens[token_id], token_id
 
 
@@ -78,22 +113,41 @@ def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
 
     merges = [tuple(merge.split(" ")) for merge in _metadata_list(metadata, "merges")]
     vocab = set(tokens)
-    if bad_merges := [" ".join(merge) for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab]:
-        raise ValueError(f"'tokenizer.ggml.merges' has {bad_merges[0]!r}, which does not join two tokens to a third")
+    if bad_merges := [
+        " ".join(merge) for merge in merges if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab
+    ]:
+        raise ValueError(
+            f"'tokenizer.ggml.merges' has {bad_merges[0]!r}, which does not join two tokens to a third"
+        )
     pre_tokenizer_name = metadata.get("tokenizer.ggml.pre", "default")
-    tokenizer = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=merges,
-                                ignore_merges=pre_tokenizer_name == "llama-bpe"))  # whole words that no merges reach
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: n for n, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=pre_tokenizer_name == "llama-bpe",
+        )
+    )  # whole words that no merges reach
     byte_level = pre_tokenizers.ByteLevel
     if pre_tokenizer_name == "smollm":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
-                                                      byte_level(add_prefix_space=False, use_regex=True)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                byte_level(add_prefix_space=False, use_regex=True),
+            ]
+        )
     elif pre_tokenizer_name == "llama-bpe":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
-                                                      byte_level(add_prefix_space=False, use_regex=False)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
+                byte_level(add_prefix_space=False, use_regex=False),
+            ]
+        )
     elif pre_tokenizer_name in ("default", "gpt-2"):
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False, use_regex=True)
     else:
-        raise ValueError(f"the pre-tokenizer {pre_tokenizer_name!r} is not understood: there are smollm, llama-bpe and gpt-2")
+        raise ValueError(
+            f"the pre-tokenizer {pre_tokenizer_name!r} is not understood: there are smollm, llama-bpe and gpt-2"
+        )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -104,12 +158,25 @@ def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer
     scores = _metadata_list(metadata, "scores", len(tokens))
     ids = {token: n for n, token in enumerate(tokens)}
     unk_token, _ = _special_token(metadata, "unknown", tokens, 0)
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(tokens, scores, ids), unk_token=unk_token, fuse_unk=True,
-                                byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=ids,
+            merges=_merges(tokens, scores, ids),
+            unk_token=unk_token,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     prepend = [normalizers.Prepend("▁")] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
     tokenizer.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                      *([decoders.Strip(" ", 1, 0)] if prepend else [])])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if prepend else []),
+        ]
+    )
     return tokenizer
 
 
@@ -117,7 +184,11 @@ def _merges(tokens: list[str], scores: list[float], ids: dict[str, int]) -> list
     """SentencePiece keeps no merges: they are all the ways to halve a piece, best piece first."""
     ranked_merges = []
     for token, score in zip(tokens, scores, strict=True):
-        splits = [(ids[token[:n]], ids[token[n:]]) for n in range(1, len(token)) if token[:n] in ids and token[n:] in ids]
+        splits = [
+            (ids[token[:n]], ids[token[n:]])
+            for n in range(1, len(token))
+            if token[:n] in ids and token[n:] in ids
+        ]
         ranked_merges += [(-score, left, right) for left, right in sorted(splits)]
     ranked_merges.sort(key=lambda merge: merge[0])  # a stable sort: halves of one piece stay in order
     return [(tokens[left], tokens[right]) for _, left, right in ranked_merges]

@@ -26,8 +26,14 @@ AnyModel = Encoder | Decoder | EncoderDecoder
 NATIVE_MODEL_TYPE = "keepleft"  # the "model_type" of a design that no other program knows
 
 
-def load(name_or_path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", head: Any = ...,
-         ignore: Iterable[str] = ()) -> tuple[AnyModel, Tokenizer | None]:
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    head: Any = ...,
+    ignore: Iterable[str] = (),
+) -> tuple[AnyModel, Tokenizer | None]:
     """A model, ready to run, and its tokenizer, if it has one.
 
     `place` is a model directory (ours or Hugging Face's), a GGUF file, or a name on the Hugging Face hub. Weights are
@@ -37,6 +43,7 @@ def load(name_or_path: str | Path, *, dtype: torch.dtype | None = None, device: 
     folder = _resolve_path(name_or_path)
     if folder.suffix == ".gguf" and not folder.is_dir():
         from keepleft.weights import gguf
+
         return gguf.load(folder, dtype=dtype or torch.float32, device=torch.device(device))
     config = _read_json(folder / "config.json")
     source = safetensors.ShardedDirectory(folder)
@@ -44,8 +51,12 @@ def load(name_or_path: str | Path, *, dtype: torch.dtype | None = None, device: 
     if head is not ...:
         design = design.but(head=head)
         rules = families()[config["model_type"]].rules(design)
-    model = load_weights(design, rules, source, prefix=prefix, dtype=dtype or torch.float32, device=torch.device(device))
-    model.notes = {name: value for name, value in config.items() if name in PASSTHROUGH_KEYS or name == "model_type"}
+    model = load_weights(
+        design, rules, source, prefix=prefix, dtype=dtype or torch.float32, device=torch.device(device)
+    )
+    model.notes = {
+        name: value for name, value in config.items() if name in PASSTHROUGH_KEYS or name == "model_type"
+    }
     if (folder / "generation_config.json").exists():
         model.notes["generation"] = _read_json(folder / "generation_config.json")
     if (template := _read_chat_template(folder)) is not None:
@@ -53,15 +64,25 @@ def load(name_or_path: str | Path, *, dtype: torch.dtype | None = None, device: 
     return model, _read_tokenizer(folder)
 
 
-def load_weights(design: Design, rules: list[Rule], source: TensorSource, *, prefix: str, dtype: torch.dtype,
-         device: torch.device) -> AnyModel:
+def load_weights(
+    design: Design,
+    rules: list[Rule],
+    source: TensorSource,
+    *,
+    prefix: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AnyModel:
     """A model with the weights of a source, in evaluation mode; an error leaves nothing half-loaded behind.
 
     Names and shapes are looked at before any memory is asked for.
     """
-    layers, tensors = sum(stack.layers for stack in (design.encoder, design.decoder) if stack), len(source.names())
+    layers = sum(stack.layers for stack in (design.encoder, design.decoder) if stack)
+    tensors = len(source.names())
     if layers > tensors:
-        raise ValueError(f"the configuration asks for {layers} layers, but the file lacks them: it holds {tensors} tensors")
+        raise ValueError(
+            f"the configuration asks for {layers} layers, but the file lacks them: it holds {tensors} tensors"
+        )
     try:
         model = build_empty(design, dtype=dtype, device="meta")
     except (RuntimeError, OverflowError, TypeError) as error:
@@ -73,7 +94,13 @@ def load_weights(design: Design, rules: list[Rule], source: TensorSource, *, pre
     return model.eval()
 
 
-def save(model: AnyModel, tokenizer: Tokenizer | None, folder: str | Path, *, shard: int = safetensors.MAX_SHARD_BYTES) -> None:
+def save(
+    model: AnyModel,
+    tokenizer: Tokenizer | None,
+    folder: str | Path,
+    *,
+    shard: int = safetensors.MAX_SHARD_BYTES,
+) -> None:
     """Write a directory that load(), and where the design is a known one `transformers`, reads: weights, then config.json."""
     folder = Path(folder)
     config, rules, prefix = _export_config(model)
@@ -92,7 +119,9 @@ def save(model: AnyModel, tokenizer: Tokenizer | None, folder: str | Path, *, sh
     if isinstance(model.design.head, ClassificationHead) and "id2label" in notes:
         config |= {name: notes[name] for name in ("id2label", "label2id") if name in notes}
     text_files["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    safetensors.save(export_tensors(rules, model.state_dict(), prefix=prefix), folder, text_files, max_shard_bytes=shard)
+    safetensors.save(
+        export_tensors(rules, model.state_dict(), prefix=prefix), folder, text_files, max_shard_bytes=shard
+    )
 
 
 def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
@@ -104,18 +133,29 @@ def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
         if config is not None:
             return config, family.rules(model.design), _prefix(family, config)
     names = list(model.state_dict())
-    return {"model_type": NATIVE_MODEL_TYPE, "architectures": [NATIVE_MODEL_TYPE], "design": to_json(model.design)}, [Rule(n, n) for n in names], ""
+    return (
+        {
+            "model_type": NATIVE_MODEL_TYPE,
+            "architectures": [NATIVE_MODEL_TYPE],
+            "design": to_json(model.design),
+        },
+        [Rule(n, n) for n in names],
+        "",
+    )
 
 
-def _resolve_design(config: dict[str, Any], source: TensorSource, folder: Path,
-                ignore: Iterable[str]) -> tuple[Design, list[Rule], str]:
+def _resolve_design(
+    config: dict[str, Any], source: TensorSource, folder: Path, ignore: Iterable[str]
+) -> tuple[Design, list[Rule], str]:
     model_type = config.get("model_type")
     try:
         if model_type == NATIVE_MODEL_TYPE:
             design = from_json(config.get("design", {}))
             return design, [Rule(name, name) for name in source.names()], ""
         if not isinstance(model_type, str) or model_type not in families():
-            raise ValueError(f"'model_type' is {model_type!r}, which is not understood: there are {', '.join(families())}")
+            raise ValueError(
+                f"'model_type' is {model_type!r}, which is not understood: there are {', '.join(families())}"
+            )
         family = families()[model_type]
         design = _apply_pooling_config(family.config_to_design(config, source.names(), ignore), folder)
     except (ValueError, TypeError) as error:
@@ -134,11 +174,19 @@ def _apply_pooling_config(design: Design, folder: Path) -> Design:
     if not path.exists() or design.decoder is not None or not isinstance(design.head, PoolingHead | None):
         return design
     config = _read_json(path)
-    modes = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
+    modes = {
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_cls_token": "first",
+        "pooling_mode_lasttoken": "last",
+    }
     selected = [mode for name, mode in modes.items() if config.get(name)]
-    unsupported = sorted(name for name, on in config.items() if name.startswith("pooling_mode_") and on and name not in modes)
+    unsupported = sorted(
+        name for name, on in config.items() if name.startswith("pooling_mode_") and on and name not in modes
+    )
     if len(selected) != 1 or unsupported:
-        raise ValueError(f"{path} asks for {selected + unsupported}: one of mean, first and last token is understood")
+        raise ValueError(
+            f"{path} asks for {selected + unsupported}: one of mean, first and last token is understood"
+        )
     modules = _read_json(folder / "modules.json", list) if (folder / "modules.json").exists() else []
     normalized = any(str(module.get("type", "")).endswith("Normalize") for module in modules)
     return design.but(head=PoolingHead(selected[0], unit=normalized))  # type: ignore[arg-type]
@@ -159,18 +207,30 @@ def _resolve_path(name_or_path: str | Path) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise FileNotFoundError(f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
-                                "pip install 'keepleft[hub]'") from error
+        raise FileNotFoundError(
+            f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
+            "pip install 'keepleft[hub]'"
+        ) from error
     try:
-        return Path(snapshot_download(str(name_or_path), allow_patterns=["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]))
+        return Path(
+            snapshot_download(
+                str(name_or_path), allow_patterns=["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
+            )
+        )
     except Exception as error:  # its own, its HTTP client's or the system's
-        raise FileNotFoundError(f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}") from error
+        raise FileNotFoundError(
+            f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}"
+        ) from error
 
 
 def _suggest_location(path: Path) -> str:
     """Where a file that is missing may be: a run keeps its model in a folder of its own."""
     subfolder = path.parent / "model"
-    return f"did you mean {subfolder}?" if (subfolder / path.name).exists() else f"is {path.parent} a model directory?"
+    return (
+        f"did you mean {subfolder}?"
+        if (subfolder / path.name).exists()
+        else f"is {path.parent} a model directory?"
+    )
 
 
 def _read_json(path: Path, expected_type: type = dict) -> Any:
@@ -181,7 +241,9 @@ def _read_json(path: Path, expected_type: type = dict) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, expected_type):
-        raise ValueError(f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download it again")
+        raise ValueError(
+            f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download it again"
+        )
     return data
 
 
@@ -193,7 +255,9 @@ def _read_chat_template(folder: Path) -> str | None:
         return None
     template = _read_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
-        templates = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        templates = {
+            entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
+        }
         template = templates.get("default")
     return template if isinstance(template, str) else None
 

@@ -11,7 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 22  # numbers moved at a time: loading needs little more memory than the weights themselves
+CHUNK_ELEMENTS = (
+    1 << 22
+)  # numbers moved at a time: loading needs little more memory than the weights themselves
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,21 @@ unsqueeze = Op("unsqueeze", lambda param: param[None])  # (n,) kept as (1, n)
 
 def interleave(heads: int) -> Op:
     """Rotary pairs (i, i + width/2) kept side by side, as GGUF files do."""
+
     def view(param: Tensor) -> Tensor:
         return param.view(heads, 2, -1, *param.shape[1:]).transpose(1, 2)
+
     return Op("interleave", view, rowwise=False)
 
 
 @dataclass(frozen=True)
 class Rule:
-    checkpoint_name: str                          # "h.{i}.attn.c_attn.weight"; {i} stands for the layer's number in both
-    param_name: str | None = None              # None: dropped on purpose
+    checkpoint_name: str  # "h.{i}.attn.c_attn.weight"; {i} stands for the layer's number in both
+    param_name: str | None = None  # None: dropped on purpose
     rows: tuple[int, int] | None = None  # which rows of ours; None: all
     op: Op = identity
-    head: bool = False                   # theirs lies outside the base model, so it never takes its prefix
-    tied: bool = False                   # a second copy of what another rule names: checked, never written
+    head: bool = False  # theirs lies outside the base model, so it never takes its prefix
+    tied: bool = False  # a second copy of what another rule names: checked, never written
     compute: Callable[[], Tensor] | None = None  # a formula that they keep as a tensor: written, not read
 
 
@@ -52,15 +56,26 @@ def drop(checkpoint_name: str, *, head: bool = False) -> Rule:
 
 def linear(checkpoint_name: str, param_name: str, op: Op = identity, *, head: bool = False) -> list[Rule]:
     """A matrix and its bias. Where there is no bias, its rule finds nothing to do."""
-    return [Rule(f"{checkpoint_name}.weight", f"{param_name}.weight", op=op, head=head), Rule(f"{checkpoint_name}.bias", f"{param_name}.bias", head=head)]
+    return [
+        Rule(f"{checkpoint_name}.weight", f"{param_name}.weight", op=op, head=head),
+        Rule(f"{checkpoint_name}.bias", f"{param_name}.bias", head=head),
+    ]
 
 
-def concat_rules(checkpoint_name: str, names: tuple[str, ...], param_name: str, sizes: tuple[int, ...]) -> list[Rule]:
+def concat_rules(
+    checkpoint_name: str, names: tuple[str, ...], param_name: str, sizes: tuple[int, ...]
+) -> list[Rule]:
     """Several matrices that are one of ours, one below the other: `theirs` has a {} for each name in turn."""
     out, start = [], 0
     for name, size in zip(names, sizes, strict=True):
         for part in ("weight", "bias"):
-            out.append(Rule(f"{checkpoint_name.replace('{}', name)}.{part}", f"{param_name}.{part}", (start, start + size)))
+            out.append(
+                Rule(
+                    f"{checkpoint_name.replace('{}', name)}.{part}",
+                    f"{param_name}.{part}",
+                    (start, start + size),
+                )
+            )
         start += size
     return out
 
@@ -93,7 +108,9 @@ TensorMatch = tuple[str, Rule, str]  # the name of one of theirs, the rule that 
 
 
 @torch.no_grad()
-def load_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = "") -> None:
+def load_tensors(
+    rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
+) -> None:
     """Fill our tensors from theirs. A tensor without a rule, or one of ours left unfilled, is an error that names it."""
     matches = match_tensors(rules, source, state_dict, prefix=prefix)
     for name, rule, param_name in matches:
@@ -104,7 +121,9 @@ def load_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[st
             _check_tied(source, name, _param_view(state_dict[param_name], rule))
 
 
-def match_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = "") -> list[TensorMatch]:
+def match_tensors(
+    rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
+) -> list[TensorMatch]:
     """Which of theirs goes where: all names and shapes are looked at, no number is. Ours may lie on device 'meta'."""
     matches: list[TensorMatch] = []
     assigned: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
@@ -114,25 +133,38 @@ def match_tensors(rules: list[Rule], source: TensorSource, state_dict: Mapping[s
             continue
         param_name = rule.param_name.replace("{i}", layer)
         if param_name not in state_dict:
-            raise ValueError(f"the tensor {name!r} has no place in a model of this design (it would be {param_name})")
-        shape, expected_shape = source.shape(name), _checkpoint_shape(_param_view(state_dict[param_name], rule), rule)
+            raise ValueError(
+                f"the tensor {name!r} has no place in a model of this design (it would be {param_name})"
+            )
+        shape = source.shape(name)
+        expected_shape = _checkpoint_shape(_param_view(state_dict[param_name], rule), rule)
         if shape != expected_shape:
-            raise ValueError(f"the tensor {name!r} has shape {shape}, the configuration asks for {expected_shape}")
+            raise ValueError(
+                f"the tensor {name!r} has shape {shape}, the configuration asks for {expected_shape}"
+            )
         if not rule.tied:
             if (param_name, rule.rows) in assigned:
                 raise ValueError(f"{param_name} is set twice, the second time by {name!r}")
             assigned.add((param_name, rule.rows))
         matches.append((name, rule, param_name))
     all_matches = list(_all_matches(rules, state_dict, prefix))
-    missing = [checkpoint_name for checkpoint_name, rule, param_name in all_matches if (param_name, rule.rows) not in assigned]
+    missing = [
+        checkpoint_name
+        for checkpoint_name, rule, param_name in all_matches
+        if (param_name, rule.rows) not in assigned
+    ]
     missing += sorted(state_dict.keys() - {param_name for _, _, param_name in all_matches})
     if missing:
-        raise ValueError(f"the file lacks {len(missing)} tensors that the configuration asks for: {', '.join(missing[:5])}"
-                         f"{' …' if len(missing) > 5 else ''}")
+        raise ValueError(
+            f"the file lacks {len(missing)} tensors that the configuration asks for: {', '.join(missing[:5])}"
+            f"{' …' if len(missing) > 5 else ''}"
+        )
     return matches
 
 
-def export_tensors(rules: list[Rule], state_dict: Mapping[str, Tensor], *, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def export_tensors(
+    rules: list[Rule], state_dict: Mapping[str, Tensor], *, prefix: str = ""
+) -> Iterator[tuple[str, Tensor]]:
     """Our tensors under their names, one by one. A tensor of ours without a rule is an error that names it."""
     written_counts: dict[str, int] = dict.fromkeys(state_dict, 0)
     matches = list(_all_matches(rules, state_dict, prefix))
@@ -157,7 +189,9 @@ def _all_matches(rules: list[Rule], state_dict: Mapping[str, Tensor], prefix: st
         pattern = _pattern(rule.param_name)
         for name in state_dict:
             if match := pattern.fullmatch(name):
-                checkpoint_name = rule.checkpoint_name.replace("{i}", match.group(1) if match.groups() else "")
+                checkpoint_name = rule.checkpoint_name.replace(
+                    "{i}", match.group(1) if match.groups() else ""
+                )
                 yield checkpoint_name if rule.head else prefix + checkpoint_name, rule, name
 
 
@@ -166,7 +200,9 @@ def _find_rule(rules: list[Rule], name: str, prefix: str) -> tuple[Rule, str]:
         for candidate in {name, name if rule.head else name.removeprefix(prefix)}:
             if match := _pattern(rule.checkpoint_name).fullmatch(candidate):
                 return rule, match.group(1) if match.groups() else ""
-    raise ValueError(f"no rule names the tensor {name!r}: is this another architecture than its configuration says?")
+    raise ValueError(
+        f"no rule names the tensor {name!r}: is this another architecture than its configuration says?"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -192,20 +228,28 @@ def _copy_tensor(source: TensorSource, name: str, view: Tensor, rule: Rule) -> N
         return
     chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view.numel() // max(1, num_rows)))
     for begin in range(0, num_rows, chunk_rows):
-        view[begin:begin + chunk_rows].copy_(_read_rows(source, name, begin, min(num_rows, begin + chunk_rows)))
+        view[begin : begin + chunk_rows].copy_(
+            _read_rows(source, name, begin, min(num_rows, begin + chunk_rows))
+        )
 
 
 def _read_rows(source: TensorSource, name: str, begin: int, end: int) -> Tensor:
     rows = source.rows(name, begin, end)
     if not rows.is_floating_point():
-        raise ValueError(f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or wider")
+        raise ValueError(
+            f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or wider"
+        )
     return rows
 
 
 def _check_tied(source: TensorSource, name: str, view: Tensor) -> None:
     chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view[0].numel()))
     for begin in range(0, len(view), chunk_rows):
-        chunk = view[begin:begin + chunk_rows]
-        if not torch.equal(_read_rows(source, name, begin, min(len(view), begin + chunk_rows)).to(chunk), chunk):
-            raise ValueError(f"the configuration ties {name!r} to the embedding, but the file holds two different ones: "
-                             'set "tie_word_embeddings" to what is meant')
+        chunk = view[begin : begin + chunk_rows]
+        if not torch.equal(
+            _read_rows(source, name, begin, min(len(view), begin + chunk_rows)).to(chunk), chunk
+        ):
+            raise ValueError(
+                f"the configuration ties {name!r} to the embedding, but the file holds two different ones: "
+                'set "tie_word_embeddings" to what is meant'
+            )

@@ -29,36 +29,56 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-DEFAULT_SPECIAL_TOKENS = {"bos_token": ("<s>", "[CLS]", "<|begin_of_text|>"), "eos_token": ("</s>", "[SEP]", "<|endoftext|>", "<|im_end|>"),
-         "unk_token": ("<unk>", "[UNK]")}
+DEFAULT_SPECIAL_TOKENS = {
+    "bos_token": ("<s>", "[CLS]", "<|begin_of_text|>"),
+    "eos_token": ("</s>", "[SEP]", "<|endoftext|>", "<|im_end|>"),
+    "unk_token": ("<unk>", "[UNK]"),
+}
 
 
-def write(model: Encoder | Decoder | EncoderDecoder, tokenizer: Tokenizer | None, folder: Path, *,
-          quantization: str | None = None) -> None:
+def write(
+    model: Encoder | Decoder | EncoderDecoder,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    *,
+    quantization: str | None = None,
+) -> None:
     """A directory for ctranslate2.Translator, or for ctranslate2.Generator where there is no encoder."""
     try:
         from ctranslate2 import specs
     except ImportError as error:
-        raise ImportError("writing CTranslate2 models needs the ctranslate2 package: pip install 'keepleft[export]'") from error
+        raise ImportError(
+            "writing CTranslate2 models needs the ctranslate2 package: pip install 'keepleft[export]'"
+        ) from error
     design = model.design
     if problems := unsupported_features(design):
-        raise ValueError(f"CTranslate2 cannot run this model: {'; '.join(problems)}. --to hf and --to onnx can be written")
+        raise ValueError(
+            f"CTranslate2 cannot run this model: {'; '.join(problems)}. --to hf and --to onnx can be written"
+        )
     assert design.decoder is not None
     if quantization is not None:
         model = deepcopy(model)  # they quantise in place
     vocab = vocabulary(tokenizer, design.vocab)
-    decoder = specs.TransformerDecoderSpec(design.decoder.layers, design.heads,
-                                           with_encoder_attention=design.encoder is not None,
-                                           **_stack_options(design, design.decoder), **_rotary_options(design))
+    decoder = specs.TransformerDecoderSpec(
+        design.decoder.layers,
+        design.heads,
+        with_encoder_attention=design.encoder is not None,
+        **_stack_options(design, design.decoder),
+        **_rotary_options(design),
+    )
     spec: Any
     if isinstance(model, EncoderDecoder):
         assert design.encoder is not None
-        encoder = specs.TransformerEncoderSpec(design.encoder.layers, design.heads, **_stack_options(design, design.encoder))
+        encoder = specs.TransformerEncoderSpec(
+            design.encoder.layers, design.heads, **_stack_options(design, design.encoder)
+        )
         spec = specs.TransformerSpec(encoder, decoder)
         source_embedding = model.token if model.source_token is None else model.source_token
         _fill_stack(encoder, design, model.encoder, model.source_embed)
         encoder.embeddings[0].weight = source_embedding.weight
-        spec.register_source_vocabulary(vocab if model.source_token is None else vocabulary(None, source_embedding.num_embeddings))
+        spec.register_source_vocabulary(
+            vocab if model.source_token is None else vocabulary(None, source_embedding.num_embeddings)
+        )
         spec.register_target_vocabulary(vocab)
         spec.config.decoder_start_token = vocab[decoder_start_token(model)]
     else:
@@ -95,7 +115,9 @@ def unsupported_features(design: Design) -> list[str]:
         out.append(f"its head is {design.head}, not a score for every token")
     for name, stack, mask in (("encoder", design.encoder, full), ("decoder", design.decoder, causal)):
         if stack is not None and stack.mask != (mask,):
-            out.append(f"its {name} looks through {' and '.join(map(str, stack.mask))}, where only {mask} is known")
+            out.append(
+                f"its {name} looks through {' and '.join(map(str, stack.mask))}, where only {mask} is known"
+            )
         if stack is not None and stack.final_norm and not design.norm_first:
             out.append(f"its {name} has norms behind its parts and one more at the end")
     if isinstance(design.position, Rotary) and design.encoder is not None:
@@ -107,9 +129,13 @@ def unsupported_features(design: Design) -> list[str]:
 
 def vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
     """A word for each number: the tokenizer's own, and the number itself in brackets where it has none."""
-    id_to_token = {} if tokenizer is None else {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    id_to_token = (
+        {} if tokenizer is None else {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    )
     if id_to_token and max(id_to_token) >= vocab_size:
-        raise ValueError(f"the tokenizer knows {max(id_to_token) + 1} tokens, the model {vocab_size}: they do not belong together")
+        raise ValueError(
+            f"the tokenizer knows {max(id_to_token) + 1} tokens, the model {vocab_size}: they do not belong together"
+        )
     return [id_to_token.get(token_id, f"<{token_id}>") for token_id in range(vocab_size)]
 
 
@@ -120,7 +146,9 @@ def special_tokens(model: Any, vocab: list[str]) -> dict[str, str]:
         token_id = model.notes.get(f"{name}_id")
         token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
         is_valid = isinstance(token_id, int) and 0 <= token_id < len(vocab)
-        out[name] = vocab[token_id] if is_valid else next((token for token in candidates if token in vocab), "")
+        out[name] = (
+            vocab[token_id] if is_valid else next((token for token in candidates if token in vocab), "")
+        )
     return out
 
 
@@ -136,12 +164,17 @@ def _stack_options(design: Design, stack: StackDesign) -> dict[str, Any]:
     from ctranslate2.specs import Activation
 
     head_dim = design.head_width
-    return {"pre_norm": design.norm_first, "no_final_norm": not stack.final_norm,
-            "activation": getattr(Activation, ACTIVATIONS[design.feedforward.activation]),
-            "layernorm_embedding": design.norm_embedding, "ffn_glu": design.feedforward.gated,
-            "relative_attention_bias": isinstance(design.position, RelativeBias),
-            "rms_norm": isinstance(design.norm, RMSNorm), "num_heads_kv": design.kv_heads,
-            "head_dim": head_dim if head_dim * design.heads != design.dim else None}
+    return {
+        "pre_norm": design.norm_first,
+        "no_final_norm": not stack.final_norm,
+        "activation": getattr(Activation, ACTIVATIONS[design.feedforward.activation]),
+        "layernorm_embedding": design.norm_embedding,
+        "ffn_glu": design.feedforward.gated,
+        "relative_attention_bias": isinstance(design.position, RelativeBias),
+        "rms_norm": isinstance(design.norm, RMSNorm),
+        "num_heads_kv": design.kv_heads,
+        "head_dim": head_dim if head_dim * design.heads != design.dim else None,
+    }
 
 
 def _rotary_options(design: Design) -> dict[str, Any]:
@@ -151,18 +184,26 @@ def _rotary_options(design: Design) -> dict[str, Any]:
         return {}
     out: dict[str, Any] = {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": rotary.base}
     if isinstance(rotary.scaling, LinearRopeScaling):
-        out |= {"rotary_scaling_type": RotaryScalingType.Linear, "rotary_scaling_factor": rotary.scaling.factor}
+        out |= {
+            "rotary_scaling_type": RotaryScalingType.Linear,
+            "rotary_scaling_factor": rotary.scaling.factor,
+        }
     elif isinstance(rotary.scaling, Llama3RopeScaling):
-        out |= {"rotary_scaling_type": RotaryScalingType.Llama3, "original_max_position_embeddings": rotary.scaling.original}
+        out |= {
+            "rotary_scaling_type": RotaryScalingType.Llama3,
+            "original_max_position_embeddings": rotary.scaling.original,
+        }
     return out
 
 
 def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
-    spec.scale_embeddings = design.dim ** 0.5 if design.scale_embedding else False
+    spec.scale_embeddings = design.dim**0.5 if design.scale_embedding else False
     if isinstance(design.position, LearnedPositions):
-        spec.position_encodings.encodings = embed.position.weight[design.position.first:]
+        spec.position_encodings.encodings = embed.position.weight[design.position.first :]
     elif isinstance(design.position, Sinusoidal):
-        spec.position_encodings.encodings = sinusoidal_encoding(torch.arange(design.position.length), design.dim)
+        spec.position_encodings.encodings = sinusoidal_encoding(
+            torch.arange(design.position.length), design.dim
+        )
     if design.norm_embedding:
         _fill_norm(spec.layernorm_embedding, embed.norm)
     if hasattr(spec, "layer_norm"):
@@ -178,10 +219,14 @@ def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
             layer_spec.self_attention.rotary_low_freq_factor = position.scaling.low
             layer_spec.self_attention.rotary_high_freq_factor = position.scaling.high
         if hasattr(layer, "cross"):
-            _fill_attention(layer_spec.attention, design, layer.norm_cross, layer.cross.q, layer.cross.kv, layer.cross.out)
+            _fill_attention(
+                layer_spec.attention, design, layer.norm_cross, layer.cross.q, layer.cross.kv, layer.cross.out
+            )
         _fill_norm(layer_spec.ffn.layer_norm, layer.norm_feed)
         if design.feedforward.gated:
-            for linear_spec, half in zip((layer_spec.ffn.linear_0, layer_spec.ffn.linear_0_noact), (0, 1), strict=True):
+            for linear_spec, half in zip(
+                (layer_spec.ffn.linear_0, layer_spec.ffn.linear_0_noact), (0, 1), strict=True
+            ):
                 _fill_linear(linear_spec, layer.feed.up, half)
         else:
             _fill_linear(layer_spec.ffn.linear_0, layer.feed.up)

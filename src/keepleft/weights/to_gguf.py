@@ -31,20 +31,28 @@ def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "
     try:
         import gguf
     except ImportError as error:
-        raise ImportError("writing GGUF files needs the gguf package: pip install 'keepleft[gguf]'") from error
+        raise ImportError(
+            "writing GGUF files needs the gguf package: pip install 'keepleft[gguf]'"
+        ) from error
     if dtype not in DTYPES:
-        raise ValueError(f"GGUF weights of the type {dtype!r} cannot be written: there are {', '.join(DTYPES)}")
+        raise ValueError(
+            f"GGUF weights of the type {dtype!r} cannot be written: there are {', '.join(DTYPES)}"
+        )
     design: Design = model.design
     if not isinstance(model, Decoder) or (problems := unsupported_features(design)):
         reason = "; ".join(problems) if isinstance(model, Decoder) else f"it is an {type(model).__name__}"
-        raise ValueError(f"GGUF files are written for the LLaMA family alone, and this model is of another: {reason}. "
-                         "--to hf, --to onnx and, for most, --to ctranslate2 can be written")
+        raise ValueError(
+            f"GGUF files are written for the LLaMA family alone, and this model is of another: {reason}. "
+            "--to hf, --to onnx and, for most, --to ctranslate2 can be written"
+        )
     metadata = {} if tokenizer is None else tokenizer_metadata(tokenizer, design.vocab, model.notes)
     quant_type = gguf.GGMLQuantizationType[DTYPES[dtype]]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.atomic_file(path) as temp_path:
         writer = gguf.GGUFWriter(temp_path, "llama")
-        _add_parameters(writer, design, int(gguf.LlamaFileType[("ALL_" if dtype == "f32" else "MOSTLY_") + DTYPES[dtype]]))
+        _add_parameters(
+            writer, design, int(gguf.LlamaFileType[("ALL_" if dtype == "f32" else "MOSTLY_") + DTYPES[dtype]])
+        )
         for name, value in metadata.items():
             _add_metadata(writer, name, value)
         assert isinstance(design.position, Rotary)
@@ -67,19 +75,36 @@ def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "
 def unsupported_features(design: Design) -> list[str]:
     """In what a design differs from all that such a file can say."""
     reference = presets.llama.but(
-        vocab=design.vocab, dim=design.dim, heads=design.heads, kv_heads=design.kv_heads, head_dim=design.head_dim,
-        feedforward=FeedForward(design.feedforward.width, "silu", gated=True), norm=RMSNorm(design.norm.eps),
+        vocab=design.vocab,
+        dim=design.dim,
+        heads=design.heads,
+        kv_heads=design.kv_heads,
+        head_dim=design.head_dim,
+        feedforward=FeedForward(design.feedforward.width, "silu", gated=True),
+        norm=RMSNorm(design.norm.eps),
         position=design.position if isinstance(design.position, Rotary) else Rotary(),
-        head=design.head if isinstance(design.head, LMHead) and design.head in (LMHead(), LMHead(tied=False))
-        else LMHead(), decoder=StackDesign(design.decoder.layers if design.decoder else 1, (causal,)))
-    design = design.but(dropout=reference.dropout, attention_dropout=reference.attention_dropout, initial=NormalInit())
+        head=design.head
+        if isinstance(design.head, LMHead) and design.head in (LMHead(), LMHead(tied=False))
+        else LMHead(),
+        decoder=StackDesign(design.decoder.layers if design.decoder else 1, (causal,)),
+    )
+    design = design.but(
+        dropout=reference.dropout, attention_dropout=reference.attention_dropout, initial=NormalInit()
+    )
     reference = reference.but(initial=NormalInit())
-    out = [f"its {name} is {getattr(design, name)}" for name in design.__dataclass_fields__
-           if getattr(design, name) != getattr(reference, name)]
-    if isinstance(design.position, Rotary) and isinstance(scaling := design.position.scaling, Llama3RopeScaling):
+    out = [
+        f"its {name} is {getattr(design, name)}"
+        for name in design.__dataclass_fields__
+        if getattr(design, name) != getattr(reference, name)
+    ]
+    if isinstance(design.position, Rotary) and isinstance(
+        scaling := design.position.scaling, Llama3RopeScaling
+    ):
         max_factor = float(rope_factors(design.position, design.head_width).max())
         if scaling != Llama3RopeScaling(scaling.factor) or max_factor != scaling.factor:
-            out.append(f"its rotary scaling is {scaling}, where only the factor of LLaMA 3.1's can be told from a file")
+            out.append(
+                f"its rotary scaling is {scaling}, where only the factor of LLaMA 3.1's can be told from a file"
+            )
     return out
 
 
@@ -87,7 +112,9 @@ def rope_factors(rotary: Rotary, head_dim: int) -> Tensor:
     """(width / 2,) what LLaMA 3.1's scaling divides the speed of each wave by, in float32"""
     assert isinstance(rotary.scaling, Llama3RopeScaling)
     cpu, factor = torch.device("cpu"), rotary.scaling.factor
-    ratios = rope_frequencies(Rotary(rotary.base, rotary.length), head_dim, cpu) / rope_frequencies(rotary, head_dim, cpu)
+    ratios = rope_frequencies(Rotary(rotary.base, rotary.length), head_dim, cpu) / rope_frequencies(
+        rotary, head_dim, cpu
+    )
     at_factor = (ratios - factor).abs() < 1e-5 * factor  # left rounded, it would read back as another factor
     return torch.where(at_factor, torch.tensor(factor), ratios)
 
@@ -115,5 +142,7 @@ def _add_parameters(writer: Any, design: Design, file_type: int) -> None:
 
 
 def _add_metadata(writer: Any, name: str, value: Any) -> None:
-    add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[type(value)]
+    add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[
+        type(value)
+    ]
     add(name, value)

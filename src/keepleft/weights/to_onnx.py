@@ -24,7 +24,8 @@ class ExportWrapper(nn.Module):
 
     def __init__(self, model: AnyModel) -> None:
         super().__init__()
-        self.model, self.input_names = model, inputs(model)
+        self.model = model
+        self.input_names = inputs(model)
         self.eval()
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -49,20 +50,34 @@ def write(model: AnyModel, path: Path) -> None:
     except ImportError as error:
         raise ImportError("writing ONNX needs the onnx package: pip install 'keepleft[export]'") from error
     if (size := sum(p.nbytes for p in model.parameters())) > MAX_ONNX_BYTES:
-        raise ValueError(f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or this "
-                         "one to ctranslate2 or gguf")
+        raise ValueError(
+            f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or this "
+            "one to ctranslate2 or gguf"
+        )
     names = inputs(model)
-    stacks: list[Any] = [stack for name in ("encoder", "decoder") if (stack := getattr(model, name, None)) is not None]
+    stacks: list[Any] = [
+        stack for name in ("encoder", "decoder") if (stack := getattr(model, name, None)) is not None
+    ]
     backends, training = [stack.backend for stack in stacks], model.training
     output_axes = {0: "batch"} if not per_token(model) else {0: "batch", 1: "length"}
-    axes = {name: {0: "batch", 1: "source_length" if name.startswith("source") else "length"} for name in names}
+    axes = {
+        name: {0: "batch", 1: "source_length" if name.startswith("source") else "length"} for name in names
+    }
     with atomic.atomic_file(path) as temp_path, patched_exporter(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about every size that our checks look at while it records
         try:
             for stack in stacks:
                 stack.backend = "traced"
-            torch.onnx.export(ExportWrapper(model), example(model, 2, 5, 7), str(temp_path), dynamo=False, opset_version=OPSET,
-                              input_names=names, output_names=["scores"], dynamic_axes={**axes, "scores": output_axes})
+            torch.onnx.export(
+                ExportWrapper(model),
+                example(model, 2, 5, 7),
+                str(temp_path),
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=names,
+                output_names=["scores"],
+                dynamic_axes={**axes, "scores": output_axes},
+            )
         finally:
             for stack, backend in zip(stacks, backends, strict=True):
                 stack.backend = backend
@@ -76,17 +91,24 @@ def per_token(model: AnyModel) -> bool:
     return not isinstance(model.design.head, ClassificationHead | PoolingHead)
 
 
-def example(model: AnyModel, rows: int, length: int, source_length: int, *, seed: int = 0) -> tuple[Tensor, ...]:
+def example(
+    model: AnyModel, rows: int, length: int, source_length: int, *, seed: int = 0
+) -> tuple[Tensor, ...]:
     """Random texts for all inputs; the last row is shorter, and padded."""
-    rng, design, tensors = torch.Generator().manual_seed(seed), model.design, []
+    rng = torch.Generator().manual_seed(seed)
+    design = model.design
+    tensors = []
     for name in inputs(model):
         size = (rows, source_length if name.startswith("source") else length)
         if name.endswith("segments"):
             segments = torch.ones(size, dtype=torch.long)
-            segments[-1, (size[1] + 1) // 2:] = 0
+            segments[-1, (size[1] + 1) // 2 :] = 0
             tensors.append(segments)
         else:
-            vocab_size = {"token_types": design.token_types, "source": design.source_vocab or design.vocab}.get(name, design.vocab)
+            vocab_size = {
+                "token_types": design.token_types,
+                "source": design.source_vocab or design.vocab,
+            }.get(name, design.vocab)
             tensors.append(torch.randint(vocab_size, size, generator=rng))
     return tuple(tensors)
 

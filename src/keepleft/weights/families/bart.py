@@ -29,13 +29,18 @@ def rules(design: Design) -> list[Rule]:
         Rule("shared.weight", "token.weight", tied=not shared_vocab),
         Rule("final_logits_bias", "head.bias", op=unsqueeze, head=True),
         output_rule(design),
-        Rule("encoder.embed_tokens.weight", "token.weight" if shared_vocab else "source_token.weight", tied=shared_vocab),
+        Rule(
+            "encoder.embed_tokens.weight",
+            "token.weight" if shared_vocab else "source_token.weight",
+            tied=shared_vocab,
+        ),
         Rule("decoder.embed_tokens.weight", "token.weight", tied=shared_vocab),
     ]
     for stack, embed in (("encoder", "source_embed"), ("decoder", "embed")):
         block, layer = f"{stack}.layers.{{i}}", f"{stack}.layers.{{i}}"
         out += [
-            Rule(f"{stack}.embed_positions.weight", f"{embed}.position.weight") if design.max_positions
+            Rule(f"{stack}.embed_positions.weight", f"{embed}.position.weight")
+            if design.max_positions
             else Rule(f"{stack}.embed_positions.weight", compute=partial(position_table, design)),
             *linear(f"{stack}.layernorm_embedding", f"{embed}.norm"),
             *linear(f"{stack}.layer_norm", f"{stack}.norm"),
@@ -69,14 +74,21 @@ def write_layer_counts(config: dict[str, Any], design: Design) -> dict[str, Any]
 def shared_fields(template: Design) -> list[Field]:
     def both_stacks(name: str, design_path: str, default: Any) -> list[Field]:
         return [same_field(f"{stack}_{name}", design_path, default) for stack in ("encoder", "decoder")]
+
     return [
-        same_field("vocab_size", "vocab", template.vocab), same_field("d_model", "dim", 1024),
-        same_field("encoder_layers", "encoder.layers", 12), same_field("decoder_layers", "decoder.layers", 12),
-        *both_stacks("ffn_dim", "feedforward.width", 4096), *both_stacks("attention_heads", "heads", 16),
+        same_field("vocab_size", "vocab", template.vocab),
+        same_field("d_model", "dim", 1024),
+        same_field("encoder_layers", "encoder.layers", 12),
+        same_field("decoder_layers", "decoder.layers", 12),
+        *both_stacks("ffn_dim", "feedforward.width", 4096),
+        *both_stacks("attention_heads", "heads", 16),
         choice_field("activation_function", "feedforward.activation", ACTIVATIONS, "gelu"),
-        same_field("dropout", "dropout", 0.1), same_field("attention_dropout", "attention_dropout", 0.0),
-        same_field("max_position_embeddings", "position.length", 1024), same_field("scale_embedding", "scale_embedding", False),
-        same_field("tie_word_embeddings", "head.tied", True), fixed_field("is_decoder", False),
+        same_field("dropout", "dropout", 0.1),
+        same_field("attention_dropout", "attention_dropout", 0.0),
+        same_field("max_position_embeddings", "position.length", 1024),
+        same_field("scale_embedding", "scale_embedding", False),
+        same_field("tie_word_embeddings", "head.tied", True),
+        fixed_field("is_decoder", False),
     ]
 
 
@@ -89,25 +101,54 @@ def read_vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str
     checks.check_int("'vocab_size'", source_vocab)
     checks.check_int("'decoder_vocab_size'", target_vocab)
     if shared and target_vocab != source_vocab:
-        raise ValueError(f"'vocab_size' is {source_vocab!r} and 'decoder_vocab_size' {target_vocab!r}: a shared vocabulary has one size")
+        raise ValueError(
+            f"'vocab_size' is {source_vocab!r} and 'decoder_vocab_size' {target_vocab!r}: a shared vocabulary has one size"
+        )
     return config | {"vocab_size": target_vocab, "source_vocab": None if shared else source_vocab}
 
 
 def write_vocabularies(config: dict[str, Any], design: Design) -> dict[str, Any]:
     config.pop("source_vocab")
-    return write_layer_counts(config, design) | {"share_encoder_decoder_embeddings": design.source_vocab is None,
-                                     "vocab_size": design.source_vocab or design.vocab, "decoder_vocab_size": design.vocab}
+    return write_layer_counts(config, design) | {
+        "share_encoder_decoder_embeddings": design.source_vocab is None,
+        "vocab_size": design.source_vocab or design.vocab,
+        "decoder_vocab_size": design.vocab,
+    }
 
 
 FAMILIES = (
-    Family("bart", heads={"BartForConditionalGeneration": LMHead(bias=True), "BartModel": None},
-           template=presets.bart, prefix="model.", unprefixed_classes=frozenset({"BartModel"}),
-           fields=shared_fields(presets.bart), finish=write_layer_counts, rules=rules, extra_passthrough_keys=frozenset({"num_hidden_layers"})),
-    Family("pegasus", heads={"PegasusForConditionalGeneration": LMHead(bias=True), "PegasusModel": None},
-           template=presets.pegasus, prefix="model.", unprefixed_classes=frozenset({"PegasusModel"}),
-           fields=shared_fields(presets.pegasus), finish=write_layer_counts, rules=rules, extra_passthrough_keys=frozenset({"num_hidden_layers"})),
-    Family("marian", heads={"MarianMTModel": LMHead(bias=True), "MarianModel": None},
-           template=presets.marian, prefix="model.", unprefixed_classes=frozenset({"MarianModel"}),
-           fields=[*shared_fields(presets.marian), Field("source_vocab", "source_vocab", None)],
-           prepare=read_vocabularies, finish=write_vocabularies, rules=rules, extra_passthrough_keys=frozenset({"num_hidden_layers"})),
+    Family(
+        "bart",
+        heads={"BartForConditionalGeneration": LMHead(bias=True), "BartModel": None},
+        template=presets.bart,
+        prefix="model.",
+        unprefixed_classes=frozenset({"BartModel"}),
+        fields=shared_fields(presets.bart),
+        finish=write_layer_counts,
+        rules=rules,
+        extra_passthrough_keys=frozenset({"num_hidden_layers"}),
+    ),
+    Family(
+        "pegasus",
+        heads={"PegasusForConditionalGeneration": LMHead(bias=True), "PegasusModel": None},
+        template=presets.pegasus,
+        prefix="model.",
+        unprefixed_classes=frozenset({"PegasusModel"}),
+        fields=shared_fields(presets.pegasus),
+        finish=write_layer_counts,
+        rules=rules,
+        extra_passthrough_keys=frozenset({"num_hidden_layers"}),
+    ),
+    Family(
+        "marian",
+        heads={"MarianMTModel": LMHead(bias=True), "MarianModel": None},
+        template=presets.marian,
+        prefix="model.",
+        unprefixed_classes=frozenset({"MarianModel"}),
+        fields=[*shared_fields(presets.marian), Field("source_vocab", "source_vocab", None)],
+        prepare=read_vocabularies,
+        finish=write_vocabularies,
+        rules=rules,
+        extra_passthrough_keys=frozenset({"num_hidden_layers"}),
+    ),
 )

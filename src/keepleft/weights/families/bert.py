@@ -18,7 +18,9 @@ def rules(design: Design) -> list[Rule]:
         Rule("embeddings.position_embeddings.weight", "embed.position.weight"),
         Rule("embeddings.token_type_embeddings.weight", "embed.kind.weight"),
         *linear("embeddings.LayerNorm", "embed.norm"),
-        *concat_rules(f"{block}.attention.self.{{}}", ("query", "key", "value"), f"{layer}.self.qkv", (design.dim,) * 3),
+        *concat_rules(
+            f"{block}.attention.self.{{}}", ("query", "key", "value"), f"{layer}.self.qkv", (design.dim,) * 3
+        ),
         *linear(f"{block}.attention.output.dense", f"{layer}.self.out"),
         *linear(f"{block}.attention.output.LayerNorm", f"{layer}.norm_self"),
         *linear(f"{block}.intermediate.dense", f"{layer}.feed.up"),
@@ -37,11 +39,16 @@ def head_rules(design: Design) -> list[Rule]:
             Rule("cls.predictions.bias", "head.bias", head=True),
             Rule("cls.predictions.decoder.weight", "token.weight", head=True, tied=True),
             Rule("cls.predictions.decoder.bias", "head.bias", head=True, tied=True),
-            *unused_tensors("pooler.dense"), *unused_tensors("cls.seq_relationship"),
+            *unused_tensors("pooler.dense"),
+            *unused_tensors("cls.seq_relationship"),
         ]
     if isinstance(design.head, ClassificationHead):
         return [*linear("pooler.dense", "head.pool.dense"), *linear("classifier", "head.out", head=True)]
-    return linear("pooler.dense", "head.dense") if design.head == PoolingHead("tanh") else unused_tensors("pooler.dense")
+    return (
+        linear("pooler.dense", "head.dense")
+        if design.head == PoolingHead("tanh")
+        else unused_tensors("pooler.dense")
+    )
 
 
 def unused_tensors(checkpoint_name: str) -> list[Rule]:
@@ -54,25 +61,41 @@ def without_pooler(config: dict[str, Any], names: frozenset[str]) -> dict[str, A
     lacks_pooler = names and not any(name.endswith("pooler.dense.weight") for name in names)
     if lacks_pooler and config.get("architectures", ["BertModel"]) == ["BertModel"]:
         config["architectures"] = ["BertModel-without-pooler"]
-    config.pop("position_embedding_type", None) if config.get("position_embedding_type") == "absolute" else None
+    config.pop("position_embedding_type", None) if config.get(
+        "position_embedding_type"
+    ) == "absolute" else None
     return config
 
 
 FAMILY = Family(
     "bert",
-    heads={"BertModel": PoolingHead("tanh"), "BertModel-without-pooler": None, "BertForMaskedLM": MaskedLMHead(),
-           "BertForPreTraining": MaskedLMHead(), "BertForSequenceClassification": "labels"},
+    heads={
+        "BertModel": PoolingHead("tanh"),
+        "BertModel-without-pooler": None,
+        "BertForMaskedLM": MaskedLMHead(),
+        "BertForPreTraining": MaskedLMHead(),
+        "BertForSequenceClassification": "labels",
+    },
     classifier=ClassificationHead(2, "tanh"),
     template=presets.bert,
-    prefix="bert.", unprefixed_classes=frozenset({"BertModel", "BertModel-without-pooler"}),
+    prefix="bert.",
+    unprefixed_classes=frozenset({"BertModel", "BertModel-without-pooler"}),
     fields=[
-        same_field("vocab_size", "vocab", 30_522), same_field("hidden_size", "dim", 768), same_field("num_hidden_layers", "encoder.layers", 12),
-        same_field("num_attention_heads", "heads", 12), same_field("intermediate_size", "feedforward.width", 3072),
+        same_field("vocab_size", "vocab", 30_522),
+        same_field("hidden_size", "dim", 768),
+        same_field("num_hidden_layers", "encoder.layers", 12),
+        same_field("num_attention_heads", "heads", 12),
+        same_field("intermediate_size", "feedforward.width", 3072),
         choice_field("hidden_act", "feedforward.activation", ACTIVATIONS, "gelu"),
-        same_field("hidden_dropout_prob", "dropout", 0.1), same_field("attention_probs_dropout_prob", "attention_dropout", 0.1),
-        same_field("max_position_embeddings", "position.length", 512), same_field("type_vocab_size", "token_types", 2),
-        same_field("layer_norm_eps", "norm.eps", 1e-12), fixed_field("is_decoder", False), fixed_field("add_cross_attention", False),
+        same_field("hidden_dropout_prob", "dropout", 0.1),
+        same_field("attention_probs_dropout_prob", "attention_dropout", 0.1),
+        same_field("max_position_embeddings", "position.length", 512),
+        same_field("type_vocab_size", "token_types", 2),
+        same_field("layer_norm_eps", "norm.eps", 1e-12),
+        fixed_field("is_decoder", False),
+        fixed_field("add_cross_attention", False),
         fixed_field("tie_word_embeddings", True),
     ],
-    prepare=without_pooler, rules=rules,
+    prepare=without_pooler,
+    rules=rules,
 )

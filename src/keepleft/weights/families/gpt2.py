@@ -23,7 +23,8 @@ def rules(design: Design) -> list[Rule]:
         *linear("ln_f", "decoder.norm"),
         output_rule(design),
         Rule("score.weight", "head.out.weight", head=True),
-        drop(f"{block}.attn.bias"), drop(f"{block}.attn.masked_bias"),  # their causal mask, kept as a buffer
+        drop(f"{block}.attn.bias"),
+        drop(f"{block}.attn.masked_bias"),  # their causal mask, kept as a buffer
     ]
 
 
@@ -35,7 +36,9 @@ def output_rule(design: Design) -> Rule:
 
 def ffn_width(name: str, width_key: str, default_width: int) -> Field:
     """The width of the feed-forward part, four times the model's unless it is given."""
-    return same_field(name, "feedforward.width", default=lambda config: 4 * (config.get(width_key) or default_width))
+    return same_field(
+        name, "feedforward.width", default=lambda config: 4 * (config.get(width_key) or default_width)
+    )
 
 
 FAMILY = Family(
@@ -43,15 +46,29 @@ FAMILY = Family(
     heads={"GPT2LMHeadModel": LMHead(), "GPT2Model": None, "GPT2ForSequenceClassification": "labels"},
     classifier=ClassificationHead(2, "last", bias=False),
     template=presets.gpt2,
-    prefix="transformer.", unprefixed_classes=frozenset({"GPT2Model"}),
+    prefix="transformer.",
+    unprefixed_classes=frozenset({"GPT2Model"}),
     fields=[
-        same_field("vocab_size", "vocab", 50_257), same_field("n_embd", "dim", 768), same_field("n_layer", "decoder.layers", 12),
-        same_field("n_head", "heads", 12), same_field("n_positions", "position.length", 1024), ffn_width("n_inner", "n_embd", 768),
-        choice_field("activation_function", "feedforward.activation", {"gelu_new": "gelu_tanh", **ACTIVATIONS}, "gelu_new"),
-        same_field("resid_pdrop", "dropout", 0.1), same_field("embd_pdrop", "dropout", lambda config: config.get("resid_pdrop", 0.1)),
-        same_field("attn_pdrop", "attention_dropout", 0.1), same_field("layer_norm_epsilon", "norm.eps", 1e-5),
-        same_field("scale_attn_weights", "scale_scores", True), same_field("tie_word_embeddings", "head.tied", True),
-        fixed_field("scale_attn_by_inverse_layer_idx", False), fixed_field("reorder_and_upcast_attn", False, True),
+        same_field("vocab_size", "vocab", 50_257),
+        same_field("n_embd", "dim", 768),
+        same_field("n_layer", "decoder.layers", 12),
+        same_field("n_head", "heads", 12),
+        same_field("n_positions", "position.length", 1024),
+        ffn_width("n_inner", "n_embd", 768),
+        choice_field(
+            "activation_function",
+            "feedforward.activation",
+            {"gelu_new": "gelu_tanh", **ACTIVATIONS},
+            "gelu_new",
+        ),
+        same_field("resid_pdrop", "dropout", 0.1),
+        same_field("embd_pdrop", "dropout", lambda config: config.get("resid_pdrop", 0.1)),
+        same_field("attn_pdrop", "attention_dropout", 0.1),
+        same_field("layer_norm_epsilon", "norm.eps", 1e-5),
+        same_field("scale_attn_weights", "scale_scores", True),
+        same_field("tie_word_embeddings", "head.tied", True),
+        fixed_field("scale_attn_by_inverse_layer_idx", False),
+        fixed_field("reorder_and_upcast_attn", False, True),
         fixed_field("add_cross_attention", False),
     ],
     rules=rules,

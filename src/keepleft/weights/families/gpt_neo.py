@@ -20,7 +20,12 @@ def rules(design: Design) -> list[Rule]:
         Rule("wte.weight", "token.weight"),
         Rule("wpe.weight", "embed.position.weight"),
         *linear(f"{block}.ln_1", f"{layer}.norm_self"),
-        *concat_rules(f"{block}.attn.attention.{{}}", ("q_proj", "k_proj", "v_proj"), f"{layer}.self.qkv", (design.dim,) * 3),
+        *concat_rules(
+            f"{block}.attn.attention.{{}}",
+            ("q_proj", "k_proj", "v_proj"),
+            f"{layer}.self.qkv",
+            (design.dim,) * 3,
+        ),
         *linear(f"{block}.attn.attention.out_proj", f"{layer}.self.out"),
         *linear(f"{block}.ln_2", f"{layer}.norm_feed"),
         *linear(f"{block}.mlp.c_fc", f"{layer}.feed.up"),
@@ -28,31 +33,46 @@ def rules(design: Design) -> list[Rule]:
         *linear("ln_f", "decoder.norm"),
         output_rule(design),
         Rule("score.weight", "head.out.weight", head=True),
-        drop(f"{block}.attn.attention.bias"), drop(f"{block}.attn.attention.masked_bias"),
+        drop(f"{block}.attn.attention.bias"),
+        drop(f"{block}.attn.attention.masked_bias"),
     ]
 
 
 def read_layer_masks(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Layer kinds and window as the masks that they mean."""
     attention_types = config.pop("attention_types", None) or [[["global", "local"], 12]]
-    if not isinstance(attention_types, list) or not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)
-                                              and isinstance(entry[1], int) and entry[1] > 0 for entry in attention_types):
-        raise ValueError(f"'attention_types' is {attention_types!r}: it must be such as [[['global', 'local'], 12]]")
+    if not isinstance(attention_types, list) or not all(
+        isinstance(entry, list)
+        and len(entry) == 2
+        and isinstance(entry[0], list)
+        and isinstance(entry[1], int)
+        and entry[1] > 0
+        for entry in attention_types
+    ):
+        raise ValueError(
+            f"'attention_types' is {attention_types!r}: it must be such as [[['global', 'local'], 12]]"
+        )
     count = sum(len(group) * repeats for group, repeats in attention_types)
     config.pop("attention_layers", None)
     layers = config.get("num_layers", 24)
     if layers is True or count != layers:
         raise ValueError(f"'attention_types' speaks of {count} layers and 'num_layers' of {layers!r}")
-    layer_types = [layer_type for group, repeats in attention_types for _ in range(repeats) for layer_type in group]
+    layer_types = [
+        layer_type for group, repeats in attention_types for _ in range(repeats) for layer_type in group
+    ]
     size = config.pop("window_size", 256)
     checks.check_int("'window_size'", size)
     local = causal & window(size)
     masks: list[Mask] = []
     for layer_type in layer_types:
         if layer_type not in ("global", "local"):
-            raise ValueError(f"'attention_types' has {layer_type!r}: only 'global' and 'local' are understood")
+            raise ValueError(
+                f"'attention_types' has {layer_type!r}: only 'global' and 'local' are understood"
+            )
         masks.append(local if layer_type == "local" else causal)
-    period = next(n for n in range(1, len(masks) + 1) if all(mask == masks[i % n] for i, mask in enumerate(masks)))
+    period = next(
+        n for n in range(1, len(masks) + 1) if all(mask == masks[i % n] for i, mask in enumerate(masks))
+    )
     return config | {"masks": tuple(masks[:period])}
 
 
@@ -66,9 +86,14 @@ def write_layer_masks(config: dict[str, Any], design: Design) -> dict[str, Any]:
     sizes = {window_size(mask) for mask in masks if mask != causal} or {256}
     if len(sizes) > 1:
         raise ValueError("GPT-Neo has one window for all local layers")
-    attention_types = [[layer_types, layers // len(layer_types)]] + ([[layer_types[:layers % len(layer_types)], 1]] if layers % len(layer_types) else [])
-    return config | {"attention_types": attention_types, "window_size": sizes.pop(),
-                     "attention_layers": [layer_types[n % len(layer_types)] for n in range(layers)]}
+    attention_types = [[layer_types, layers // len(layer_types)]] + (
+        [[layer_types[: layers % len(layer_types)], 1]] if layers % len(layer_types) else []
+    )
+    return config | {
+        "attention_types": attention_types,
+        "window_size": sizes.pop(),
+        "attention_layers": [layer_types[n % len(layer_types)] for n in range(layers)],
+    }
 
 
 FAMILY = Family(
@@ -76,16 +101,29 @@ FAMILY = Family(
     heads={"GPTNeoForCausalLM": LMHead(), "GPTNeoModel": None, "GPTNeoForSequenceClassification": "labels"},
     classifier=ClassificationHead(2, "last", bias=False),
     template=presets.gpt_neo,
-    prefix="transformer.", unprefixed_classes=frozenset({"GPTNeoModel"}),
+    prefix="transformer.",
+    unprefixed_classes=frozenset({"GPTNeoModel"}),
     fields=[
-        same_field("vocab_size", "vocab", 50_257), same_field("hidden_size", "dim", 2048), same_field("num_layers", "decoder.layers", 24),
-        Field("masks", "decoder.mask"), same_field("num_heads", "heads", 16),
-        same_field("max_position_embeddings", "position.length", 2048), ffn_width("intermediate_size", "hidden_size", 2048),
-        choice_field("activation_function", "feedforward.activation", {"gelu_new": "gelu_tanh", **ACTIVATIONS}, "gelu_new"),
+        same_field("vocab_size", "vocab", 50_257),
+        same_field("hidden_size", "dim", 2048),
+        same_field("num_layers", "decoder.layers", 24),
+        Field("masks", "decoder.mask"),
+        same_field("num_heads", "heads", 16),
+        same_field("max_position_embeddings", "position.length", 2048),
+        ffn_width("intermediate_size", "hidden_size", 2048),
+        choice_field(
+            "activation_function",
+            "feedforward.activation",
+            {"gelu_new": "gelu_tanh", **ACTIVATIONS},
+            "gelu_new",
+        ),
         same_field("resid_dropout", "dropout", 0.0),
         same_field("embed_dropout", "dropout", lambda config: config.get("resid_dropout", 0.0)),
-        same_field("attention_dropout", "attention_dropout", 0.0), same_field("layer_norm_epsilon", "norm.eps", 1e-5),
+        same_field("attention_dropout", "attention_dropout", 0.0),
+        same_field("layer_norm_epsilon", "norm.eps", 1e-5),
         same_field("tie_word_embeddings", "head.tied", True),
     ],
-    prepare=read_layer_masks, finish=write_layer_masks, rules=rules,
+    prepare=read_layer_masks,
+    finish=write_layer_masks,
+    rules=rules,
 )

@@ -16,15 +16,24 @@ from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
 
 def rules(design: Design) -> list[Rule]:
-    block, layer, attention = "layers.{i}", "decoder.layers.{i}", design.attention
+    block = "layers.{i}"
+    layer = "decoder.layers.{i}"
+    attention = design.attention
     q_size, kv_size = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     return [
         Rule("embed_tokens.weight", "token.weight"),
         *linear(f"{block}.input_layernorm", f"{layer}.norm_self"),
-        *concat_rules(f"{block}.self_attn.{{}}", ("q_proj", "k_proj", "v_proj"), f"{layer}.self.qkv", (q_size, kv_size, kv_size)),
+        *concat_rules(
+            f"{block}.self_attn.{{}}",
+            ("q_proj", "k_proj", "v_proj"),
+            f"{layer}.self.qkv",
+            (q_size, kv_size, kv_size),
+        ),
         *linear(f"{block}.self_attn.o_proj", f"{layer}.self.out"),
         *linear(f"{block}.post_attention_layernorm", f"{layer}.norm_feed"),
-        *concat_rules(f"{block}.mlp.{{}}", ("gate_proj", "up_proj"), f"{layer}.feed.up", (design.feedforward.width,) * 2),
+        *concat_rules(
+            f"{block}.mlp.{{}}", ("gate_proj", "up_proj"), f"{layer}.feed.up", (design.feedforward.width,) * 2
+        ),
         *linear(f"{block}.mlp.down_proj", f"{layer}.feed.down"),
         *linear("norm", "decoder.norm"),
         output_rule(design),
@@ -35,11 +44,18 @@ def rules(design: Design) -> list[Rule]:
 
 def read_rope(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """Rotary settings, old and new spelling, as one; a sliding window as the masks that it means."""
-    rope_parameters, rope_scaling = config.pop("rope_parameters", None) or {}, config.pop("rope_scaling", None) or {}
+    rope_parameters = config.pop("rope_parameters", None) or {}
+    rope_scaling = config.pop("rope_scaling", None) or {}
     for name, value in (("rope_parameters", rope_parameters), ("rope_scaling", rope_scaling)):
         if not isinstance(value, dict):
-            raise ValueError(f"{name!r} is {value!r}: it must be an object such as {{'rope_type': 'default'}}")
-    if rope_parameters and rope_scaling and {**rope_scaling, "rope_theta": 0} != {**rope_parameters, "rope_theta": 0}:
+            raise ValueError(
+                f"{name!r} is {value!r}: it must be an object such as {{'rope_type': 'default'}}"
+            )
+    if (
+        rope_parameters
+        and rope_scaling
+        and {**rope_scaling, "rope_theta": 0} != {**rope_parameters, "rope_theta": 0}
+    ):
         raise ValueError(f"'rope_parameters' {rope_parameters} and 'rope_scaling' {rope_scaling} differ")
     theta = config.pop("rope_theta", None)
     settings = rope_parameters or rope_scaling
@@ -61,16 +77,25 @@ def layer_masks(config: dict[str, Any]) -> tuple[Mask, ...]:
     size = size if enabled else None
     if layer_types is None:
         layer_types = ["full_attention" if size is None else "sliding_attention"]
-    elif not isinstance(layer_types, list) or len(layer_types) != (layers := config.get("num_hidden_layers", 32)):
-        raise ValueError(f"'layer_types' speaks of {len(layer_types)} layers and 'num_hidden_layers' of {layers!r}"
-                         if isinstance(layer_types, list) else f"'layer_types' is {layer_types!r}: it must be a list")
+    elif not isinstance(layer_types, list) or len(layer_types) != (
+        layers := config.get("num_hidden_layers", 32)
+    ):
+        raise ValueError(
+            f"'layer_types' speaks of {len(layer_types)} layers and 'num_hidden_layers' of {layers!r}"
+            if isinstance(layer_types, list)
+            else f"'layer_types' is {layer_types!r}: it must be a list"
+        )
     for layer_type in layer_types:
         checks.check_choice("attention in 'layer_types'", layer_type, ("full_attention", "sliding_attention"))
     if size is None and "sliding_attention" in layer_types:
         raise ValueError("'layer_types' has 'sliding_attention', but there is no 'sliding_window'")
     local = causal if size is None else causal & window(size)
     masks = [causal if layer_type == "full_attention" else local for layer_type in layer_types]
-    return next(tuple(masks[:n]) for n in range(1, len(masks) + 1) if all(m == masks[i % n] for i, m in enumerate(masks)))
+    return next(
+        tuple(masks[:n])
+        for n in range(1, len(masks) + 1)
+        if all(m == masks[i % n] for i, m in enumerate(masks))
+    )
 
 
 def positive_number(settings: dict[str, Any], name: str) -> float:
@@ -81,12 +106,19 @@ def positive_number(settings: dict[str, Any], name: str) -> float:
 
 def scaling(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling | None:
     rope_type = settings.get("rope_type", settings.get("type", "default"))
-    required_keys = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor",
-                                                           "original_max_position_embeddings")}
+    required_keys = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
     if not isinstance(rope_type, str) or rope_type not in required_keys:
-        raise ValueError(f"rotary scaling of the kind {rope_type!r} is not understood: there are default, linear and llama3")
+        raise ValueError(
+            f"rotary scaling of the kind {rope_type!r} is not understood: there are default, linear and llama3"
+        )
     if unknown := sorted(settings.keys() - {"rope_type", "type", "rope_theta", *required_keys[rope_type]}):
-        raise ValueError(f"'rope_parameters' of the kind {rope_type!r} have {', '.join(unknown)}, which is not understood")
+        raise ValueError(
+            f"'rope_parameters' of the kind {rope_type!r} have {', '.join(unknown)}, which is not understood"
+        )
     values = [positive_number(settings, name) for name in required_keys[rope_type]]
     if rope_type == "llama3":
         factor, low, high, original = values
@@ -96,18 +128,30 @@ def scaling(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling |
 
 def write_rope(config: dict[str, Any], design: Design) -> dict[str, Any]:
     """The way back: both spellings, so that old and new programs read it."""
-    base, rope_scaling, masks = config.pop("base"), config.pop("scaling"), config.pop("masks")
+    base = config.pop("base")
+    rope_scaling = config.pop("scaling")
+    masks = config.pop("masks")
     settings: dict[str, Any] = {"rope_type": "default"}
     if isinstance(rope_scaling, LinearRopeScaling):
         settings = {"rope_type": "linear", "factor": rope_scaling.factor}
     elif isinstance(rope_scaling, Llama3RopeScaling):
-        settings = {"rope_type": "llama3", "factor": rope_scaling.factor, "low_freq_factor": rope_scaling.low,
-                    "high_freq_factor": rope_scaling.high, "original_max_position_embeddings": rope_scaling.original}
-    config |= {"rope_theta": base, "rope_parameters": {**settings, "rope_theta": base},
-               "rope_scaling": None if rope_scaling is None else settings}
+        settings = {
+            "rope_type": "llama3",
+            "factor": rope_scaling.factor,
+            "low_freq_factor": rope_scaling.low,
+            "high_freq_factor": rope_scaling.high,
+            "original_max_position_embeddings": rope_scaling.original,
+        }
+    config |= {
+        "rope_theta": base,
+        "rope_parameters": {**settings, "rope_theta": base},
+        "rope_scaling": None if rope_scaling is None else settings,
+    }
     if not all(map(is_causal_window, masks)):
         named = " / ".join(map(str, masks))
-        raise ValueError(f"{config['model_type']} knows causal layers and causal & window layers only, not {named}")
+        raise ValueError(
+            f"{config['model_type']} knows causal layers and causal & window layers only, not {named}"
+        )
     sizes = {window_size(mask) for mask in masks}
     if config["model_type"] == "mistral":
         if len(sizes) > 1:
@@ -122,22 +166,37 @@ def llama_like(name: str, cls: str, template: Design, *extra_fields: Field, eps:
     """One of them; `own` are the rows in which it differs."""
     return Family(
         name,
-        heads={f"{cls}ForCausalLM": LMHead(), f"{cls}Model": None, f"{cls}ForSequenceClassification": "labels"},
+        heads={
+            f"{cls}ForCausalLM": LMHead(),
+            f"{cls}Model": None,
+            f"{cls}ForSequenceClassification": "labels",
+        },
         classifier=ClassificationHead(2, "last", bias=False),
-        template=template, prefix="model.", unprefixed_classes=frozenset({f"{cls}Model"}),
+        template=template,
+        prefix="model.",
+        unprefixed_classes=frozenset({f"{cls}Model"}),
         fields=[
-            same_field("vocab_size", "vocab", template.vocab), same_field("hidden_size", "dim", 4096),
+            same_field("vocab_size", "vocab", template.vocab),
+            same_field("hidden_size", "dim", 4096),
             same_field("intermediate_size", "feedforward.width", template.feedforward.width),
-            same_field("num_hidden_layers", "decoder.layers", 32), same_field("num_attention_heads", "heads", 32),
+            same_field("num_hidden_layers", "decoder.layers", 32),
+            same_field("num_attention_heads", "heads", 32),
             Field("num_key_value_heads", "kv_heads", None),
-            Field("head_dim", "head_dim", None), Field("masks", "decoder.mask"),
+            Field("head_dim", "head_dim", None),
+            Field("masks", "decoder.mask"),
             choice_field("hidden_act", "feedforward.activation", {"silu": "silu", **ACTIVATIONS}, "silu"),
-            same_field("max_position_embeddings", "position.length", 2048), Field("base", "position.base"),
-            Field("scaling", "position.scaling", None), same_field("rms_norm_eps", "norm.eps", eps),
-            same_field("attention_dropout", "attention_dropout", 0.0), same_field("tie_word_embeddings", "head.tied", False), *extra_fields,
+            same_field("max_position_embeddings", "position.length", 2048),
+            Field("base", "position.base"),
+            Field("scaling", "position.scaling", None),
+            same_field("rms_norm_eps", "norm.eps", eps),
+            same_field("attention_dropout", "attention_dropout", 0.0),
+            same_field("tie_word_embeddings", "head.tied", False),
+            *extra_fields,
         ],
-        prepare=read_rope, finish=lambda config, design: fill_defaults(write_rope(config, design), design),
-        rules=rules, extra_passthrough_keys=frozenset({"mlp_bias"} if name != "llama" else ()),
+        prepare=read_rope,
+        finish=lambda config, design: fill_defaults(write_rope(config, design), design),
+        rules=rules,
+        extra_passthrough_keys=frozenset({"mlp_bias"} if name != "llama" else ()),
     )
 
 
@@ -149,9 +208,13 @@ def fill_defaults(config: dict[str, Any], design: Design) -> dict[str, Any]:
 
 
 FAMILIES = (
-    llama_like("llama", "Llama", presets.llama,
+    llama_like(
+        "llama",
+        "Llama",
+        presets.llama,
         Field("attention_bias", ("bias_qkv", "bias_out"), False, lambda on: (on, on), lambda qkv, out: qkv),
-        same_field("mlp_bias", "bias", False)),
+        same_field("mlp_bias", "bias", False),
+    ),
     llama_like("mistral", "Mistral", presets.mistral),
     llama_like("qwen2", "Qwen2", presets.qwen2_0_5b),
 )

@@ -21,17 +21,26 @@ def rules(design: Design) -> list[Rule]:
         ffn_index = 2 if stack == "decoder" else 1
         out += [
             Rule(f"{stack}.embed_tokens.weight", "token.weight", tied=True),
-            Rule(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{stack}.nearness.weight"),
+            Rule(
+                f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+                f"{stack}.nearness.weight",
+            ),
             *linear(f"{block}.0.layer_norm", f"{layer}.norm_self"),
-            *concat_rules(f"{block}.0.SelfAttention.{{}}", ("q", "k", "v"), f"{layer}.self.qkv", (attention_width,) * 3),
+            *concat_rules(
+                f"{block}.0.SelfAttention.{{}}", ("q", "k", "v"), f"{layer}.self.qkv", (attention_width,) * 3
+            ),
             *linear(f"{block}.0.SelfAttention.o", f"{layer}.self.out"),
             *linear(f"{block}.{ffn_index}.layer_norm", f"{layer}.norm_feed"),
             *linear(f"{block}.{ffn_index}.DenseReluDense.wo", f"{layer}.feed.down"),
             *linear(f"{stack}.final_layer_norm", f"{stack}.norm"),
         ]
         if design.feedforward.gated:
-            out += concat_rules(f"{block}.{ffn_index}.DenseReluDense.{{}}", ("wi_0", "wi_1"), f"{layer}.feed.up",
-                          (design.feedforward.width,) * 2)
+            out += concat_rules(
+                f"{block}.{ffn_index}.DenseReluDense.{{}}",
+                ("wi_0", "wi_1"),
+                f"{layer}.feed.up",
+                (design.feedforward.width,) * 2,
+            )
         else:
             out += linear(f"{block}.{ffn_index}.DenseReluDense.wi", f"{layer}.feed.up")
     block, layer = "decoder.block.{i}.layer", "decoder.layers.{i}"
@@ -39,7 +48,9 @@ def rules(design: Design) -> list[Rule]:
         *out,
         *linear(f"{block}.1.layer_norm", f"{layer}.norm_cross"),
         *linear(f"{block}.1.EncDecAttention.q", f"{layer}.cross.q"),
-        *concat_rules(f"{block}.1.EncDecAttention.{{}}", ("k", "v"), f"{layer}.cross.kv", (attention_width,) * 2),
+        *concat_rules(
+            f"{block}.1.EncDecAttention.{{}}", ("k", "v"), f"{layer}.cross.kv", (attention_width,) * 2
+        ),
         *linear(f"{block}.1.EncDecAttention.o", f"{layer}.cross.out"),
     ]
 
@@ -49,7 +60,9 @@ def parse_ffn(feed_forward_proj: str) -> tuple[str, bool]:
     name = feed_forward_proj.removeprefix("gated-")
     if name not in ACTIVATIONS:
         raise ValueError(f"there are {', '.join(ACTIVATIONS)}, each also as 'gated-…'")
-    return ("gelu_tanh" if feed_forward_proj == "gated-gelu" else ACTIVATIONS[name]), feed_forward_proj != name
+    return (
+        "gelu_tanh" if feed_forward_proj == "gated-gelu" else ACTIVATIONS[name]
+    ), feed_forward_proj != name
 
 
 def format_ffn(activation: str, gated: bool) -> str:
@@ -67,8 +80,10 @@ def resolve_tied_output(config: dict[str, Any], names: frozenset[str]) -> dict[s
     tied = config.pop("tie_word_embeddings", None) is not False
     config.pop("is_gated_act", None), config.pop("dense_act_fn", None)
     scale_outputs = (config.get("model_type") == "t5" and tied) if scale_outputs is None else scale_outputs
-    return config | {"scale_decoder_outputs": scale_outputs,
-                     "tie_word_embeddings": "lm_head.weight" not in names if names else tied}
+    return config | {
+        "scale_decoder_outputs": scale_outputs,
+        "tie_word_embeddings": "lm_head.weight" not in names if names else tied,
+    }
 
 
 def family(name: str, cls: str, template: Design, heads: int, layers: int) -> Family:
@@ -77,17 +92,34 @@ def family(name: str, cls: str, template: Design, heads: int, layers: int) -> Fa
         heads={f"{cls}ForConditionalGeneration": LMHead()},
         template=template,
         fields=[
-            same_field("vocab_size", "vocab", template.vocab), same_field("d_model", "dim", 512), same_field("d_kv", "head_dim", 64),
-            same_field("d_ff", "feedforward.width", template.feedforward.width), same_field("num_heads", "heads", heads),
+            same_field("vocab_size", "vocab", template.vocab),
+            same_field("d_model", "dim", 512),
+            same_field("d_kv", "head_dim", 64),
+            same_field("d_ff", "feedforward.width", template.feedforward.width),
+            same_field("num_heads", "heads", heads),
             same_field("num_layers", "encoder.layers", layers),
-            same_field("num_decoder_layers", "decoder.layers", lambda config: config.get("num_layers", layers)),
+            same_field(
+                "num_decoder_layers", "decoder.layers", lambda config: config.get("num_layers", layers)
+            ),
             same_field("relative_attention_num_buckets", "position.buckets", 32),
             same_field("relative_attention_max_distance", "position.farthest", 128),
-            Field("dropout_rate", ("dropout", "attention_dropout"), 0.1, lambda rate: (rate, rate), lambda rate, _: rate),
+            Field(
+                "dropout_rate",
+                ("dropout", "attention_dropout"),
+                0.1,
+                lambda rate: (rate, rate),
+                lambda rate, _: rate,
+            ),
             same_field("layer_norm_epsilon", "norm.eps", 1e-6),
-            Field("feed_forward_proj", ("feedforward.activation", "feedforward.gated"),
-                  "relu" if name == "t5" else "gated-gelu", parse_ffn, format_ffn),
-            same_field("tie_word_embeddings", "head.tied", True), same_field("scale_decoder_outputs", "head.scale", True),
+            Field(
+                "feed_forward_proj",
+                ("feedforward.activation", "feedforward.gated"),
+                "relu" if name == "t5" else "gated-gelu",
+                parse_ffn,
+                format_ffn,
+            ),
+            same_field("tie_word_embeddings", "head.tied", True),
+            same_field("scale_decoder_outputs", "head.scale", True),
             fixed_field("is_decoder", False),
         ],
         prepare=resolve_tied_output,
