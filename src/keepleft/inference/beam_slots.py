@@ -1,4 +1,4 @@
-"""Which slots each text of a request sees, where several texts write into the same pages."""
+"""Which KV slots each beam of a request may attend to, where all beams write into the same pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from keepleft.inference.page_table import PageTable
 
 
 class BeamSlots:
-    """For each number of texts a table (pages, texts, size). Requests of one text see all that is in their pages."""
+    """One table (pages, width, page_size) for each number of beams.
+
+    A request of one sequence sees all of its pages.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -22,17 +25,19 @@ class BeamSlots:
     def table(self, width: int) -> Tensor:
         if width not in self.tables:
             pool = self.pool
-            self.tables[width] = torch.zeros(pool.num_pages, width, pool.page_size, dtype=torch.bool, device=pool.positions.device)
+            self.tables[width] = torch.zeros(
+                pool.num_pages, width, pool.page_size, dtype=torch.bool, device=pool.positions.device
+            )
         return self.tables[width]
 
     def clear_pages(self, pool: PagePool, page_table: PageTable, pages: list[int]) -> None:
-        """New pages of a leaf: nothing is in them yet."""
+        """New pages of a request: nothing is visible in them yet."""
         pool.clear(pages)
         if pool is self.pool and page_table.width > 1:
             self.table(page_table.width)[pages] = False
 
     def mark_shared(self, page_tables: Sequence[PageTable], slots: Sequence[np.ndarray]) -> None:
-        """All texts of a leaf see these."""
+        """All beams of a request see these slots."""
         for page_table, shared_slots in zip(page_tables, slots, strict=True):
             if page_table.width > 1 and len(shared_slots):
                 visible = self.table(page_table.width)
@@ -40,23 +45,25 @@ class BeamSlots:
                 visible[slot_indices // self.pool.page_size, :, slot_indices % self.pool.page_size] = True
 
     def mark_own(self, page_tables: Sequence[PageTable], slots: Tensor) -> None:
-        """(R,) a slot for each text, which it alone sees."""
+        """(R,) one slot per row, which that beam alone sees."""
         first_row = 0
         for page_table in page_tables:
             if page_table.width > 1:
-                own_slots = slots[first_row:first_row + page_table.width]
+                own_slots = slots[first_row : first_row + page_table.width]
                 beams = torch.arange(page_table.width, device=slots.device)
-                self.table(page_table.width)[own_slots // self.pool.page_size, beams, own_slots % self.pool.page_size] = True
+                self.table(page_table.width)[
+                    own_slots // self.pool.page_size, beams, own_slots % self.pool.page_size
+                ] = True
             first_row += page_table.width
 
     def reorder(self, page_tables: Sequence[PageTable], parents: Tensor) -> None:
-        """Each text goes on as another one did."""
+        """Each beam continues its parent: it sees what the parent saw."""
         for page_table, beam_parents in zip(page_tables, parents, strict=True):
             visible = self.table(page_table.width)
             visible[page_table.pages] = visible[page_table.pages][:, beam_parents]
 
     def mark_source(self, page_tables: Sequence[PageTable], slots: Sequence[np.ndarray]) -> None:
-        """A source is seen by all texts of a leaf: nothing has to be remembered."""
+        """All beams see the whole source: nothing to record."""
 
     def release(self, page_table: PageTable) -> None:
-        """Whoever takes its pages clears them."""
+        """Nothing to do: whoever allocates the pages next clears them."""

@@ -1,4 +1,6 @@
-"""A steady step compiled for a CPU: a minute the first time for each shape, then a few small kernels instead of hundreds."""
+"""torch.compile of the decode step on a CPU: about a minute for each new shape, then few kernels instead of
+hundreds.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,28 @@ from typing import Any
 
 import torch
 
-# weights are laid out when the step is compiled, products are chosen by trial, and the step is one function of C++
-INDUCTOR_OPTIONS: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN",
-                           "cpp_wrapper": True, "cpp.weight_prepack": True}
+# weights are packed at compile time, matrix products are autotuned, and the step becomes one C++ function
+INDUCTOR_OPTIONS: dict[str, Any] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP,ATEN",
+    "cpp_wrapper": True,
+    "cpp.weight_prepack": True,
+}
 
-MAX_COMPILED_SHAPES = 256  # that one process may compile
+MAX_COMPILED_SHAPES = 256  # in one process
 
 
 def find_cxx_compiler() -> str | None:
-    """The C++ compiler that there is; None: there is none."""
-    return next((path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))), None)
+    """Path of a C++ compiler, which Inductor needs on a CPU; None if there is none."""
+    return next(
+        (path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))),
+        None,
+    )
 
 
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, compiled when it is first called: always for tensors of the same shape."""
+    """The same function, compiled on its first call; all calls must have tensors of the same shapes."""
     compiled_step = torch.compile(step, dynamic=False, fullgraph=True)
     is_compiled = False
 
@@ -35,9 +45,14 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
         from torch._dynamo import config as dynamo_config
         from torch._inductor import config as inductor_config
 
-        # not as options of torch.compile: what is traced must know already that weights never change
-        with inductor_config.patch(INDUCTOR_OPTIONS), dynamo_config.patch(recompile_limit=MAX_COMPILED_SHAPES), redirect_stderr(io.StringIO()):
-            out = compiled_step(*args)  # trials of products are told at length: nobody wants to hear it
+        # not as options of torch.compile: tracing already needs to know that weights are constant
+        with (
+            inductor_config.patch(INDUCTOR_OPTIONS),
+            dynamo_config.patch(recompile_limit=MAX_COMPILED_SHAPES),
+            redirect_stderr(io.StringIO()),
+        ):
+            out = compiled_step(*args)  # autotuning prints a table for every product
         is_compiled = True
         return out
+
     return run

@@ -1,4 +1,4 @@
-"""Linear layers whose weights were laid out once for a CPU: as they are, or rounded to 8 bits."""
+"""Linear layers with weights prepacked for a CPU, in float32 or int8."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MIN_PREPACKED_WEIGHTS = 1 << 20  # weights from which a packed matrix is quicker than a plain one, in spite of the dearer call
-MIN_ONEDNN_OUTPUTS = 4096      # outputs from which oneDNN's 8-bit product is quicker than FBGEMM's
+# weights from which a prepacked matrix is faster than a plain one, although the call costs more
+MIN_PREPACKED_WEIGHTS = 1 << 20
+MIN_ONEDNN_OUTPUTS = 4096  # outputs from which oneDNN's int8 product is faster than FBGEMM's
 QUANTIZED_ENGINES = frozenset(torch.backends.quantized.supported_engines)
-# without these instructions sums of two 8-bit products may overflow, and what comes in is rounded to 7 bits
+# without VNNI the sum of two int8 products may overflow int16, so activations are rounded to 7 bits
 HAS_VNNI: bool = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
 
 class PrepackedLinear(nn.Module):
-    """What all packed layers share: they say no to training and to saving. (…, in) → (…, out)"""
+    """Common to all prepacked layers: no training, no saving. (…, in) → (…, out)"""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -27,18 +28,20 @@ class PrepackedLinear(nn.Module):
 
     def train(self, mode: bool = True) -> PrepackedLinear:
         if mode:
-            raise RuntimeError("a packed model cannot learn: train the model that it was packed from, and pack it again")
+            raise RuntimeError(
+                "a packed model cannot learn: train the model that it was packed from, and pack it again"
+            )
         return self
 
     def _save_to_state_dict(self, *args: object) -> None:
-        raise RuntimeError("a packed model has no weights to save: save the model that it was packed from")
+        raise RuntimeError("a prepacked model has no weights to save: save the model that it was made from")
 
     def __deepcopy__(self, memo: dict[int, object]) -> PrepackedLinear:
         """A layer that never changes is its own copy."""
         return self
 
     def register_constants(self, **tensors: Tensor | None) -> None:
-        """Keep tensors where a compiler takes them for what never changes."""
+        """Register tensors as buffers that a compiler may treat as constants."""
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.detach(), persistent=False)
 
@@ -47,7 +50,7 @@ class PrepackedLinear(nn.Module):
 
 
 class PlainLinear(PrepackedLinear):
-    """float32 as it was."""
+    """float32 weights as they were: what is left where packing does not pay."""
 
     weight: Tensor
     bias: Tensor | None
@@ -61,7 +64,9 @@ class PlainLinear(PrepackedLinear):
 
 
 class OneDNNLinear(PlainLinear):
-    """float32 through oneDNN, in blocks laid out once; a single row reads each weight once anyway and needs no blocks."""
+    """float32 through oneDNN with blocked weights; a single row reads each weight once anyway and takes the
+    plain product.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -74,24 +79,32 @@ class OneDNNLinear(PlainLinear):
 
 
 class Int8Linear(PrepackedLinear):
-    """8 bits: a scale for each output in the weights, one for all of x in what comes in, sums in whole numbers."""
+    """int8 by FBGEMM: a scale per output channel for weights, one scale for all of x, int32 accumulation."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight)
         weight = weight.detach()
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        with _quantized_engine("onednn" if len(weight) >= MIN_ONEDNN_OUTPUTS else "fbgemm"), warnings.catch_warnings():
+        with (
+            _quantized_engine("onednn" if len(weight) >= MIN_ONEDNN_OUTPUTS else "fbgemm"),
+            warnings.catch_warnings(),
+        ):
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor, torch.quantize_per_channel")
-            quantized = torch.quantize_per_channel(weight, scales.double(), torch.zeros(len(weight), dtype=torch.long), 0,
-                                                 torch.qint8)
-            self.packed_weight = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.detach())
+            quantized = torch.quantize_per_channel(
+                weight, scales.double(), torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8
+            )
+            self.packed_weight = torch.ops.quantized.linear_prepack(
+                quantized, None if bias is None else bias.detach()
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic(x, self.packed_weight, not HAS_VNNI)  # type: ignore[no-any-return]
 
 
 class CompilableInt8Linear(PrepackedLinear):
-    """8 bits for compilers, which see all of it: a scale for each output in the weights, and for each row in what comes in."""
+    """int8 that torch.compile can trace: a scale per output channel for weights and one per row for
+    activations.
+    """
 
     blocks: Tensor
     scales: Tensor
@@ -105,26 +118,50 @@ class CompilableInt8Linear(PrepackedLinear):
         weight = weight.detach()
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         quantized = (weight / scales[:, None]).round().clamp(-127, 127).to(torch.int8)
-        self.register_constants(blocks=torch.ops.onednn.qlinear_prepack(quantized, None), scales=scales, one=torch.ones(1), bias=bias,
-                  zeros=torch.zeros(len(weight), dtype=torch.int32), middle=torch.tensor([128], dtype=torch.int32))
+        self.register_constants(
+            blocks=torch.ops.onednn.qlinear_prepack(quantized, None),
+            scales=scales,
+            one=torch.ones(1),
+            bias=bias,
+            zeros=torch.zeros(len(weight), dtype=torch.int32),
+            middle=torch.tensor([128], dtype=torch.int32),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) * (1 / 127)
         quantized = ((x / scale).round() + 128).to(torch.uint8)
-        y = torch.ops.onednn.qlinear_pointwise.tensor(quantized, self.one, self.middle, self.blocks, self.scales, self.zeros, None,
-                                                      1.0, 0, torch.float32, "none", [], "") * scale
+        y = (
+            torch.ops.onednn.qlinear_pointwise.tensor(
+                quantized,
+                self.one,
+                self.middle,
+                self.blocks,
+                self.scales,
+                self.zeros,
+                None,
+                1.0,
+                0,
+                torch.float32,
+                "none",
+                [],
+                "",
+            )
+            * scale
+        )
         return y if self.bias is None else y + self.bias
 
 
 def prepack_linear(dtype: str, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
-    """The quickest layer for a matrix of this size."""
+    """The fastest layer for a matrix of this size."""
     if dtype in ("int8", "open8"):
         return (Int8Linear if dtype == "int8" else CompilableInt8Linear)(weight, bias)
-    return (OneDNNLinear if dtype == "float32" and weight.numel() >= MIN_PREPACKED_WEIGHTS else PlainLinear)(weight, bias)
+    return (OneDNNLinear if dtype == "float32" and weight.numel() >= MIN_PREPACKED_WEIGHTS else PlainLinear)(
+        weight, bias
+    )
 
 
 def unsupported_reason(dtype: str) -> str | None:
-    """What PyTorch lacks here to pack so, in words; None where it lacks nothing."""
+    """Why this PyTorch cannot prepack to `dtype`; None if it can."""
     if dtype == "float32":
         return None if torch.backends.mkldnn.is_available() else "oneDNN"
     return " and no ".join(sorted({"fbgemm", "onednn"} - QUANTIZED_ENGINES)) or None

@@ -1,8 +1,9 @@
 """The operations of a decode step in plain torch, over contiguous or paged keys and values.
 
-Over pages, queries go to the pages and pages stay where they lie: gathering the pages of each sequence into a row costs more
-than attending to them. Each page is attended to by the sequence that owns it, and the pages of one sequence are combined by
-their softmax sums. Pages that belong to no sequence are computed too, as long as they are few.
+Over pages, queries go to the pages and pages stay where they lie: gathering the pages of each sequence into a
+row costs more than attending to them. Each page is attended to by the sequence that owns it, and the pages of
+one sequence are combined by their softmax sums. Pages that belong to no sequence are computed too, as long as
+they are few.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class TorchOps:
     def self_attention(self, config: AttentionConfig, window: int | None) -> SelfAttentionOp:
         if self.paged:
             return _paged_self_attention(config, window)
-        return _static_self_attention(config, window) if self.static_shapes else _self_attention(config, window)
+        return (
+            _static_self_attention(config, window) if self.static_shapes else _self_attention(config, window)
+        )
 
     def cross_attention(self, config: AttentionConfig) -> CrossAttentionOp:
         if self.paged:
@@ -66,7 +69,9 @@ class TorchOps:
 
 def _self_attention(config: AttentionConfig, window: int | None) -> SelfAttentionOp:
     """Over the filled part of contiguous buffers."""
-    heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+    heads = config.heads
+    kv_heads = config.kv_heads
+    head_dim = config.head_dim
 
     def run(qkv: Tensor, keys: Tensor, values: Tensor, context: DecodeContext) -> Tensor:
         layout = context.layout
@@ -122,7 +127,9 @@ def _cross_attention(config: AttentionConfig) -> CrossAttentionOp:
             config.softmax_scale,
         )
         rows_per_source = len(q) // len(keys)
-        return attended.view(len(keys), config.kv_heads, rows_per_source, -1).transpose(1, 2).reshape(len(q), -1)
+        return (
+            attended.view(len(keys), config.kv_heads, rows_per_source, -1).transpose(1, 2).reshape(len(q), -1)
+        )
 
     return run
 
@@ -138,9 +145,13 @@ def _static_cross_attention(config: AttentionConfig) -> CrossAttentionOp:
 
 
 def _source_queries(q: Tensor, keys: Tensor, config: AttentionConfig) -> Tensor:
-    """(R, H · D) → (B, Hk, R / B, G, D): rows of one source, and heads of one key head, are so many more queries."""
+    """(R, H · D) → (B, Hk, R / B, G, D): rows of one source, and heads of one key head, are so many more
+    queries.
+    """
     group_size = config.heads // config.kv_heads
-    return q.view(len(keys), len(q) // len(keys), config.kv_heads, group_size, config.head_dim).transpose(1, 2)
+    return q.view(len(keys), len(q) // len(keys), config.kv_heads, group_size, config.head_dim).transpose(
+        1, 2
+    )
 
 
 def _source_bias(context: DecodeContext) -> Tensor | None:
@@ -170,10 +181,15 @@ def _paged_cross_attention(config: AttentionConfig) -> CrossAttentionOp:
 
 
 def _attend_batches(
-    q: Tensor, keys: Tensor, values: Tensor, batches: list[PageBatch], window: int | None, config: AttentionConfig
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batches: list[PageBatch],
+    window: int | None,
+    config: AttentionConfig,
 ) -> Tensor:
     outputs = [
-        paged_attention(q[batch.first_row:batch.end_row], keys, values, batch, batch.biases[window], config)
+        paged_attention(q[batch.first_row : batch.end_row], keys, values, batch, batch.biases[window], config)
         for batch in batches
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -183,7 +199,9 @@ def paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, batch: PageBatch, bias: Tensor, config: AttentionConfig
 ) -> Tensor:
     """(R, H, D) over the pages of one batch → (R, H · D)"""
-    kv_heads, head_dim, num_sequences = config.kv_heads, config.head_dim, batch.num_sequences
+    kv_heads = config.kv_heads
+    head_dim = config.head_dim
+    num_sequences = batch.num_sequences
     q = q.view(num_sequences, batch.rows_per_sequence, kv_heads, -1, head_dim).transpose(1, 2)
     q = q.reshape(num_sequences, kv_heads, -1, head_dim)
     num_queries = q.shape[2]
@@ -214,14 +232,16 @@ def paged_attention(
 def select_pages(buffer: Tensor, batch: PageBatch) -> Tensor:
     """(pages, Hk, page_size, D) → (n, Hk, filled slots, D)"""
     if batch.page_ids is None:
-        pages = buffer[batch.page_begin:batch.page_end]
+        pages = buffer[batch.page_begin : batch.page_end]
     else:
         pages = buffer.index_select(0, batch.page_ids)
-    return pages[:, :, :batch.filled_slots]
+    return pages[:, :, : batch.filled_slots]
 
 
 def split_qkv(qkv: Tensor, config: AttentionConfig, rotary: RotaryCosSin | None) -> tuple[Tensor, ...]:
-    """(R, (H + 2 Hk) · D) → queries (R, H, D), keys and values (R, Hk, D); queries and keys rotated where RoPE is used."""
+    """(R, (H + 2 Hk) · D) → queries (R, H, D), keys and values (R, Hk, D); queries and keys rotated where
+    RoPE is used.
+    """
     heads, kv_heads = config.heads, config.kv_heads
     heads_qkv = qkv.view(len(qkv), -1, config.head_dim)
     if rotary is None:
@@ -245,6 +265,9 @@ def norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
     if norm is None or isinstance(norm, nn.Identity):
         return lambda x: x
     if isinstance(norm, nn.LayerNorm):
-        shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        shape = norm.normalized_shape
+        weight = norm.weight
+        bias = norm.bias
+        eps = norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
     return norm.forward

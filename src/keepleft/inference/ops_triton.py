@@ -1,9 +1,9 @@
 """The operations of a decode step on Triton kernels, over contiguous or paged keys and values.
 
-Decoding one token per row moves every weight through the chip once and computes next to nothing, so time goes into reading
-memory and launching kernels. Kernels start before the previous one is done (programmatic dependent launch) and fetch their
-weights while they wait. For a few rows a linear layer and its activation or residual are one kernel; for more rows cuBLAS
-does the products, and the norm that follows adds the residual.
+Decoding one token per row moves every weight through the chip once and computes next to nothing, so time goes
+into reading memory and launching kernels. Kernels start before the previous one is done (programmatic
+dependent launch) and fetch their weights while they wait. For a few rows a linear layer and its activation or
+residual are one kernel; for more rows cuBLAS does the products, and the norm that follows adds the residual.
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ class TritonOps:
 def _self_attention_tables(context: DecodeContext) -> dict[str, Tensor | None]:
     layout = context.layout
     if isinstance(layout, SlotTableLayout):
-        return {"slot_table": layout.table, "table_rows": layout.table_rows, "write_slots": layout.write_slots}
+        return {
+            "slot_table": layout.table,
+            "table_rows": layout.table_rows,
+            "write_slots": layout.write_slots,
+        }
     assert isinstance(layout, StaticLayout)
     return {"starts": layout.starts, "beam_rows": layout.beam_rows}
 
@@ -105,12 +109,22 @@ def _cross_attention_tables(context: DecodeContext) -> dict[str, Tensor | None]:
     return {"bias": layout.source_bias}
 
 
-def _make_norm_linear(norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None) -> NormLinearOp:
+def _make_norm_linear(
+    norm: nn.Module | None, linear: nn.Module, feedforward: FeedForwardLayer | None
+) -> NormLinearOp:
     norm_kind, norm_weight, norm_bias, eps = _norm_weights(norm)
     if isinstance(linear, nn.Identity):  # a norm behind a norm
+
         def norm_only(x: Any) -> tuple[Any, Any, Tensor]:
-            residual, normed = add_norm(x if isinstance(x, PendingResidual) else PendingResidual(x), norm_kind, norm_weight, norm_bias, eps)
+            residual, normed = add_norm(
+                x if isinstance(x, PendingResidual) else PendingResidual(x),
+                norm_kind,
+                norm_weight,
+                norm_bias,
+                eps,
+            )
             return residual, normed, normed
+
         return norm_only
     weight, bias, scale = _linear_weights(linear)
     activation_id, gated = 0, False
@@ -119,19 +133,43 @@ def _make_norm_linear(norm: nn.Module | None, linear: nn.Module, feedforward: Fe
         gated = feedforward.gated
     dtype = None if isinstance(linear, nn.Linear) else torch.float32
     # what cuBLAS does on the way out
-    fused = feedforward is not None and not gated and bias is not None and feedforward.activation in (ACTIVATIONS["relu"], ACTIVATIONS["gelu_tanh"])
+    fused = (
+        feedforward is not None
+        and not gated
+        and bias is not None
+        and feedforward.activation in (ACTIVATIONS["relu"], ACTIVATIONS["gelu_tanh"])
+    )
 
     def run(x: Any) -> tuple[Any, Any, Tensor]:
-        residual, normed = add_norm(x if isinstance(x, PendingResidual) else PendingResidual(x), norm_kind, norm_weight, norm_bias, eps)
+        residual, normed = add_norm(
+            x if isinstance(x, PendingResidual) else PendingResidual(x),
+            norm_kind,
+            norm_weight,
+            norm_bias,
+            eps,
+        )
         if len(normed) <= MAX_FUSED_ROWS:
-            return residual, normed, linear_activation(normed, weight, bias, activation_id=activation_id, gated=gated, scale=scale, dtype=dtype)
+            return (
+                residual,
+                normed,
+                linear_activation(
+                    normed, weight, bias, activation_id=activation_id, gated=gated, scale=scale, dtype=dtype
+                ),
+            )
         scaled = normed if scale == 1.0 else normed * scale
         if fused and scaled.is_cuda:
             assert feedforward is not None
             assert bias is not None
-            return residual, normed, torch._addmm_activation(bias, scaled, weight.t(), use_gelu=feedforward.activation is not ACTIVATIONS["relu"])
+            return (
+                residual,
+                normed,
+                torch._addmm_activation(
+                    bias, scaled, weight.t(), use_gelu=feedforward.activation is not ACTIVATIONS["relu"]
+                ),
+            )
         y = F.linear(scaled, weight, bias)
         return residual, normed, y if feedforward is None else feedforward.activate(y)
+
     return run
 
 
@@ -145,7 +183,9 @@ def _linear_weights(linear: nn.Module) -> tuple[Tensor, Tensor | None, float]:
 
 
 def _norm_weights(norm: nn.Module | None) -> tuple[int, Tensor | None, Tensor | None, float]:
-    """Its kind (none, root mean square, layer), gain, shift and the number that keeps it from dividing by nothing."""
+    """Its kind (none, root mean square, layer), gain, shift and the number that keeps it from dividing by
+    nothing.
+    """
     if norm is None or isinstance(norm, nn.Identity):
         return 0, None, None, 0.0
     module: Any = norm

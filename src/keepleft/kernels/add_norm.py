@@ -1,4 +1,6 @@
-"""Residual stream and norm of inference/ops_triton.py: what products left to be added is added by the norm that follows."""
+"""Residual stream and norm of inference/ops_triton.py: what products left to be added is added by the norm
+that follows.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ from keepleft.kernels.triton_compat import (
 
 
 class PendingResidual(NamedTuple):
-    """The residual stream of many rows, with what is still to be added to it."""
+    """A residual stream (R, dim) with what is still to be added to it."""
 
     x: Tensor
-    pending: Tensor | None = None  # (R, dim), or several of them
+    pending: Tensor | None = None  # (R, dim), or (n, R, dim) partial sums
 
 
-def add_norm(residual: PendingResidual, norm_kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The stream with what was to be added, and the same behind a norm."""
+def add_norm(
+    residual: PendingResidual, norm_kind: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The residual with the pending part added, and the same after the norm."""
     x, pending = residual
     if norm_kind == 0:
         x = x if pending is None else x + (pending if pending.dim() == 2 else pending.sum(0)).to(x.dtype)
@@ -33,15 +37,44 @@ def add_norm(residual: PendingResidual, norm_kind: int, weight: Tensor | None, b
     assert weight is not None
     total = x if pending is None else torch.empty_like(x)
     normed, dim = torch.empty_like(x), x.shape[1]
-    _add_norm_kernel[(len(x),)](x, x if pending is None else pending, weight, weight if bias is None else bias, total, normed, dim, eps,
-                              0 if pending is None else 1 if pending.dim() == 2 else len(pending), len(x), norm_kind, bias is not None,
-                              x.is_cuda, next_power_of_2(dim), num_warps=min(16, max(4, next_power_of_2(dim) // 256)), **pdl_kwargs(x))
+    _add_norm_kernel[(len(x),)](
+        x,
+        x if pending is None else pending,
+        weight,
+        weight if bias is None else bias,
+        total,
+        normed,
+        dim,
+        eps,
+        0 if pending is None else 1 if pending.dim() == 2 else len(pending),
+        len(x),
+        norm_kind,
+        bias is not None,
+        x.is_cuda,
+        next_power_of_2(dim),
+        num_warps=min(16, max(4, next_power_of_2(dim) // 256)),
+        **pdl_kwargs(x),
+    )
     return total, normed
 
 
-@jit  # type: ignore[untyped-decorator]
-def _add_norm_kernel(x, pending, weight, bias, total, normed, dim, eps, num_pending: tl.constexpr, rows, norm_kind: tl.constexpr,  # type: ignore
-                   has_bias: tl.constexpr, use_pdl: tl.constexpr, block: tl.constexpr):
+@jit
+def _add_norm_kernel(
+    x,
+    pending,
+    weight,
+    bias,
+    total,
+    normed,
+    dim,
+    eps,
+    num_pending: tl.constexpr,
+    rows,
+    norm_kind: tl.constexpr,
+    has_bias: tl.constexpr,
+    use_pdl: tl.constexpr,
+    block: tl.constexpr,
+):
     if use_pdl:
         gdc_launch_dependents()
         gdc_wait()
@@ -56,7 +89,11 @@ def _add_norm_kernel(x, pending, weight, bias, total, normed, dim, eps, num_pend
         tl.store(total + offsets, a.to(total.dtype.element_ty), mask=mask)
     if norm_kind == 2:
         a = tl.where(mask, a - tl.sum(a, 0) / dim, 0.0)
-    y = a * tl.rsqrt(tl.sum(a * a, 0) / dim + eps) * tl.load(weight + lane, mask=mask, other=0.0).to(tl.float32)
+    y = (
+        a
+        * tl.rsqrt(tl.sum(a * a, 0) / dim + eps)
+        * tl.load(weight + lane, mask=mask, other=0.0).to(tl.float32)
+    )
     if has_bias:
         y += tl.load(bias + lane, mask=mask, other=0.0).to(tl.float32)
     tl.store(normed + offsets, y.to(normed.dtype.element_ty), mask=mask)

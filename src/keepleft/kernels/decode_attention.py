@@ -1,8 +1,9 @@
-"""Decode attention in Triton: one query per row over its own sequence, or over its source (split-KV flash decoding).
+"""Decode attention in Triton: one query per row over its own sequence, or over its source (split-KV flash
+decoding).
 
-Keys and values are contiguous or paged; only the address of a token differs, so each kernel serves both (`paged`). A kernel
-works out which keys and values it needs and fetches the first block before its query is there; then it goes block by block,
-the next one on its way while the online softmax runs over this one.
+Keys and values are contiguous or paged; only the address of a token differs, so each kernel serves both
+(`paged`). A kernel works out which keys and values it needs and fetches the first block before its query is
+there; then it goes block by block, the next one on its way while the online softmax runs over this one.
 """
 
 from __future__ import annotations
@@ -42,18 +43,21 @@ def self_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     relative_bias: Tensor | None = None,
 ) -> Tensor:
-    """(R, (H + 2 Hk) · D) → (R, H · D): each row attends to its sequence; its own key and value are written on the way.
+    """(R, (H + 2 Hk) · D) → (R, H · D): each row attends to its sequence; its own key and value are written
+    on the way.
 
-    Contiguous: keys and values (capacity, R, Hk, D); `position` (1,), `starts` (R,) and `beam_rows` (capacity, R) as in
-    inference/ops.py. Paged, if there is a `slot_table`: (pages, Hk, page_size, D); `position`, `table_rows` and
-    `write_slots` are (R,). `window` 0: none.
+    Contiguous: keys and values (capacity, R, Hk, D); `position` (1,), `starts` (R,) and `beam_rows`
+    (capacity, R) as in inference/ops.py. Paged, if there is a `slot_table`: (pages, Hk, page_size, D);
+    `position`, `table_rows` and `write_slots` are (R,). `window` 0: none.
     """
     rows = len(qkv)
     head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
     paged = slot_table is not None
     max_length = len(keys) if slot_table is None else slot_table.shape[1]
     out = torch.empty(rows, heads * head_dim, dtype=qkv.dtype, device=qkv.device)
-    splits = max(1, min(MAX_SPLITS, cdiv(min(max_length, window) if window else max_length, TOKENS_PER_SPLIT)))
+    splits = max(
+        1, min(MAX_SPLITS, cdiv(min(max_length, window) if window else max_length, TOKENS_PER_SPLIT))
+    )
     partials = out  # unused where one program attends to all of a sequence
     if splits > 1:
         partials = torch.empty(rows, heads, splits, head_dim + 2, dtype=torch.float32, device=out.device)
@@ -127,8 +131,9 @@ def cross_attention(
 ) -> Tensor:
     """(R, H · D) → (R, H · D): each row attends to its source.
 
-    Contiguous: keys and values (B, Hk, S, D) that R / B neighbours share, `bias` (B, S) is added to the scores. Paged, if
-    there is a `slot_table`: (pages, Hk, page_size, D), `table_rows` (R,), `source_lengths` by table row.
+    Contiguous: keys and values (B, Hk, S, D) that R / B neighbours share, `bias` (B, S) is added to the
+    scores. Paged, if there is a `slot_table`: (pages, Hk, page_size, D), `table_rows` (R,), `source_lengths`
+    by table row.
     """
     out = torch.empty_like(q)
     head_dim = q.shape[1] // heads
@@ -166,12 +171,14 @@ def cross_attention(
 
 
 def _block_config(programs: int, head_dim: int) -> tuple[int, int]:
-    """Tokens that a program attends to at once, and its warps: large blocks only where there are few programs."""
+    """Tokens that a program attends to at once, and its warps: large blocks only where there are few
+    programs.
+    """
     return (32, 1) if programs > 264 else (max(16, 8192 // next_power_of_2(head_dim)), 4)
 
 
-@jit  # type: ignore[untyped-decorator]
-def split_range(begin, stop, split, window: tl.constexpr, splits: tl.constexpr):  # type: ignore
+@jit
+def split_range(begin, stop, split, window: tl.constexpr, splits: tl.constexpr):
     """Which of the tokens from `begin` to `stop` a program attends to."""
     if window > 0:
         begin = tl.maximum(begin, stop - window + 1)
@@ -182,16 +189,20 @@ def split_range(begin, stop, split, window: tl.constexpr, splits: tl.constexpr):
     return begin, tl.minimum(stop, begin + size)
 
 
-@jit  # type: ignore[untyped-decorator]
-def slot_offset(slot, kv_head, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr):  # type: ignore
+@jit
+def slot_offset(slot, kv_head, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr):
     """Where a slot's numbers for one head start, in pages (pages, Hk, page_size, D)."""
     wide = slot.to(tl.int64)
     page = wide // page_size
-    return page * (kv_heads * page_size * head_dim) + kv_head * (page_size * head_dim) + (wide % page_size) * head_dim
+    return (
+        page * (kv_heads * page_size * head_dim)
+        + kv_head * (page_size * head_dim)
+        + (wide % page_size) * head_dim
+    )
 
 
-@jit  # type: ignore[untyped-decorator]
-def token_offset(  # type: ignore
+@jit
+def token_offset(
     c,
     key_mask,
     r,
@@ -209,7 +220,9 @@ def token_offset(  # type: ignore
     `slots`: the row's slot table where pages are used, else the table of beam rows.
     """
     if paged:
-        offset = slot_offset(tl.load(slots + c, mask=key_mask, other=0), kv_head, kv_heads, head_dim, page_size)
+        offset = slot_offset(
+            tl.load(slots + c, mask=key_mask, other=0), kv_head, kv_heads, head_dim, page_size
+        )
     else:
         buffer_row = r + c * 0
         if has_beam_rows:
@@ -218,9 +231,17 @@ def token_offset(  # type: ignore
     return offset
 
 
-@jit  # type: ignore[untyped-decorator]
-def load_rotated(  # type: ignore
-    head_pointer, r, cosines, sines, rotary_stride, d, dim_mask, head_dim: tl.constexpr, has_rotary: tl.constexpr
+@jit
+def load_rotated(
+    head_pointer,
+    r,
+    cosines,
+    sines,
+    rotary_stride,
+    d,
+    dim_mask,
+    head_dim: tl.constexpr,
+    has_rotary: tl.constexpr,
 ):
     """The numbers of one head, each pair (i, i + head_dim / 2) rotated by its angle."""
     x = tl.load(head_pointer + d, mask=dim_mask, other=0.0).to(tl.float32)
@@ -233,16 +254,16 @@ def load_rotated(  # type: ignore
     return x
 
 
-@jit  # type: ignore[untyped-decorator]
-def store_kv(keys, values, offsets, k, v, dim_mask, is_writer):  # type: ignore
+@jit
+def store_kv(keys, values, offsets, k, v, dim_mask, is_writer):
     """The token's own key and value, written for later steps by one of the programs that know them."""
     if is_writer:
         tl.store(keys + offsets, k.to(keys.dtype.element_ty), mask=dim_mask)
         tl.store(values + offsets, v.to(values.dtype.element_ty), mask=dim_mask)
 
 
-@jit  # type: ignore[untyped-decorator]
-def softmax_of_self(q, k, v, relative_bias, split, has_relative_bias: tl.constexpr, splits: tl.constexpr):  # type: ignore
+@jit
+def softmax_of_self(q, k, v, relative_bias, split, has_relative_bias: tl.constexpr, splits: tl.constexpr):
     """Where the online softmax starts: with the token itself, which belongs to the first program."""
     running_max = tl.sum(q * k, 0)
     if has_relative_bias:
@@ -257,8 +278,8 @@ def softmax_of_self(q, k, v, relative_bias, split, has_relative_bias: tl.constex
     return running_max, running_sum, accumulator
 
 
-@jit  # type: ignore[untyped-decorator]
-def online_softmax(running_max, running_sum, accumulator, scores, v_block):  # type: ignore
+@jit
+def online_softmax(running_max, running_sum, accumulator, scores, v_block):
     """The softmax so far (highest score, sum of exponentials, weighted sum of values), and one block more."""
     new_max = tl.maximum(running_max, tl.max(scores, 0))
     weights = tl.exp(scores - new_max)
@@ -267,8 +288,8 @@ def online_softmax(running_max, running_sum, accumulator, scores, v_block):  # t
     return new_max, new_sum, accumulator * rescale + tl.sum(weights[:, None] * v_block.to(tl.float32), 0)
 
 
-@jit  # type: ignore[untyped-decorator]
-def store_output(  # type: ignore
+@jit
+def store_output(
     out,
     partials,
     head_index,
@@ -283,7 +304,11 @@ def store_output(  # type: ignore
 ):
     """The attention output, or one split's part of it with its maximum and sum."""
     if splits == 1:
-        tl.store(out + head_index * head_dim + d, (accumulator / running_sum).to(out.dtype.element_ty), mask=dim_mask)
+        tl.store(
+            out + head_index * head_dim + d,
+            (accumulator / running_sum).to(out.dtype.element_ty),
+            mask=dim_mask,
+        )
     else:
         base = partials + (head_index * splits + split) * (head_dim + 2)
         tl.store(base + d, accumulator, mask=dim_mask)
@@ -291,8 +316,8 @@ def store_output(  # type: ignore
         tl.store(base + head_dim + 1, running_sum)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _self_attention_kernel(  # type: ignore
+@jit
+def _self_attention_kernel(
     qkv,
     keys,
     values,
@@ -347,7 +372,9 @@ def _self_attention_kernel(  # type: ignore
     lane = tl.arange(0, block)
     c = begin + lane
     key_mask = c < end
-    offset = token_offset(c, key_mask, r, rows, slots, kv_head, kv_heads, head_dim, page_size, paged, has_beam_rows)
+    offset = token_offset(
+        c, key_mask, r, rows, slots, kv_head, kv_heads, head_dim, page_size, paged, has_beam_rows
+    )
     offsets = offset[:, None] + d[None, :]
     kv_mask = key_mask[:, None] & dim_mask[None, :]
     k_block = tl.load(keys + offsets, mask=kv_mask, other=0.0)
@@ -355,7 +382,10 @@ def _self_attention_kernel(  # type: ignore
     if use_pdl:
         gdc_wait()
     qkv += r * (heads + 2 * kv_heads) * head_dim
-    q = load_rotated(qkv + h * head_dim, r, cosines, sines, rotary_stride, d, dim_mask, head_dim, has_rotary) * scale
+    q = (
+        load_rotated(qkv + h * head_dim, r, cosines, sines, rotary_stride, d, dim_mask, head_dim, has_rotary)
+        * scale
+    )
     k_pointer = qkv + (heads + kv_head) * head_dim
     k = load_rotated(k_pointer, r, cosines, sines, rotary_stride, d, dim_mask, head_dim, has_rotary)
     k = k.to(keys.dtype.element_ty).to(tl.float32)
@@ -366,7 +396,9 @@ def _self_attention_kernel(  # type: ignore
         own_offset = (stop * rows + r) * (kv_heads * head_dim) + kv_head * head_dim
     store_kv(keys, values, own_offset + d, k, v, dim_mask, (split == 0) & (h % (heads // kv_heads) == 0))
     relative_bias += h * relative_bias_stride
-    running_max, running_sum, accumulator = softmax_of_self(q, k, v, relative_bias, split, has_relative_bias, splits)
+    running_max, running_sum, accumulator = softmax_of_self(
+        q, k, v, relative_bias, split, has_relative_bias, splits
+    )
     for column in range(begin, end, block):
         c = column + lane
         key_mask = c < end
@@ -383,16 +415,28 @@ def _self_attention_kernel(  # type: ignore
         if has_relative_bias:
             scores += tl.load(relative_bias + stop - c, mask=key_mask, other=0.0).to(tl.float32)
         scores = tl.where(key_mask, scores, float("-inf"))
-        running_max, running_sum, accumulator = online_softmax(running_max, running_sum, accumulator, scores, v_block)
+        running_max, running_sum, accumulator = online_softmax(
+            running_max, running_sum, accumulator, scores, v_block
+        )
         k_block = k_next
         v_block = v_next
     store_output(
-        out, partials, r * heads + h, split, running_max, running_sum, accumulator, d, dim_mask, head_dim, splits
+        out,
+        partials,
+        r * heads + h,
+        split,
+        running_max,
+        running_sum,
+        accumulator,
+        d,
+        dim_mask,
+        head_dim,
+        splits,
     )
 
 
-@jit  # type: ignore[untyped-decorator]
-def _combine_splits_kernel(  # type: ignore
+@jit
+def _combine_splits_kernel(
     partials,
     out,
     splits,
@@ -418,8 +462,8 @@ def _combine_splits_kernel(  # type: ignore
     tl.store(out + head_index * head_dim + d, accumulator.to(out.dtype.element_ty), mask=d < head_dim)
 
 
-@jit  # type: ignore[untyped-decorator]
-def source_offset(  # type: ignore
+@jit
+def source_offset(
     c,
     key_mask,
     base,
@@ -433,14 +477,16 @@ def source_offset(  # type: ignore
 ):
     """Where the keys and values of columns `c` of a source start, for one head."""
     if paged:
-        offset = slot_offset(tl.load(slots + c, mask=key_mask, other=0), kv_head, kv_heads, head_dim, page_size)
+        offset = slot_offset(
+            tl.load(slots + c, mask=key_mask, other=0), kv_head, kv_heads, head_dim, page_size
+        )
     else:
         offset = base + c * token_stride
     return offset
 
 
-@jit  # type: ignore[untyped-decorator]
-def _cross_attention_kernel(  # type: ignore
+@jit
+def _cross_attention_kernel(
     q,
     keys,
     values,
@@ -480,13 +526,17 @@ def _cross_attention_kernel(  # type: ignore
     d = tl.arange(0, padded_dim)
     dim_mask = d < head_dim
     lane = tl.arange(0, block)
-    running_max = tl.full([], -1e30, tl.float32)  # not -∞: a block may hold only padding, a row no source at all
+    # not -∞: a block may hold only padding, a row no source at all
+    running_max = tl.full([], -1e30, tl.float32)
     running_sum = tl.full([], 0.0, tl.float32)
     accumulator = tl.zeros([padded_dim], tl.float32)
     key_mask = lane < length
-    offset = source_offset(lane, key_mask, base, token_stride, slots, kv_head, kv_heads, head_dim, page_size, paged)
+    offset = source_offset(
+        lane, key_mask, base, token_stride, slots, kv_head, kv_heads, head_dim, page_size, paged
+    )
     kv_mask = key_mask[:, None] & dim_mask[None, :]
-    k_block = tl.load(keys + offset[:, None] + d[None, :], mask=kv_mask, other=0.0)  # there before the query is
+    # there before the query is
+    k_block = tl.load(keys + offset[:, None] + d[None, :], mask=kv_mask, other=0.0)
     v_block = tl.load(values + offset[:, None] + d[None, :], mask=kv_mask, other=0.0)
     if use_pdl:
         gdc_wait()
@@ -506,7 +556,9 @@ def _cross_attention_kernel(  # type: ignore
         if has_bias:
             scores += tl.load(bias + source * length + c, mask=key_mask, other=0.0).to(tl.float32)
         scores = tl.where(key_mask, scores, float("-inf"))
-        running_max, running_sum, accumulator = online_softmax(running_max, running_sum, accumulator, scores, v_block)
+        running_max, running_sum, accumulator = online_softmax(
+            running_max, running_sum, accumulator, scores, v_block
+        )
         k_block = k_next
         v_block = v_next
     attended = accumulator / tl.maximum(running_sum, 1e-30)

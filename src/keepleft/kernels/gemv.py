@@ -1,4 +1,6 @@
-"""GEMV and skinny GEMM in Triton: one or a few rows times a matrix, with the activation or residual in the same kernel."""
+"""GEMV and skinny GEMM in Triton: one or a few rows times a matrix, with the activation or residual in the
+same kernel.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,22 @@ from keepleft.kernels.triton_compat import (
     tl,
 )
 
-MAX_FUSED_ROWS = 128     # rows up to which a product and what is around it are one kernel
+MAX_FUSED_ROWS = 128  # rows up to which a linear layer and what follows it are one kernel
 ACTIVATION_IDS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # 0: none
 
 
-def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, *, residual: Tensor | None = None, activation_id: int = 0,
-               gated: bool = False, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-    """bend(x Wᵀ + b), or plus + x Wᵀ + b, for a few rows: (R, inputs) → (R, outputs)"""
+def linear_activation(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    residual: Tensor | None = None,
+    activation_id: int = 0,
+    gated: bool = False,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """activation(x Wᵀ + b), or residual + x Wᵀ + b, for a few rows: (R, inputs) → (R, outputs)"""
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, outputs, dtype=x.dtype if dtype is None else dtype, device=x.device)
@@ -33,35 +44,62 @@ def linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, *, residua
     flags = (bias is not None, residual is not None, activation_id, gated, x.is_cuda)
     if rows == 1:
         block, block_inputs, warps = gemv_config(outputs, inputs, gated)
-        _gemv_kernel[(cdiv(outputs, block),)](*arguments, *flags, block, block_inputs, num_warps=warps, **pdl_kwargs(x))
+        _gemv_kernel[(cdiv(outputs, block),)](
+            *arguments, *flags, block, block_inputs, num_warps=warps, **pdl_kwargs(x)
+        )
     else:
         _launch_skinny_gemm(x, weight, arguments, rows, flags, out, 1)
     return out
 
 
 def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    """The stream x with y Wᵀ + b, to which several programs may contribute: what they found is added by the next norm."""
+    """The residual x with y Wᵀ + b pending: programs compute partial sums, which the next norm adds."""
     rows, inputs = y.shape
     if rows == 1:
         return linear_activation(y, weight, bias, residual=x)
     splits = max(1, min(4, inputs // 768))
     out = torch.empty(splits, rows, len(weight), dtype=torch.float32, device=y.device)
     arguments = (y, weight, y if bias is None else bias, y, out, len(weight), inputs, 1.0)
-    _launch_skinny_gemm(y, weight, arguments, rows, (bias is not None, False, 0, False, y.is_cuda), out, splits)
+    _launch_skinny_gemm(
+        y, weight, arguments, rows, (bias is not None, False, 0, False, y.is_cuda), out, splits
+    )
     return PendingResidual(x, out)
 
 
-def _launch_skinny_gemm(x: Tensor, weight: Tensor, arguments: tuple[Any, ...], rows: int, flags: tuple[Any, ...], out: Tensor, splits: int) -> None:
-    outputs, inputs, padded_rows = out.shape[-1], x.shape[1], max(16, next_power_of_2(rows))
-    block, block_inputs, warps, stages = skinny_gemm_config(outputs, inputs // splits, padded_rows, weight.element_size())
+def _launch_skinny_gemm(
+    x: Tensor,
+    weight: Tensor,
+    arguments: tuple[Any, ...],
+    rows: int,
+    flags: tuple[Any, ...],
+    out: Tensor,
+    splits: int,
+) -> None:
+    outputs = out.shape[-1]
+    inputs = x.shape[1]
+    padded_rows = max(16, next_power_of_2(rows))
+    block, block_inputs, warps, stages = skinny_gemm_config(
+        outputs, inputs // splits, padded_rows, weight.element_size()
+    )
     inputs_per_split = cdiv(cdiv(inputs, splits), block_inputs) * block_inputs
     _skinny_gemm_kernel[(cdiv(outputs, block), splits)](
-        *arguments, rows, inputs_per_split, *flags, padded_rows, block, block_inputs, 128 // weight.element_size(), outputs * inputs < 1 << 23,
-        num_warps=warps, num_stages=stages, **pdl_kwargs(x))
+        *arguments,
+        rows,
+        inputs_per_split,
+        *flags,
+        padded_rows,
+        block,
+        block_inputs,
+        128 // weight.element_size(),
+        outputs * inputs < 1 << 23,
+        num_warps=warps,
+        num_stages=stages,
+        **pdl_kwargs(x),
+    )
 
 
 def gemv_config(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
-    """How many outputs a program works out, how many inputs it reads at a time, with how many warps: by trial on an H200."""
+    """Outputs per program, inputs read at a time, and warps: found by trial on an H200."""
     if outputs * inputs >= 1 << 23:
         if inputs >= 2048:
             return (2, 2048, 4) if gated else (2, 2048, 2) if outputs >= 1 << 14 else (4, 1024, 4)
@@ -69,16 +107,22 @@ def gemv_config(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int]:
     return (4, next_power_of_2(inputs), 2) if inputs <= 1024 else (2, min(4096, next_power_of_2(inputs)), 2)
 
 
-def skinny_gemm_config(outputs: int, inputs: int, padded_rows: int, element_size: int) -> tuple[int, int, int, int]:
-    """The same for several rows, and how far ahead it reads; numbers of 4 bytes take twice the room."""
-    block_inputs = max(64, min(next_power_of_2(inputs), 256 if padded_rows <= 32 else 128) * 2 // element_size)
+def skinny_gemm_config(
+    outputs: int, inputs: int, padded_rows: int, element_size: int
+) -> tuple[int, int, int, int]:
+    """The same for several rows, and the pipeline stages; 4-byte weights take twice the shared memory."""
+    block_inputs = max(
+        64, min(next_power_of_2(inputs), 256 if padded_rows <= 32 else 128) * 2 // element_size
+    )
     if outputs > 8192:
         return 64, max(64, block_inputs // 2), 4, 3
-    return (16, block_inputs, 4, 3) if outputs < 1024 else (32, block_inputs, 4, 5 if padded_rows <= 32 else 3)
+    return (
+        (16, block_inputs, 4, 3) if outputs < 1024 else (32, block_inputs, 4, 5 if padded_rows <= 32 else 3)
+    )
 
 
-@jit  # type: ignore[untyped-decorator]
-def _apply_activation(y, activation_id: tl.constexpr):  # type: ignore
+@jit
+def _apply_activation(y, activation_id: tl.constexpr):
     if activation_id == 1:
         y = tl.maximum(y, 0.0)
     elif activation_id == 2:
@@ -91,15 +135,32 @@ def _apply_activation(y, activation_id: tl.constexpr):  # type: ignore
     return y
 
 
-@jit  # type: ignore[untyped-decorator]
-def _prefetch(pointers):  # type: ignore
-    """Bring the line of memory that a pointer points to nearer."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
+@jit
+def _prefetch(pointers):
+    """Prefetch the cache line that a pointer points to into L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
-@jit  # type: ignore[untyped-decorator]
-def _gemv_kernel(x, weight, bias, residual, out, outputs, inputs, scale, has_bias: tl.constexpr, has_residual: tl.constexpr,  # type: ignore
-                activation_id: tl.constexpr, gated: tl.constexpr, use_pdl: tl.constexpr, block: tl.constexpr, block_inputs: tl.constexpr):
+@jit
+def _gemv_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    outputs,
+    inputs,
+    scale,
+    has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
+    activation_id: tl.constexpr,
+    gated: tl.constexpr,
+    use_pdl: tl.constexpr,
+    block: tl.constexpr,
+    block_inputs: tl.constexpr,
+):
     n = tl.program_id(0) * block + tl.arange(0, block)
     output_mask = n < outputs
     lane = tl.arange(0, block_inputs)
@@ -108,7 +169,7 @@ def _gemv_kernel(x, weight, bias, residual, out, outputs, inputs, scale, has_bia
     if use_pdl:
         gdc_launch_dependents()
     mask = output_mask[:, None] & (lane < inputs)[None, :]
-    w = tl.load(weight_pointers, mask=mask, other=0.0)  # weights are there before x is
+    w = tl.load(weight_pointers, mask=mask, other=0.0)  # weights can be read before x is there
     u = tl.load(weight_pointers + up_offset, mask=mask, other=0.0) if gated else w
     if use_pdl:
         gdc_wait()
@@ -140,10 +201,29 @@ def _gemv_kernel(x, weight, bias, residual, out, outputs, inputs, scale, has_bia
     tl.store(out + n, y.to(out.dtype.element_ty), mask=output_mask)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _skinny_gemm_kernel(x, weight, bias, residual, out, outputs, inputs, scale, rows, inputs_per_split, has_bias: tl.constexpr, has_residual: tl.constexpr,  # type: ignore
-                 activation_id: tl.constexpr, gated: tl.constexpr, use_pdl: tl.constexpr, padded_rows: tl.constexpr, block: tl.constexpr,
-                 block_inputs: tl.constexpr, line_elements: tl.constexpr, use_prefetch: tl.constexpr):
+@jit
+def _skinny_gemm_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    outputs,
+    inputs,
+    scale,
+    rows,
+    inputs_per_split,
+    has_bias: tl.constexpr,
+    has_residual: tl.constexpr,
+    activation_id: tl.constexpr,
+    gated: tl.constexpr,
+    use_pdl: tl.constexpr,
+    padded_rows: tl.constexpr,
+    block: tl.constexpr,
+    block_inputs: tl.constexpr,
+    line_elements: tl.constexpr,
+    use_prefetch: tl.constexpr,
+):
     n = tl.program_id(0) * block + tl.arange(0, block)
     output_mask = n < outputs
     r = tl.arange(0, padded_rows)
@@ -157,21 +237,32 @@ def _skinny_gemm_kernel(x, weight, bias, residual, out, outputs, inputs, scale, 
     stop = tl.minimum(start + inputs_per_split, inputs)
     if use_pdl:
         gdc_launch_dependents()
-        if use_prefetch:  # weights come nearer before x is there
+        if use_prefetch:  # weights into L2 before x is there
             line_offsets = tl.arange(0, block_inputs // line_elements) * line_elements
             for begin in range(start, stop, block_inputs):
-                _prefetch(tl.where(output_mask[None, :] & (begin + line_offsets < stop)[:, None],
-                                weight + n[None, :].to(tl.int64) * inputs + line_offsets[:, None] + begin, weight))
+                _prefetch(
+                    tl.where(
+                        output_mask[None, :] & (begin + line_offsets < stop)[:, None],
+                        weight + n[None, :].to(tl.int64) * inputs + line_offsets[:, None] + begin,
+                        weight,
+                    )
+                )
         gdc_wait()
     sums = tl.zeros([padded_rows, block], tl.float32)
     up_sums = tl.zeros([padded_rows, block], tl.float32)
     for begin in range(start, stop, block_inputs):
         remaining = stop - begin
-        w = tl.load(weight_pointers + begin, mask=output_mask[None, :] & (lane < remaining)[:, None], other=0.0)
+        w = tl.load(
+            weight_pointers + begin, mask=output_mask[None, :] & (lane < remaining)[:, None], other=0.0
+        )
         a = tl.load(x_pointers + begin, mask=row_mask[:, None] & (lane < remaining)[None, :], other=0.0)
         sums = tl.dot(a, w, sums, input_precision="ieee")
         if gated:
-            u = tl.load(weight_pointers + up_offset + begin, mask=output_mask[None, :] & (lane < remaining)[:, None], other=0.0)
+            u = tl.load(
+                weight_pointers + up_offset + begin,
+                mask=output_mask[None, :] & (lane < remaining)[:, None],
+                other=0.0,
+            )
             up_sums = tl.dot(a, u, up_sums, input_precision="ieee")
     y = sums * scale
     if has_bias:

@@ -1,6 +1,8 @@
-"""Token selection in Triton: a greedy step or a whole beam-search step in one kernel, histories moved in place.
+"""Token selection in Triton: a greedy step or a whole beam-search step in one kernel, histories moved in
+place.
 
-`SamplingStrategy.choose` and `Beam.choose` in decoding/ are the definition; each of their many small steps would be a kernel.
+`SamplingStrategy.choose` and `Beam.choose` in decoding/ are the definition; each of their many small steps
+would be a kernel.
 """
 
 from __future__ import annotations
@@ -8,9 +10,22 @@ from __future__ import annotations
 from keepleft.kernels.triton_compat import jit, tl
 
 
-@jit  # type: ignore[untyped-decorator]
-def greedy_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, score, done, lengths, max_new_tokens, eos_ids, num_eos, columns,  # type: ignore
-                   block: tl.constexpr):
+@jit
+def greedy_select_kernel(
+    top_logits,
+    top_tokens,
+    logsumexp,
+    tokens,
+    text_mask,
+    score,
+    done,
+    lengths,
+    max_new_tokens,
+    eos_ids,
+    num_eos,
+    columns,
+    block: tl.constexpr,
+):
     r = tl.program_id(0)
     finished = tl.load(done + r) != 0
     column = tl.arange(0, block)
@@ -26,29 +41,65 @@ def greedy_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, s
         finished = finished | (token == tl.load(eos_ids + n))
     tl.debug_barrier()  # all is read before anything is written
     tl.store(tokens + offsets, tl.where(column == columns - 1, token, history), mask=column < columns)
-    tl.store(text_mask + offsets, tl.where(column == columns - 1, 1, mask_history).to(tl.int1), mask=column < columns)
+    tl.store(
+        text_mask + offsets,
+        tl.where(column == columns - 1, 1, mask_history).to(tl.int1),
+        mask=column < columns,
+    )
     tl.store(score + r, new_score)
     tl.store(lengths + r, length)
     tl.store(done + r, finished)
 
 
-@jit  # type: ignore[untyped-decorator]
-def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, score, done, lengths, max_new_tokens, finished_tokens, finished_scores, finished_lengths, has_finished, can_improve,  # type: ignore
-                 num_new, beam_rows, position, eos_ids, num_eos, columns, capacity, length_penalty, width: tl.constexpr, width_block: tl.constexpr,
-                 per_beam: tl.constexpr, pool_block: tl.constexpr, num_candidates: tl.constexpr, lanes: tl.constexpr, early_stopping: tl.constexpr,
-                 block: tl.constexpr, capacity_block: tl.constexpr, excluded_score: tl.constexpr):
+@jit
+def beam_select_kernel(
+    top_logits,
+    top_tokens,
+    logsumexp,
+    tokens,
+    text_mask,
+    score,
+    done,
+    lengths,
+    max_new_tokens,
+    finished_tokens,
+    finished_scores,
+    finished_lengths,
+    has_finished,
+    can_improve,
+    num_new,
+    beam_rows,
+    position,
+    eos_ids,
+    num_eos,
+    columns,
+    capacity,
+    length_penalty,
+    width: tl.constexpr,
+    width_block: tl.constexpr,
+    per_beam: tl.constexpr,
+    pool_block: tl.constexpr,
+    num_candidates: tl.constexpr,
+    lanes: tl.constexpr,
+    early_stopping: tl.constexpr,
+    block: tl.constexpr,
+    capacity_block: tl.constexpr,
+    excluded_score: tl.constexpr,
+):
     b = tl.program_id(0)
     length = tl.load(num_new) + 1
     limit = tl.load(max_new_tokens + b * width)
-    # the likeliest continuations of all texts of this prompt, one after the other
+    # the best continuations of all beams of this prompt, one after the other
     pool_index = tl.arange(0, pool_block)
     row = b * width + pool_index // per_beam
     valid = pool_index < width * per_beam
-    x = (tl.load(score + row, mask=valid, other=0.0)
-         + (tl.load(top_logits + b * width * per_beam + pool_index, mask=valid, other=0.0) - tl.load(logsumexp + row, mask=valid, other=0.0)))
+    x = tl.load(score + row, mask=valid, other=0.0) + (
+        tl.load(top_logits + b * width * per_beam + pool_index, mask=valid, other=0.0)
+        - tl.load(logsumexp + row, mask=valid, other=0.0)
+    )
     x = tl.where(valid, x, float("nan"))
     token = tl.load(top_tokens + b * width * per_beam + pool_index, mask=valid, other=0)
-    lane = tl.arange(0, lanes)  # candidates first, then what had ended
+    lane = tl.arange(0, lanes)  # candidates first, then finished hypotheses
     value = tl.zeros([lanes], tl.float32)
     parent = tl.zeros([lanes], tl.int64)
     last_token = tl.zeros([lanes], tl.int64)
@@ -63,7 +114,7 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
     finishes = candidate & (length >= limit)
     for n in range(num_eos):
         finishes = finishes | (candidate & (last_token == tl.load(eos_ids + n)))
-    # those that go on
+    # the beams that go on
     x = tl.where(candidate, value + tl.where(finishes, excluded_score, 0.0), float("nan"))
     beam = tl.arange(0, width_block)
     running_score = tl.zeros([width_block], tl.float32)
@@ -76,7 +127,7 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
         running_parent = tl.where(beam == n, tl.sum(tl.where(lane == index, parent, 0), 0), running_parent)
         running_token = tl.where(beam == n, tl.sum(tl.where(lane == index, last_token, 0), 0), running_token)
         x = tl.where(lane == index, float("nan"), x)
-    # those that have ended, now or before: these come first where scores are equal
+    # finished hypotheses, new and old: old ones come first at equal scores
     is_old = (lane >= num_candidates) & (lane < num_candidates + width)
     index = b * width + lane - num_candidates
     old_finished = tl.load(has_finished + index, mask=is_old, other=0) != 0
@@ -88,7 +139,11 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
     finish_score = value / _length_power(length, length_penalty)
     finish_score = finish_score + tl.where(newly_finished, 0.0, excluded_score)
     finish_score = finish_score + tl.where(closed, excluded_score, 0.0)
-    x = tl.where(is_old, tl.load(finished_scores + index, mask=is_old, other=0.0), tl.where(candidate, finish_score, float("nan")))
+    x = tl.where(
+        is_old,
+        tl.load(finished_scores + index, mask=is_old, other=0.0),
+        tl.where(candidate, finish_score, float("nan")),
+    )
     filled = tl.where(is_old, old_finished, newly_finished)
     lane_lengths = tl.where(is_old, tl.load(finished_lengths + index, mask=is_old, other=0), length)
     origin = tl.where(is_old, lane - num_candidates, width + parent)
@@ -116,7 +171,10 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
     if early_stopping == 2:
         max_length = tl.where(length_penalty > 0, limit, length)
     best_possible = highest / _length_power(max_length, length_penalty)
-    better = tl.sum(tl.where(in_beam & (best_possible > tl.where(best_finished, lowest, excluded_score)), 1, 0), 0) > 0
+    better = (
+        tl.sum(tl.where(in_beam & (best_possible > tl.where(best_finished, lowest, excluded_score)), 1, 0), 0)
+        > 0
+    )
     improvable = improvable & better
     all_done = (improvable == 0) | (tl.sum(tl.where(candidate & (finishes == 0), 1, 0), 0) == 0)
     if early_stopping == 1:
@@ -126,24 +184,44 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
     shift_mask = (column < columns - 1)[None, :] & in_beam[:, None]
     running_pointers = tokens + (b * width + running_parent)[:, None] * columns + column[None, :] + 1
     running_history = tl.load(running_pointers, mask=shift_mask, other=0)
-    running_mask = tl.load(text_mask + (b * width + running_parent)[:, None] * columns + column[None, :] + 1, mask=shift_mask, other=0)
+    running_mask = tl.load(
+        text_mask + (b * width + running_parent)[:, None] * columns + column[None, :] + 1,
+        mask=shift_mask,
+        other=0,
+    )
     from_finished = best_origin < width
-    best_history = tl.load(finished_tokens + (b * width + best_origin)[:, None] * columns + column[None, :] + 1,
-                       mask=shift_mask & from_finished[:, None], other=0)
-    best_history += tl.load(tokens + (b * width + best_origin - width)[:, None] * columns + column[None, :] + 1,
-                        mask=shift_mask & (from_finished == 0)[:, None], other=0)
+    best_history = tl.load(
+        finished_tokens + (b * width + best_origin)[:, None] * columns + column[None, :] + 1,
+        mask=shift_mask & from_finished[:, None],
+        other=0,
+    )
+    best_history += tl.load(
+        tokens + (b * width + best_origin - width)[:, None] * columns + column[None, :] + 1,
+        mask=shift_mask & (from_finished == 0)[:, None],
+        other=0,
+    )
     step = tl.arange(0, capacity_block)
     rows = tl.num_programs(0) * width
     table_mask = (step < capacity)[:, None] & in_beam[None, :]
-    table = tl.load(beam_rows + step[:, None] * rows + (b * width + running_parent)[None, :], mask=table_mask, other=0)
+    table = tl.load(
+        beam_rows + step[:, None] * rows + (b * width + running_parent)[None, :], mask=table_mask, other=0
+    )
     table = tl.where((step == tl.load(position))[:, None], (b * width + running_parent)[None, :], table)
     tl.debug_barrier()
     store_mask = (column < columns)[None, :] & in_beam[:, None]
     row_offsets = (b * width + beam)[:, None] * columns + column[None, :]
     is_last_column = (column == columns - 1)[None, :]
-    tl.store(tokens + row_offsets, tl.where(is_last_column, running_token[:, None], running_history), mask=store_mask)
+    tl.store(
+        tokens + row_offsets,
+        tl.where(is_last_column, running_token[:, None], running_history),
+        mask=store_mask,
+    )
     tl.store(text_mask + row_offsets, tl.where(is_last_column, 1, running_mask).to(tl.int1), mask=store_mask)
-    tl.store(finished_tokens + row_offsets, tl.where(is_last_column, best_token[:, None], best_history), mask=store_mask)
+    tl.store(
+        finished_tokens + row_offsets,
+        tl.where(is_last_column, best_token[:, None], best_history),
+        mask=store_mask,
+    )
     tl.store(beam_rows + step[:, None] * rows + (b * width + beam)[None, :], table, mask=table_mask)
     beam_offsets = b * width + beam
     tl.store(score + beam_offsets, running_score, mask=in_beam)
@@ -155,7 +233,7 @@ def beam_select_kernel(top_logits, top_tokens, logsumexp, tokens, text_mask, sco
     tl.store(can_improve + b, improvable)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _length_power(length, length_penalty):  # type: ignore
-    """length ** penalty, as precisely as PyTorch's"""
+@jit
+def _length_power(length, length_penalty):
+    """length ** length_penalty, as precisely as PyTorch's"""
     return tl.exp2(length_penalty * tl.log2(length.to(tl.float64))).to(tl.float32)

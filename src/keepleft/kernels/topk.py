@@ -1,6 +1,8 @@
-"""The likeliest of many: the highest scores of each row, where they are, and the logarithm of the sum over all.
+"""Top-k with logsumexp: the k highest logits of each row, their indices, and the log of the sum of
+exponentials of all.
 
-A library sorts, or reads all scores several times; here the highest of each block are found first, in one reading.
+A library sorts, or reads all logits several times; here the maximum of each block is found first, in one
+pass.
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ from torch import Tensor
 
 from keepleft.kernels.triton_compat import cdiv, jit, next_power_of_2, tl
 
-CPU_BLOCK = 64           # scores whose highest is looked for first, on a CPU
-ARGMAX_BLOCK, TOPK_BLOCK = 4096, 1024  # scores that one program reads on a GPU, for one candidate or for several
-MAX_K = 64            # candidates up to which a GPU looks for them one by one
+CPU_BLOCK = 64  # on a CPU: logits per block, whose maximum is found first
+ARGMAX_BLOCK = 4096
+TOPK_BLOCK = 1024  # on a GPU: logits that one program reads, for k = 1 or more
+MAX_K = 64  # largest k of the Triton kernels
 
 
 class TopK(NamedTuple):
-    values: Tensor  # (R, count), the highest first
-    tokens: Tensor  # (R, count)
-    logsumexp: Tensor   # (R,) log Σ exp of all; where nobody asked for it, whatever was at hand
+    values: Tensor  # (R, k), highest first
+    tokens: Tensor  # (R, k)
+    logsumexp: Tensor  # (R,) over all logits; undefined without `with_logsumexp`
 
 
 def topk_logsumexp(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> TopK:
-    """(R, V) → the `count` highest of each row; of equal ones the first. Scores that are no number are not looked for."""
+    """(R, V) → the k highest of each row; of equal ones the first. NaN is never chosen."""
     k = min(k, logits.shape[1])
     if logits.is_cuda and logits.dtype != torch.float64 and k <= MAX_K:
         return topk_triton(logits, k)
@@ -34,7 +37,7 @@ def topk_logsumexp(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> To
 
 
 def topk_blocked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """A block that holds one of the highest has one of the highest maxima."""
+    """Top-k by blocks: a block that holds one of the k highest has one of the k highest maxima."""
     vocab = logits.shape[1]
     aligned = vocab - vocab % CPU_BLOCK
     blocks = logits[:, :aligned].unflatten(1, (-1, CPU_BLOCK))
@@ -52,31 +55,75 @@ def topk_blocked(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def topk_triton(logits: Tensor, k: int) -> TopK:
-    """The same on a GPU: each program finds the highest of its part, another the highest of all parts."""
+    """On a GPU: each program finds the k highest of its split, a second kernel those of all splits."""
     rows, vocab = logits.shape
     block = ARGMAX_BLOCK if k == 1 else TOPK_BLOCK
     splits = cdiv(vocab, block)
     empty = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=logits.device)
     out = TopK(empty(rows, k), empty(rows, k, dtype=torch.long), empty(rows))
     if splits == 1:
-        _topk_split_kernel[(rows, 1)](logits, *out, vocab, logits.stride(0), 1, k, next_power_of_2(vocab), True,
-                                num_warps=1 if vocab <= 256 else 4)
+        _topk_split_kernel[(rows, 1)](
+            logits,
+            *out,
+            vocab,
+            logits.stride(0),
+            1,
+            k,
+            next_power_of_2(vocab),
+            True,
+            num_warps=1 if vocab <= 256 else 4,
+        )
         return out
-    split_values, split_tokens, split_sums = empty(rows, splits, k), empty(rows, splits, k, dtype=torch.int32), empty(rows, splits, 2)
-    _topk_split_kernel[(rows, splits)](logits, split_values, split_tokens, split_sums, vocab, logits.stride(0), splits, k, block, False,
-                                num_warps=4 if k == 1 else 1)
-    _topk_combine_kernel[(rows,)](split_values, split_tokens, split_sums, *out, splits, k, next_power_of_2(splits * k), next_power_of_2(splits), num_warps=1)
+    split_values = empty(rows, splits, k)
+    split_tokens = empty(rows, splits, k, dtype=torch.int32)
+    split_sums = empty(rows, splits, 2)
+    _topk_split_kernel[(rows, splits)](
+        logits,
+        split_values,
+        split_tokens,
+        split_sums,
+        vocab,
+        logits.stride(0),
+        splits,
+        k,
+        block,
+        False,
+        num_warps=4 if k == 1 else 1,
+    )
+    _topk_combine_kernel[(rows,)](
+        split_values,
+        split_tokens,
+        split_sums,
+        *out,
+        splits,
+        k,
+        next_power_of_2(splits * k),
+        next_power_of_2(splits),
+        num_warps=1,
+    )
     return out
 
 
-@jit  # type: ignore[untyped-decorator]
-def _topk_split_kernel(logits, split_values, split_tokens, split_sums, vocab, stride, splits, k: tl.constexpr, block: tl.constexpr,  # type: ignore
-                 single_split: tl.constexpr):
+@jit
+def _topk_split_kernel(
+    logits,
+    split_values,
+    split_tokens,
+    split_sums,
+    vocab,
+    stride,
+    splits,
+    k: tl.constexpr,
+    block: tl.constexpr,
+    single_split: tl.constexpr,
+):
     row = tl.program_id(0)
     split = tl.program_id(1)
     lane = tl.arange(0, block)
     columns = split * block + lane
-    x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < vocab, other=float("-inf")).to(
+        tl.float32
+    )
     max_logit = tl.max(x, 0)
     finite_max = tl.maximum(max_logit, -3.0e38)
     out = row * splits + split
@@ -86,18 +133,32 @@ def _topk_split_kernel(logits, split_values, split_tokens, split_sums, vocab, st
     else:
         tl.store(split_sums + out * 2, finite_max)
         tl.store(split_sums + out * 2 + 1, exp_sum)
-    x = tl.where(columns < vocab, x, float("nan"))  # what lies beyond is never chosen, not even where all is ruled out
+    # padding is never chosen, not even where every logit is -∞
+    x = tl.where(columns < vocab, x, float("nan"))
     for n in range(k):
         max_logit = tl.max(tl.where(x == x, x, float("-inf")), 0)
         index = tl.min(tl.where(x == max_logit, lane, block), 0)
         tl.store(split_values + out * k + n, tl.where(index < block, max_logit, float("nan")))
-        tl.store(split_tokens + out * k + n, (split * block + tl.minimum(index, block - 1)).to(split_tokens.dtype.element_ty))
+        tl.store(
+            split_tokens + out * k + n,
+            (split * block + tl.minimum(index, block - 1)).to(split_tokens.dtype.element_ty),
+        )
         x = tl.where(lane == index, float("nan"), x)
 
 
-@jit  # type: ignore[untyped-decorator]
-def _topk_combine_kernel(split_values, split_tokens, split_sums, values, tokens, logsumexp, splits, k: tl.constexpr, block: tl.constexpr,  # type: ignore
-                  padded_splits: tl.constexpr):
+@jit
+def _topk_combine_kernel(
+    split_values,
+    split_tokens,
+    split_sums,
+    values,
+    tokens,
+    logsumexp,
+    splits,
+    k: tl.constexpr,
+    block: tl.constexpr,
+    padded_splits: tl.constexpr,
+):
     row = tl.program_id(0)
     lane = tl.arange(0, padded_splits)
     split_max = tl.load(split_sums + (row * splits + lane) * 2, mask=lane < splits, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""Triton, where there is one, and what all kernels here ask of it."""
+"""Triton if it is installed, and what all kernels need of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ try:
     import triton.language as tl  # type: ignore[import-not-found]
     from triton import cdiv, jit  # type: ignore[import-not-found]
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-not-found]
-except ImportError:  # it comes with PyTorch wherever there is a GPU; nothing written in it is called without it
+except ImportError:  # it comes with the CUDA builds of PyTorch; no kernel is called without it
     jit: Any = lambda function: function  # type: ignore[no-redef]
     tl: Any = None  # type: ignore[no-redef]
     cdiv: Any = None  # type: ignore[no-redef]
@@ -21,10 +21,12 @@ __all__ = ["cdiv", "gdc_launch_dependents", "gdc_wait", "jit", "next_power_of_2"
 
 
 def next_power_of_2(n: int) -> int:
-    """The power of two that a block of so many is made of."""
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
 def pdl_kwargs(x: Tensor) -> dict[str, bool]:
-    """A kernel may begin before the one before it is done; it waits where it needs what that one writes."""
+    """Programmatic dependent launch: a kernel starts before the previous one ends, and waits where it needs
+    its output.
+    """
     return {"launch_pdl": True} if x.is_cuda else {}
