@@ -1,5 +1,5 @@
 """What the tests of this room share."""
 
-from serving.browsing import browser, visit
+from serving.browser import browser, visit
 
 __all__ = ["browser", "visit"]

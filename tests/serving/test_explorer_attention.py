@@ -15,7 +15,7 @@ from keepleft.serving.explorer.params import ExpiredError
 from keepleft.serving.explorer.rollout import attention_rollout
 from keepleft.serving.explorer.text_cache import TextCache, max_tokens
 from keepleft.serving.explorer.unmasked import without_causal_mask
-from serving.explorers import (
+from serving.tiny_explorers import (
     FAMILIES,
     SOURCE,
     TEXT,

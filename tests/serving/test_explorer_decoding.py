@@ -14,7 +14,7 @@ from keepleft.decoding.processor_table import make_processors
 from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.decoding.sampling import sample_tokens
 from keepleft.serving.explorer.explorer import Explorer
-from serving.explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
+from serving.tiny_explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRITERS = ("decoder", "encoder-decoder")

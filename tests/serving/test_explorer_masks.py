@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from serving.explorers import ask, bits, explorer
+from serving.tiny_explorers import ask, bits, explorer
 from strategies import MASKS
 
 ASKED = explorer("encoder")

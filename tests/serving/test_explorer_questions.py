@@ -8,7 +8,7 @@ import torch
 import keepleft as kl
 from keepleft.serving.explorer.explorer import QUESTIONS, Explorer
 from keepleft.serving.explorer.params import ExpiredError, error_payload
-from serving.explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
+from serving.tiny_explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = {"id": int, "text": str, "special": bool}

@@ -9,7 +9,7 @@ import pytest
 
 import keepleft as kl
 from keepleft.serving.explorer import page_files
-from serving.explorers import SOURCE, TEXT, ask, explorer, model, words
+from serving.tiny_explorers import SOURCE, TEXT, ask, explorer, model, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

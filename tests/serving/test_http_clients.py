@@ -13,7 +13,7 @@ import pytest
 from keepleft.serving.engine.request import TokenEvent
 from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.limits import Limits
-from serving.small import Slow, decoder, encoder, running
+from serving.tiny_services import Slow, decoder, encoder, running
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = {"prompt": "the sea", "max_tokens": 4000, "logit_bias": {"2": -100}}

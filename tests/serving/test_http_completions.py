@@ -10,7 +10,7 @@ import keepleft as kl
 from keepleft.decoding.score import score_tokens
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.sequential import SequentialEngine
-from serving.small import TOKENS, Slow, client, decoder, talker, translator
+from serving.tiny_services import TOKENS, Slow, client, decoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SAID = {"prompt": "the sea", "max_tokens": 12, "temperature": 0}

@@ -10,7 +10,7 @@ import torch
 
 from keepleft.cli.installed_weights import installed_weights
 from keepleft.pipelines.loading import load_for_inference
-from serving.small import CHAT, TOKENS, client
+from serving.tiny_services import CHAT, TOKENS, client
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = TOKENS.get_vocab_size()

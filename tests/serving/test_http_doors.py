@@ -11,7 +11,7 @@ import pytest
 from keepleft.serving.http.middleware.allowed_hosts import allowed_hosts
 from keepleft.serving.http.middleware.auth import APIKeys
 from keepleft.serving.http.routes.explorer import PAGE_HEADERS
-from serving.small import Slow, client, decoder
+from serving.tiny_services import Slow, client, decoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KEYS = APIKeys(["first-key", "second-key"])

@@ -13,7 +13,7 @@ from keepleft.serving.engine.sequential import SequentialEngine
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.middleware.body_limit import check_json
-from serving.small import Slow, client, decoder, encoder, talker, translator
+from serving.tiny_services import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LITTLE = Limits(

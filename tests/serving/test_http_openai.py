@@ -13,7 +13,7 @@ import pytest
 
 import keepleft as kl
 from keepleft.serving.http.middleware.auth import APIKeys
-from serving.small import TOKENS, decoder, encoder, running, talker
+from serving.tiny_services import TOKENS, decoder, encoder, running, talker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the sea"}]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import keepleft as kl
 from keepleft.serving.http.limits import Limits
-from serving.small import CHAT, decoder
 from serving.test_http_serve import served
+from serving.tiny_services import CHAT, decoder
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
@@ -58,7 +58,7 @@ def test_every_limit_stands_there_with_its_default():
 def test_every_route_and_metric_stands_there():
     from keepleft.serving.engine.continuous import ContinuousBatchingEngine
     from keepleft.serving.http.app import make_app
-    from serving.small import client
+    from serving.tiny_services import client
 
     with client(decoder(), ContinuousBatchingEngine) as made:
         document = make_app(made.service).openapi()

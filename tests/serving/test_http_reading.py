@@ -13,7 +13,7 @@ import torch
 import keepleft as kl
 from keepleft.pipelines.predictor import Predictor
 from keepleft.serving.http.limits import Limits
-from serving.small import TOKENS, client, decoder, encoder, service, translator
+from serving.tiny_services import TOKENS, client, decoder, encoder, service, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ["the sea is calm", "a ship", "12 345", "आप कैसे हैं"]

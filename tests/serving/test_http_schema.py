@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import keepleft as kl
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.http.limits import Limits
-from serving.small import client, encoder, talker, translator
+from serving.tiny_services import client, encoder, talker, translator
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

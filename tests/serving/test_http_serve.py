@@ -18,7 +18,7 @@ import pytest
 
 import keepleft as kl
 from keepleft.cli import main
-from serving.small import CHAT, decoder
+from serving.tiny_services import CHAT, decoder
 
 LONG = {"prompt": "the sea", "logit_bias": {"2": -100}, "stream": True}
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from keepleft.data.tokenizer import train_tokenizer
 from keepleft.decoding.detokenizer import IncrementalDetokenizer, held_back_length
-from serving.small import TOKENS
+from serving.tiny_services import TOKENS
 
 KINDS = {
     "bytes": TOKENS,

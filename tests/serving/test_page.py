@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from serving.browsing import asked, settled, until
-from serving.standin import StandIn
+from serving.browser import asked, settled, until
+from serving.fake_explorer import FakeExplorer
 
 pytestmark = pytest.mark.slow
 VIEWS = {
@@ -21,7 +21,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder", "encoder"])
 def test_every_view_draws(visit, family):
-    page = visit(StandIn(family))
+    page = visit(FakeExplorer(family))
     names = page.locator("[role=tab]").all_inner_texts()
     assert len(names) == (4 if family == "encoder" else 5)
     for n in range(len(names)):
@@ -35,11 +35,11 @@ def test_every_view_draws(visit, family):
 
 
 def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
-    stand_in = StandIn()
-    page = visit(stand_in)
+    explorer = FakeExplorer()
+    page = visit(explorer)
     for title in ("Encoder self-attention", "Masked self-attention", "Cross-attention"):
         page.wait_for_selector(f"section[aria-label='{title}'] canvas")
-    settled(lambda: len(asked(stand_in, "tile")) == 3)
+    settled(lambda: len(asked(explorer, "tile")) == 3)
     page.get_by_label("Arcs").check()
     assert "as=arcs" in page.url
     page.get_by_label("Attention", exact=True).select_option("decoder.cross")
@@ -47,7 +47,7 @@ def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
 
 
 def test_a_token_lights_up_what_it_reads_and_who_reads_it(visit):
-    page = visit(StandIn("decoder"), "#head=0")
+    page = visit(FakeExplorer("decoder"), "#head=0")
     page.locator(".token").nth(5).hover()
     until(page, "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--reads') > 0.5")
     until(page, "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--by') > 0.5")
@@ -55,8 +55,8 @@ def test_a_token_lights_up_what_it_reads_and_who_reads_it(visit):
 
 
 def test_a_head_is_chosen_from_the_small_pictures(visit):
-    stand_in = StandIn("decoder")
-    page = visit(stand_in)
+    explorer = FakeExplorer("decoder")
+    page = visit(explorer)
     page.get_by_label(re.compile("Layer 1, head 3")).click()
     page.wait_for_selector("canvas[aria-label*='layer 1, head 3']")
     assert "layer=1" in page.url
@@ -65,14 +65,14 @@ def test_a_head_is_chosen_from_the_small_pictures(visit):
 
 
 def test_hindi_is_not_torn_apart(visit):
-    page = visit(StandIn("decoder", {"text": "नमस्ते"}), wait=".token")
+    page = visit(FakeExplorer("decoder", {"text": "नमस्ते"}), wait=".token")
     texts = page.locator(".token").all_inner_texts()
     assert texts == ["<s>", "न", "म", "स्ते"]
     assert page.locator(".strip").get_attribute("lang") == "hi"
 
 
 def test_keys_alone_are_enough(visit):
-    page = visit(StandIn("decoder"))
+    page = visit(FakeExplorer("decoder"))
     page.get_by_role("tab", name="Attention").focus()
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tab", name="Decoding").get_attribute("aria-selected") == "true"
@@ -99,7 +99,7 @@ def test_keys_alone_are_enough(visit):
 
 
 def test_digits_in_a_text_are_digits(visit):
-    page = visit(StandIn("decoder"))
+    page = visit(FakeExplorer("decoder"))
     page.locator("textarea").fill("")
     page.locator("textarea").type("12 3?")
     assert page.locator("textarea").input_value() == "12 3?"
@@ -107,36 +107,36 @@ def test_digits_in_a_text_are_digits(visit):
 
 
 def test_sliders_narrow_the_distribution_without_asking(visit):
-    stand_in = StandIn("decoder")
-    page = visit(stand_in, "#view=decoding", wait=".bars li")
-    before = len(stand_in.asked)
+    explorer = FakeExplorer("decoder")
+    page = visit(explorer, "#view=decoding", wait=".bars li")
+    before = len(explorer.asked)
     page.get_by_label("top-k").fill("1")
     until(page, "document.querySelectorAll('.bars li.out').length === 18")
     page.get_by_label("temperature").fill("0.05")
     until(page, "document.querySelector('.bars .chance').textContent === '100.0 %'")
-    assert len(stand_in.asked) == before
+    assert len(explorer.asked) == before
 
 
 def test_a_text_is_written_token_by_token_and_taken_back(visit):
-    stand_in = StandIn()
-    page = visit(stand_in, "#view=decoding", wait=".bars li")
+    explorer = FakeExplorer()
+    page = visit(explorer, "#view=decoding", wait=".bars li")
     page.locator(".bars li").nth(1).click()
     page.wait_for_selector(".written .token")
     page.wait_for_selector("canvas[aria-label^=Alignment]")
     page.get_by_role("button", name="Write on").click()
-    settled(lambda: len(asked(stand_in, "next")[-1]["tokens"]) == 13)
+    settled(lambda: len(asked(explorer, "next")[-1]["tokens"]) == 13)
     page.get_by_role("button", name="From the start").click()
     page.wait_for_selector(".written .token", state="detached")
-    assert asked(stand_in, "next")[0] == {
+    assert asked(explorer, "next")[0] == {
         "text": "",
-        "source": stand_in.example["source"],
+        "source": explorer.example["source"],
         "tokens": [],
         "unmasked": False,
     }
 
 
 def test_the_beam_grows_step_by_step(visit):
-    page = visit(StandIn(), "#view=decoding&by=beam", wait=".tree .node")
+    page = visit(FakeExplorer(), "#view=decoding&by=beam", wait=".tree .node")
     assert page.locator(".tree .node").count() == 4
     page.get_by_label("One step on").click()
     until(page, "document.querySelectorAll('.tree .node').length === 8")
@@ -146,9 +146,9 @@ def test_the_beam_grows_step_by_step(visit):
 
 
 def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
-    stand_in = StandIn()
+    explorer = FakeExplorer()
     page = visit(
-        stand_in, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']"
+        explorer, "#view=masks&mask=causal", wait="canvas[aria-label='Mask causal: 16 rows, 16 columns']"
     )
     field = page.get_by_label("Who may look at whom")
     field.fill("causal & lookahead(2)")
@@ -157,13 +157,13 @@ def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
     field.fill("~causal")
     page.wait_for_selector(".faults li")
     page.get_by_label("Padding left").fill("3")
-    settled(lambda: asked(stand_in, "mask")[-1]["padding"] == {"left": 3, "right": 0})
+    settled(lambda: asked(explorer, "mask")[-1]["padding"] == {"left": 3, "right": 0})
     page.get_by_label("Packed texts").fill("6, 7")
-    settled(lambda: asked(stand_in, "mask")[-1]["packing"] == [6, 7])
+    settled(lambda: asked(explorer, "mask")[-1]["packing"] == [6, 7])
 
 
 def test_the_audit_is_waited_for_and_told_in_words(visit):
-    page = visit(StandIn("decoder"), "#view=leaks")
+    page = visit(FakeExplorer("decoder"), "#view=leaks")
     page.get_by_role("button", name="Audit this model").click()
     page.wait_for_selector("text=One leak found")
     assert "put the mask back" in page.locator(".findings").inner_text()
@@ -172,15 +172,15 @@ def test_the_audit_is_waited_for_and_told_in_words(visit):
 
 
 def test_a_run_that_goes_on_is_followed(visit):
-    stand_in = StandIn()
-    page = visit(stand_in, "#view=training&run=stories", wait=".chart .curve")
-    settled(lambda: len(asked(stand_in, "run")) >= 2)
-    assert [given["after"] for given in asked(stand_in, "run")[:2]] == [0, 10]
+    explorer = FakeExplorer()
+    page = visit(explorer, "#view=training&run=stories", wait=".chart .curve")
+    settled(lambda: len(asked(explorer, "run")) >= 2)
+    assert [given["after"] for given in asked(explorer, "run")[:2]] == [0, 10]
     assert "going on" in page.locator("[role=status]").first.inner_text()
 
 
 def test_an_error_is_one_line_where_it_belongs(visit):
-    page = visit(StandIn("decoder"))
+    page = visit(FakeExplorer("decoder"))
     page.locator("textarea").fill(" ")
     page.get_by_role("button", name="Read").click()
     assert "the text is empty" in page.locator("[role=alert]").inner_text()
@@ -189,5 +189,5 @@ def test_an_error_is_one_line_where_it_belongs(visit):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_narrow_window_is_wide_enough(visit, view):
-    page = visit(StandIn(), f"#view={view}", width=360, wait=VIEWS[view])
+    page = visit(FakeExplorer(), f"#view={view}", width=360, wait=VIEWS[view])
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from serving.browsing import asked, settled, until
-from serving.standin import StandIn
+from serving.browser import asked, settled, until
+from serving.fake_explorer import FakeExplorer
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("words", ["#head=2", "#head=2&as=arcs"])
 def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_property):
-    stand_in = StandIn("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
+    explorer = FakeExplorer("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
     began = time.monotonic()
-    page = visit(stand_in, words)
+    page = visit(explorer, words)
     until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
     record_property("seconds until it is drawn", round(time.monotonic() - began, 2))
     assert page.locator(".token").count() == 2_001
@@ -30,7 +30,7 @@ def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_p
         page.mouse.move(box["x"] + 300, box["y"] + 300)
         for _ in range(12):
             page.mouse.wheel(0, -120)
-        settled(lambda: asked(stand_in, "tile"))
+        settled(lambda: asked(explorer, "tile"))
         page.mouse.down()
         page.mouse.move(box["x"] + 100, box["y"] + 150, steps=5)
         page.mouse.up()
@@ -38,20 +38,20 @@ def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_p
         for key in ("ArrowDown", "ArrowRight", "+", "-", "0"):
             page.keyboard.press(key)
     record_property("longest frame in milliseconds", longest())
-    tiles = {(given["row"], given["column"]) for given in asked(stand_in, "tile")}
-    assert len(tiles) == len(asked(stand_in, "tile")) <= 64
+    tiles = {(given["row"], given["column"]) for given in asked(explorer, "tile")}
+    assert len(tiles) == len(asked(explorer, "tile")) <= 64
     assert all(row % 256 == 0 and column % 256 == 0 for row, column in tiles)
     page.locator(".token").nth(1000).hover()
-    settled(lambda: {given["by"] for given in asked(stand_in, "reads")} == {True, False})
+    settled(lambda: {given["by"] for given in asked(explorer, "reads")} == {True, False})
 
 
 def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_address(visit):
-    stand_in = StandIn("decoder")
-    page = visit(stand_in, wait=".token")
+    explorer = FakeExplorer("decoder")
+    page = visit(explorer, wait=".token")
     text = "word " * 600
     page.locator("textarea").fill(text)
     page.get_by_role("button", name="Read").click()
-    settled(lambda: asked(stand_in, "attention")[-1] == {"text": text})
+    settled(lambda: asked(explorer, "attention")[-1] == {"text": text})
     page.get_by_role("tab", name="Masks").click()
     page.go_back()
     assert page.locator("textarea").input_value() == text

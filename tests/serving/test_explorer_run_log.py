@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepleft.serving.explorer import run_log
-from serving.explorers import ask, explorer
+from serving.tiny_explorers import ask, explorer
 
 LINE = {"step": 1, "after": 0, "loss": 2.5, "plain": 2.5}
 

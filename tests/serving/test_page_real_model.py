@@ -7,9 +7,9 @@ import time
 import pytest
 
 from keepleft.serving.explorer.params import error_payload
-from serving.browsing import settled, until
-from serving.explorers import explorer, texts
-from serving.standin import Refusal
+from serving.browser import settled, until
+from serving.fake_explorer import Refusal
+from serving.tiny_explorers import explorer, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -12,7 +12,7 @@ import keepleft as kl
 from keepleft.serving.explorer import audit
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.unmasked import _verdict, drop_causal
-from serving.explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
+from serving.tiny_explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,6 +1,6 @@
 """The stand-in behind HTTP, with the page beside it and the strictest policy: as a server would carry it.
 
-python tests/serving/standin_server.py [--port 8900] [--family decoder]
+python tests/serving/fake_explorer_server.py [--port 8900] [--family decoder]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from serving.standin import Refusal, StandIn
+from serving.fake_explorer import FakeExplorer, Refusal
 
 PAGE = Path(__file__).parents[2] / "src" / "keepleft" / "serving" / "explorer" / "page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
@@ -27,7 +27,7 @@ KINDS = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    stand_in: StandIn
+    explorer: FakeExplorer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         try:
-            answer = self.stand_in.ask(self.path.rpartition("/")[2], json.loads(body))
+            answer = self.explorer.ask(self.path.rpartition("/")[2], json.loads(body))
         except Refusal as error:
             return self._json(
                 error.status,
@@ -69,9 +69,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def serve(stand_in: Any, port: int = 0) -> ThreadingHTTPServer:
+def serve(explorer: Any, port: int = 0) -> ThreadingHTTPServer:
     """A server on 127.0.0.1, in a thread of its own."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"stand_in": stand_in}))
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"explorer": explorer}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8900)
     parser.add_argument("--family", default="encoder-decoder")
     options = parser.parse_args()
-    running = serve(StandIn(options.family), options.port)
+    running = serve(FakeExplorer(options.family), options.port)
     print(f"http://127.0.0.1:{running.server_port}/explore/")
     while True:
         time.sleep(60)

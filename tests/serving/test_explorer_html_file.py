@@ -19,7 +19,7 @@ from keepleft.serving.explorer import audit, page_files, snapshot
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.html_file import html_page, write_html
 from keepleft.serving.explorer.snapshot import EXAMPLE_MASKS, build_snapshot
-from serving.explorers import FAMILIES, SOURCE, TEXT, explorer, model, texts, words
+from serving.tiny_explorers import FAMILIES, SOURCE, TEXT, explorer, model, texts, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = 'const end = "</script>", odd = "<!--", regex = /<\\/SCRIPT/; export default { render() {} };\n'

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from serving.made_up import EVIL
-from serving.standin import StandIn
+from serving.fake_answers import EVIL
+from serving.fake_explorer import FakeExplorer
 
 pytestmark = pytest.mark.slow
 
 
 def test_tokens_are_text_and_nothing_else(visit):
     evil = " ".join(EVIL)
-    stand_in = StandIn("decoder", {"text": evil})
-    page = visit(stand_in)
+    explorer = FakeExplorer("decoder", {"text": evil})
+    page = visit(explorer)
     page.locator(".token").nth(1).hover()
     assert EVIL[0] in page.locator(".strip").inner_text()
     page.keyboard.press("2")
@@ -30,7 +30,7 @@ def test_tokens_are_text_and_nothing_else(visit):
 
 
 def test_evil_tokens_can_be_chosen(visit):
-    class Evil(StandIn):
+    class Evil(FakeExplorer):
         def next(self, **given):
             answer = super().next(**given)
             return {**answer, "written": [{"id": 5, "text": text, "special": False} for text in EVIL]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.made_up import (
+from serving.fake_answers import (
     HINDI,
     SOURCE,
     TARGET,
@@ -38,7 +38,7 @@ class Refusal(Exception):  # noqa: N818
         self.status = status
 
 
-class StandIn:
+class FakeExplorer:
     """Answers like keepleft.serving.explorer.Explorer.ask."""
 
     def __init__(self, family: str = "encoder-decoder", example: dict[str, str] | None = None) -> None:

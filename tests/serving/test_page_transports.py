@@ -7,11 +7,11 @@ import json
 import pytest
 
 import keepleft as kl
-from serving.browsing import asked, settled, until
-from serving.small import decoder
-from serving.standin import StandIn
-from serving.standin_server import PAGE
+from serving.browser import asked, settled, until
+from serving.fake_explorer import FakeExplorer
+from serving.fake_explorer_server import PAGE
 from serving.test_http_serve import served
+from serving.tiny_services import decoder
 
 pytestmark = pytest.mark.slow
 
@@ -30,23 +30,23 @@ def test_a_server_with_a_key_is_opened_by_a_password(browser, tmp_path):
 
 
 def test_what_the_server_forgot_is_read_again(visit):
-    stand_in = StandIn("decoder")
-    page = visit(stand_in, wait="dl.numbers, .thumb")
-    settled(lambda: asked(stand_in, "tile"))
-    stand_in.kept.clear()
+    explorer = FakeExplorer("decoder")
+    page = visit(explorer, wait="dl.numbers, .thumb")
+    settled(lambda: asked(explorer, "tile"))
+    explorer.kept.clear()
     page.get_by_label("Head", exact=True).select_option("2")
-    settled(lambda: len(asked(stand_in, "attention")) == 2)
+    settled(lambda: len(asked(explorer, "attention")) == 2)
     until(page, "!document.querySelector('.panel .busy')")
     assert page.locator("[role=alert]").count() == 0
     visit.troubles.clear()
 
 
 def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
-    stand_in = StandIn("decoder", {"text": "a few words"})
+    explorer = FakeExplorer("decoder", {"text": "a few words"})
     given = {"text": "a few words"}
     answers = [
-        {"question": "about", "given": {}, "answer": stand_in.ask("about", {})},
-        {"question": "attention", "given": given, "answer": stand_in.ask("attention", given)},
+        {"question": "about", "given": {}, "answer": explorer.ask("about", {})},
+        {"question": "attention", "given": given, "answer": explorer.ask("attention", given)},
     ]
     for head in ["mean", 0, 1, 2, 3]:
         tile = {
@@ -58,7 +58,7 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
             "column": 0,
             "size": 256,
         }
-        answers.append({"question": "tile", "given": tile, "answer": stand_in.ask("tile", tile)})
+        answers.append({"question": "tile", "given": tile, "answer": explorer.ask("tile", tile)})
     data = json.dumps(answers).replace("<", "\\u003c")
     script, style = ((PAGE / name).read_text("utf-8") for name in ("explorer.js", "explorer.css"))
     assert "</script" not in script.lower()
@@ -69,7 +69,7 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
         f"<script type=module>{script}</script>",
         "utf-8",
     )
-    page = visit(StandIn(), wait=None)
+    page = visit(FakeExplorer(), wait=None)
     page.goto(path.as_uri())
     page.wait_for_selector(".panel canvas")
     assert page.locator("[role=tab]").all_inner_texts() == [
@@ -81,9 +81,9 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
 
 
 def test_a_notebook_carries_it_too(visit):
-    stand_in = StandIn("decoder")
-    page = visit(StandIn(), "explorer.css", wait=None)  # any page of this origin that is not the explorer's
-    page.expose_function("ask", stand_in.ask)
+    explorer = FakeExplorer("decoder")
+    page = visit(FakeExplorer(), "explorer.css", wait=None)  # any page of this origin that is not the explorer's
+    page.expose_function("ask", explorer.ask)
     page.evaluate("""async () => {
         const { default: widget } = await import("/explore/explorer.js");
         const el = document.body.appendChild(document.createElement("div"));
@@ -106,7 +106,7 @@ def test_a_notebook_carries_it_too(visit):
 
 
 def test_what_is_looked_at_is_in_the_address(visit):
-    page = visit(StandIn("decoder"), "#view=attention&head=2&layer=1&text=a+short+text&claim=off")
+    page = visit(FakeExplorer("decoder"), "#view=attention&head=2&layer=1&text=a+short+text&claim=off")
     page.wait_for_selector("canvas[aria-label*='layer 1, head 2']")
     assert page.locator("textarea").input_value() == "a short text"
     assert not page.get_by_label("Claimed mask").is_checked()

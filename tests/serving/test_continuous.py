@@ -14,7 +14,7 @@ import keepleft as kl
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
 from keepleft.serving.engine.request import FinishEvent, GenerationRequest, RequestHandle, TokenEvent
-from serving.scenes import alone, asks, run, summed
+from serving.engine_harness import alone, asks, run, summed
 
 FAMILIES = ("gpt2", "llama3", "t5", "marian", "windowed", "prefixed")
 

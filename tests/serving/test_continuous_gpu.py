@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.serving.engine.continuous import ContinuousBatchingEngine
-from serving.scenes import alone, asks, run, summed
+from serving.engine_harness import alone, asks, run, summed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

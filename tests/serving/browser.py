@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from serving.standin_server import PAGE, serve
+from serving.fake_explorer_server import PAGE, serve
 
 PATIENCE = 20_000  # milliseconds
 UNTRIED = "the page is not tried in a browser"
@@ -34,11 +34,11 @@ def visit(browser):
     servers = []
     troubles = []
 
-    def open_(stand_in, words: str = "", *, width: int = 1200, wait: str | None = "[role=tab]", **more):
+    def open_(explorer, words: str = "", *, width: int = 1200, wait: str | None = "[role=tab]", **more):
         context = browser.new_context(viewport={"width": width, "height": 860}, **more)
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
-        servers.append(serve(stand_in))
+        servers.append(serve(explorer))
         page = context.new_page()
         page.on(
             "console",
@@ -73,5 +73,5 @@ def until(page, expression: str) -> None:
     settled(lambda: page.evaluate(expression))
 
 
-def asked(stand_in, question):
-    return [given for name, given in list(stand_in.asked) if name == question]
+def asked(explorer, question):
+    return [given for name, given in list(explorer.asked) if name == question]
