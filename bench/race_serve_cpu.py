@@ -118,7 +118,7 @@ def serve(side: str, folder: Path, threads: int) -> None:
     from keepleft.cli.serve import SWITCH_INTERVAL
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.engine import capacity
-    from keepleft.serving.engine.own_thread import run_in_own_thread
+    from keepleft.serving.engine.thread import run_in_own_thread
     from keepleft.serving.http.app import make_app
     from keepleft.serving.http.middleware.auth import APIKeys
     from keepleft.serving.http.server import Server

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.serving.explorer import audit, page_files, snapshot
+from keepleft.serving.explorer import audit, html_file, snapshot
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.html_file import html_page, write_html
 from keepleft.serving.explorer.snapshot import EXAMPLE_MASKS, build_snapshot
@@ -34,7 +34,7 @@ def built(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "explorer.js").write_text(SCRIPT)
     (folder / "explorer.css").write_text(STYLE)
-    monkeypatch.setattr(page_files, "PAGE_FOLDER", folder)
+    monkeypatch.setattr(html_file, "PAGE_FOLDER", folder)
     real = audit.audit
     monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["batch"], **said))
     return folder

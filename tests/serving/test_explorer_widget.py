@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import keepleft as kl
-from keepleft.serving.explorer import page_files
+from keepleft.serving.explorer import html_file
 from serving.tiny_explorers import SOURCE, TEXT, ask, explorer, model, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def page(tmp_path, monkeypatch):
     (tmp_path / "explorer.js").write_text("export default { render() {} };")
     (tmp_path / "explorer.css").write_text("p { color: red }")
-    monkeypatch.setattr(page_files, "PAGE_FOLDER", tmp_path)
+    monkeypatch.setattr(html_file, "PAGE_FOLDER", tmp_path)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_pair_begins_with_its_source(page):
 
 def test_without_the_page_it_is_said_what_is_missing(tmp_path, monkeypatch):
     pytest.importorskip("anywidget")
-    monkeypatch.setattr(page_files, "PAGE_FOLDER", tmp_path)
+    monkeypatch.setattr(html_file, "PAGE_FOLDER", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"explorer\.js, a part of the explorer's page, is missing"):
         kl.explore(model("decoder"), words())
 

@@ -82,7 +82,9 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
 
 def test_a_notebook_carries_it_too(visit):
     explorer = FakeExplorer("decoder")
-    page = visit(FakeExplorer(), "explorer.css", wait=None)  # any page of this origin that is not the explorer's
+    page = visit(
+        FakeExplorer(), "explorer.css", wait=None
+    )  # any page of this origin that is not the explorer's
     page.expose_function("ask", explorer.ask)
     page.evaluate("""async () => {
         const { default: widget } = await import("/explore/explorer.js");

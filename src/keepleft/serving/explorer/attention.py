@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from keepleft.serving.explorer import attention_tiles, head_stats
+from keepleft.plots.cross_attention import alignment_weights
+from keepleft.serving.explorer import attention_tiles, head_stats, wire
 from keepleft.serving.explorer.attention_store import claimed_mask
 from keepleft.serving.explorer.params import Params
 
@@ -87,3 +88,31 @@ def token_attention(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 def summary(explorer: Explorer, params: Params) -> dict[str, Any]:
     return head_stats.head_stats(explorer.text_cache[params.text("key")], params)
+
+
+def alignment(explorer: Explorer, params: Params) -> dict[str, Any]:
+    display, model = explorer.display_tokenizer, explorer.generator.model
+    if not explorer.generator.is_encoder_decoder:
+        raise ValueError(
+            "alignment is of source and text, and this model reads no source: ask an encoder-decoder"
+        )
+    source_tokens, tokens = display.encode_prompt(params.text("source")), explorer.new_tokens(params)
+    layers, heads = model.design.decoder.layers, model.design.heads
+    layer = params.integer_or_choice("layer", layers, ["mean"])
+    head = params.integer_or_choice("head", heads, ["mean"])
+    sequence = [*display.start_tokens, *tokens]
+    explorer.check_length(sequence)
+    weights = alignment_weights(
+        model,
+        source_tokens,
+        sequence,
+        layers=[layer] if isinstance(layer, int) else range(layers),
+        heads=[head] if isinstance(head, int) else None,
+    )
+    return {
+        "source": display.describe_source(source_tokens),
+        "written": display.describe(tokens, display.start_tokens),
+        "weights_u8": wire.sqrt_u8(weights),
+        "rows": len(tokens),
+        "columns": len(source_tokens),
+    }

@@ -18,7 +18,6 @@ from keepleft.models.build import share_weights
 from keepleft.models.design import LMHead
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer import (
-    alignment,
     attention,
     audit,
     beam_tree,
@@ -27,14 +26,13 @@ from keepleft.serving.explorer import (
     model_info,
     next_token,
     run_log,
-    token_texts,
     unmasked,
 )
 from keepleft.serving.explorer.audit import BackgroundAudit
 from keepleft.serving.explorer.params import MAX_TOKENS, Params, shorten, suggestion
 from keepleft.serving.explorer.run_log import RunFolder
 from keepleft.serving.explorer.text_cache import TextCache
-from keepleft.serving.explorer.tokens import DisplayTokenizer
+from keepleft.serving.explorer.tokens import DisplayTokenizer, describe_tokens, vocabulary
 
 Answer = dict[str, Any]
 
@@ -176,11 +174,11 @@ QUESTIONS: dict[str, Question] = {
     "reads": Question(attention.token_attention, "key name layer head token by"),
     "summary": Question(attention.summary, "key name layer"),
     "next": Question(next_token.next_token, "text source tokens unmasked"),
-    "spell": Question(token_texts.describe_tokens, "ids before"),
-    "vocabulary": Question(token_texts.vocabulary),
+    "spell": Question(describe_tokens, "ids before"),
+    "vocabulary": Question(vocabulary),
     "write": Question(continue_text.continue_text, "text source tokens options limit"),
     "beam": Question(beam_tree.beam_tree, "text source width limit length_penalty early_stopping"),
-    "alignment": Question(alignment.alignment, "source tokens layer head"),
+    "alignment": Question(attention.alignment, "source tokens layer head"),
     "mask": Question(masks.mask, "expression length padding packing"),
     "leaks": Question(audit.audit_status, "wait"),
     "unmasked": Question(unmasked.compare_unmasked, "text source"),

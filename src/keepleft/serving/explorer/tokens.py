@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keepleft.data.token_text import token_pieces, token_texts
 from keepleft.decoding.generate import encode_prompts, resolve_options
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
 from keepleft.pipelines.text_generation import TextGenerator
-from keepleft.serving.explorer.params import MAX_TOKENS
+from keepleft.serving.explorer.params import MAX_TOKENS, Params
+
+if TYPE_CHECKING:
+    from keepleft.serving.explorer.explorer import Explorer
 
 TokenInfo = dict[str, Any]  # id, text, special
 LANGUAGE_TAG = re.compile(
@@ -133,3 +136,17 @@ class DisplayTokenizer:
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(n for n, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Tokens as they read one after the other, after those before."""
+    vocab = explorer.generator.model.design.vocab
+    return {
+        "tokens": explorer.display_tokenizer.describe(
+            params.integers("ids", vocab), params.integers("before", vocab, default=[])
+        )
+    }
+
+
+def vocabulary(explorer: Explorer, params: Params) -> dict[str, Any]:
+    return {"words": explorer.display_tokenizer.vocabulary()}

@@ -8,7 +8,7 @@ import anywidget  # type: ignore[import-not-found, import-untyped]
 import traitlets  # type: ignore[import-not-found, import-untyped]
 
 from keepleft.serving.explorer.explorer import Explorer
-from keepleft.serving.explorer.page_files import page_file
+from keepleft.serving.explorer.html_file import page_file
 from keepleft.serving.explorer.params import error_payload
 
 

@@ -18,7 +18,7 @@ from keepleft.pipelines.predictor import Predictor
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.engine.request import Engine, Events
 from keepleft.serving.engine.thread import EngineThread, deliver
-from keepleft.serving.explorer.page_files import PAGE_FOLDER
+from keepleft.serving.explorer.html_file import PAGE_FOLDER
 from keepleft.serving.http.dynamic_batcher import DynamicBatcher
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
