@@ -22,7 +22,8 @@ class Honest(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(19, 6), nn.Linear(6, 19)
+        self.embed = nn.Embedding(19, 6)
+        self.head = nn.Linear(6, 19)
 
     def hidden(self, tokens):
         x = self.embed(tokens)
@@ -102,9 +103,21 @@ def changes_weights(self, tokens):
     return Honest.forward(self, tokens)
 
 
-BAD = {crashes: "on fire", exits: "SystemExit", sleeps: "longer than", broken: "nothing but NaN", partly_broken: "NaN",
-       pooled: "for each position", changes_input: "in place", remembers_elsewhere: "keeps state", rolls_dice: "random numbers",
-       needs_a_gpu: "CUDA", says_nothing: "for each position", constant: "whatever it is given", changes_weights: "own weights"}
+BAD = {
+    crashes: "on fire",
+    exits: "SystemExit",
+    sleeps: "longer than",
+    broken: "nothing but NaN",
+    partly_broken: "NaN",
+    pooled: "for each position",
+    changes_input: "in place",
+    remembers_elsewhere: "keeps state",
+    rolls_dice: "random numbers",
+    needs_a_gpu: "CUDA",
+    says_nothing: "for each position",
+    constant: "whatever it is given",
+    changes_weights: "own weights",
+}
 
 
 @pytest.mark.parametrize("forward", BAD, ids=lambda forward: forward.__name__)
@@ -132,19 +145,38 @@ def test_a_check_that_was_asked_for_and_could_not_be_made_leaves_no_verdict():
     assert report.verdict == "unchecked", report.text()
 
 
-@pytest.mark.parametrize(("example", "said"), [
-    ([1, 2], "list"), (np.zeros((2, 3)), "ndarray"), ("text", "str"), ({}, "dict"), (torch.zeros(5), "shape"),
-    (torch.zeros(0, 5, dtype=torch.long), "shape"), (torch.zeros(2, 3, dtype=torch.complex64), "complex64")])
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ([1, 2], "list"),
+        (np.zeros((2, 3)), "ndarray"),
+        ("text", "str"),
+        ({}, "dict"),
+        (torch.zeros(5), "shape"),
+        (torch.zeros(0, 5, dtype=torch.long), "shape"),
+        (torch.zeros(2, 3, dtype=torch.complex64), "complex64"),
+    ],
+)
 def test_a_wrong_example_is_named(example, said):
     with pytest.raises((TypeError, ValueError), match=said):
         kl.audit(Honest(), example)
 
 
-@pytest.mark.parametrize("options", [
-    {"checks": ["futur"]}, {"budget": "small"}, {"probes": ["x"]}, {"vocab": -1}, {"time": 2}, {"limit": -1}, {"layers": 0},
-    {"prefill": lambda tokens: tokens}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checks": ["futur"]},
+        {"budget": "small"},
+        {"probes": ["x"]},
+        {"vocab": -1},
+        {"time": 2},
+        {"limit": -1},
+        {"layers": 0},
+        {"prefill": lambda tokens: tokens},
+    ],
+)
 def test_a_wrong_option_is_named(options):
-    (name, _), = options.items()
+    ((name, _),) = options.items()
     with pytest.raises(ValueError, match=name.rstrip("s")):
         kl.audit(Honest(), IDS, **options)
 
@@ -179,7 +211,7 @@ class Lazy(Honest):
             self.register_buffer("table", torch.arange(self.longest, dtype=x.dtype), persistent=False)
         if self.training:
             self.mean.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
-        return self.head(x + self.table[:tokens.shape[1], None] * 0.01)
+        return self.head(x + self.table[: tokens.shape[1], None] * 0.01)
 
 
 def test_afterwards_everything_is_as_it_was():
@@ -188,7 +220,9 @@ def test_afterwards_everything_is_as_it_was():
     lazy(IDS)
     lazy.embed.weight.grad = torch.ones_like(lazy.embed.weight)
     state = {name: value.clone() for name, value in lazy.state_dict().items()}
-    table, keys, modes = lazy.table, set(vars(lazy)), [part.training for part in lazy.modules()]
+    table = lazy.table
+    keys = set(vars(lazy))
+    modes = [part.training for part in lazy.modules()]
     chance = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
     report = kl.audit(lazy, budget="quick")
     assert report.ok, report.text()
@@ -208,7 +242,12 @@ def test_afterwards_everything_is_as_it_was():
 
 def test_two_audits_say_the_same():
     one, other = (kl.audit(Honest(), IDS, budget="quick") for _ in range(2))
-    assert (one.findings, one.skipped, one.paths, one.measured) == (other.findings, other.skipped, other.paths, other.measured)
+    assert (one.findings, one.skipped, one.paths, one.measured) == (
+        other.findings,
+        other.skipped,
+        other.paths,
+        other.measured,
+    )
 
 
 def test_it_works_where_gradients_are_off():
@@ -223,7 +262,9 @@ def test_a_millionth_is_found_in_float32():
     class Tiny(Honest):
         def forward(self, tokens):
             out = super().forward(tokens)
-            return out + 1e-6 * out.abs().max() * torch.tanh(self.hidden(tokens).roll(-1, 1).sum(-1, keepdim=True))
+            return out + 1e-6 * out.abs().max() * torch.tanh(
+                self.hidden(tokens).roll(-1, 1).sum(-1, keepdim=True)
+            )
 
     report = kl.audit(Tiny(), IDS, budget="quick", checks=["future"])
     assert {finding.kind for finding in report.findings} == {"future"}
@@ -233,9 +274,13 @@ def test_a_millionth_is_found_in_float32():
 def test_a_leak_under_compile_and_on_another_thread_is_found():
     import threading
 
-    compiled = torch.compile(model(forward=lambda self, tokens: self.head(self.hidden(tokens).flip(1))), backend="eager")
+    compiled = torch.compile(
+        model(forward=lambda self, tokens: self.head(self.hidden(tokens).flip(1))), backend="eager"
+    )
     found = []
-    worker = threading.Thread(target=lambda: found.append(kl.audit(compiled, IDS, budget="quick", checks=["future"])))
+    worker = threading.Thread(
+        target=lambda: found.append(kl.audit(compiled, IDS, budget="quick", checks=["future"]))
+    )
     worker.start()
     worker.join(60)
     assert found

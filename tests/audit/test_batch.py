@@ -21,7 +21,8 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.gru = nn.Embedding(VOCAB, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def mixed(self, x):
@@ -80,8 +81,10 @@ def some():
     return torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("model", "found"), [(Recurrent, False), (Carried, True), (LastReadsFirst, True), (Padded, False),
-                                              (OthersLengths, True)])
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [(Recurrent, False), (Carried, True), (LastReadsFirst, True), (Padded, False), (OthersLengths, True)],
+)
 def test_rows_are_kept_apart(model, found) -> None:
     report = kl.audit(model(), some(), checks=["batch"], budget="quick")
     assert {finding.kind for finding in report.findings} == ({"batch"} if found else set()), report.text()

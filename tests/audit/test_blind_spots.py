@@ -33,7 +33,9 @@ class Causal(nn.Module):
 
 
 class HardChoice(Causal):
-    """The second position looks up what kind of token the third one is: no gradient, no size, no length tells."""
+    """The second position looks up what kind of token the third one is: no gradient, no size, no length
+    tells.
+    """
 
     class Leak(nn.Module):
         def forward(self, x, tokens):
@@ -63,7 +65,8 @@ class FiniteMask(Causal):
     class Leak(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.q = nn.Linear(WIDTH, WIDTH)
+            self.k = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x, tokens):
             hidden = torch.ones(x.shape[1], x.shape[1]).triu(1)
@@ -80,7 +83,13 @@ class Alarm(Causal):
             return torch.where(sound, x, torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) * 0.5)
 
 
-ONLY = {"substitution": HardChoice, "gradient": BelowRounding, "length": ByLength, "magnitude": FiniteMask, "poison": Alarm}
+ONLY = {
+    "substitution": HardChoice,
+    "gradient": BelowRounding,
+    "length": ByLength,
+    "magnitude": FiniteMask,
+    "poison": Alarm,
+}
 
 
 def test_the_table_is_whole():

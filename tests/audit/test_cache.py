@@ -1,4 +1,6 @@
-"""Caches as people write them: each is found without being told of, a fault in it is told, and its honest twin is clean."""
+"""Caches as people write them: each is found without being told of, a fault in it is told, and its honest
+twin is clean.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import keepleft as kl
 from keepleft.auditing import localize
 from keepleft.auditing.model_adapter import CallError
 
-VOCAB, WIDTH, HEADS = 37, 16, 2
+VOCAB = 37
+WIDTH = 16
+HEADS = 2
 
 
 def turned(x, at):
@@ -28,7 +32,8 @@ def turned(x, at):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, past=None, at=None, keep=None):
         rows, length, _ = x.shape
@@ -42,7 +47,10 @@ class Attention(nn.Module):
         seen = torch.arange(before + length)[None] <= own
         if keep is not None:
             seen = seen & keep[:, None, None] | (torch.arange(before + length)[None] == own)
-        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)), (k, v)
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)), (
+            k,
+            v,
+        )
 
 
 class Language(nn.Module):
@@ -52,7 +60,8 @@ class Language(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.wrong = wrong
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
         self.layers = nn.ModuleList([Attention(), Attention()])
 
     def body(self, tokens, past=None, **more):
@@ -86,7 +95,9 @@ class PositionsOfPads(Language):
     """Wrong: positions come from the mask in one pass, and from the cache's length in steps."""
 
     def forward(self, input_ids, attention_mask=None, past_key_values=None):
-        keep, at, before = None, None, read(past_key_values)
+        keep = None
+        at = None
+        before = read(past_key_values)
         if attention_mask is not None:
             keep = attention_mask.bool()
             at = (keep.long().cumsum(1) - 1).clamp(min=0)[:, None, before:]
@@ -100,7 +111,11 @@ class PositionsTwice(Language):
     """Wrong: positions that are given are moved by the cache's length once more."""
 
     def forward(self, input_ids, position_ids=None, past_key_values=None):
-        at = None if position_ids is None else position_ids[:, None] + (read(past_key_values) if self.wrong else 0)
+        at = (
+            None
+            if position_ids is None
+            else position_ids[:, None] + (read(past_key_values) if self.wrong else 0)
+        )
         return self.body(input_ids, past_key_values, at=at)
 
 
@@ -115,13 +130,18 @@ class ReorderedByTheModel(Language):
 
 
 class Incremental(Language):
-    """fairseq's way: the whole text so far comes in, its last token is read, and a dict is filled. Wrong: at position 0."""
+    """fairseq's way: the whole text so far comes in, its last token is read, and a dict is filled.
+
+    Wrong: at position 0.
+    """
 
     def forward(self, prev_output_tokens, incremental_state=None):
         if incremental_state is None:
             return self.body(prev_output_tokens)[0], {"attn": None}
         at = torch.tensor([0 if self.wrong else prev_output_tokens.shape[1] - 1])
-        logits, incremental_state["past"] = self.body(prev_output_tokens[:, -1:], incremental_state.get("past"), at=at)
+        logits, incremental_state["past"] = self.body(
+            prev_output_tokens[:, -1:], incremental_state.get("past"), at=at
+        )
         return logits, {"attn": None}
 
 
@@ -147,12 +167,16 @@ class CountedByTheCaller(Language):
         before = inference_params.seqlen_offset
         at = torch.arange(input_ids.shape[1]) + before + (1 if self.wrong and before else 0)
         logits, inference_params.key_value_memory_dict[0] = self.body(
-            input_ids, inference_params.key_value_memory_dict.get(0), at=at)
+            input_ids, inference_params.key_value_memory_dict.get(0), at=at
+        )
         return logits
 
 
 class InputPos(Language):
-    """gpt-fast's way: a cache inside, and the caller says where. Wrong: the cache's own idea of it, one short."""
+    """gpt-fast's way: a cache inside, and the caller says where.
+
+    Wrong: the cache's own idea of it, one short.
+    """
 
     past = None
 
@@ -160,13 +184,17 @@ class InputPos(Language):
         if input_pos is None:
             return self.body(idx)[0]
         self.past = None if int(input_pos[0]) == 0 else self.past
-        logits, self.past = self.body(idx, self.past, at=input_pos - 1 if self.wrong and self.past else input_pos)
+        logits, self.past = self.body(
+            idx, self.past, at=input_pos - 1 if self.wrong and self.past else input_pos
+        )
         return logits
 
 
 class Kept:
     def __init__(self, wrong):
-        self.layers, self.count, self.wrong = None, 0, wrong
+        self.layers = None
+        self.count = 0
+        self.wrong = wrong
 
     def crop(self, length):
         self.layers = tuple((k[:, :, :length], v[:, :, :length]) for k, v in self.layers)
@@ -180,17 +208,23 @@ class Cropped(Language):
         if past_key_values is None and not use_cache:
             return {"logits": self.body(input_ids)[0]}
         kept = Kept(self.wrong) if past_key_values is None else past_key_values
-        logits, kept.layers = self.body(input_ids, kept.layers, at=torch.arange(input_ids.shape[1]) + kept.count)
+        logits, kept.layers = self.body(
+            input_ids, kept.layers, at=torch.arange(input_ids.shape[1]) + kept.count
+        )
         kept.count += input_ids.shape[1]
         return {"logits": logits, "past_key_values": kept}
 
 
 class Shift(nn.Module):
-    """Each token is mixed with the one before it, and summed up with a decay. Wrong: the state holds another vector."""
+    """Each token is mixed with the one before it, and summed up with a decay.
+
+    Wrong: the state holds another vector.
+    """
 
     def __init__(self, wrong):
         super().__init__()
-        self.wrong, self.inner = wrong, nn.Linear(WIDTH, WIDTH)
+        self.wrong = wrong
+        self.inner = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, state, raw):
         last, total = (torch.zeros_like(x[:, :1]), torch.zeros_like(x[:, 0])) if state is None else state
@@ -205,7 +239,9 @@ class Recurrent(nn.Module):
     def __init__(self, wrong=False):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.norm, self.mix = nn.Embedding(VOCAB, WIDTH), nn.LayerNorm(WIDTH), Shift(wrong)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mix = Shift(wrong)
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def body(self, tokens, state=None):
@@ -252,7 +288,9 @@ class Gru(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.wrong = wrong
-        self.embed, self.rnn, self.head = nn.Embedding(VOCAB, WIDTH), nn.GRU(WIDTH, 8, 2, batch_first=True), nn.Linear(8, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.rnn = nn.GRU(WIDTH, 8, 2, batch_first=True)
+        self.head = nn.Linear(8, VOCAB)
 
     def forward(self, x, hx=None):
         y, h = self.rnn(self.embed(x), hx)
@@ -266,7 +304,9 @@ class Lstm(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.wrong = wrong
-        self.embed, self.rnn, self.head = nn.Embedding(VOCAB, WIDTH), nn.LSTM(WIDTH, 8, batch_first=True), nn.Linear(8, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.rnn = nn.LSTM(WIDTH, 8, batch_first=True)
+        self.head = nn.Linear(8, VOCAB)
 
     def forward(self, x, h0=None, c0=None):
         y, (h, c) = self.rnn(self.embed(x), None if h0 is None else (h0, c0))
@@ -274,15 +314,30 @@ class Lstm(nn.Module):
 
 
 CASES = {
-    PadsInTheCache: None, PositionsOfPads: None, PositionsTwice: None, ReorderedByTheModel: "", Incremental: None,
-    CountedByTheModel: "layers.0", CountedByTheCaller: "layers.0", InputPos: "layers.0", Cropped: "", Recurrent: "mix",
-    Begun: "mix", Allocated: "mix", Gru: "rnn", Lstm: "rnn",
+    PadsInTheCache: None,
+    PositionsOfPads: None,
+    PositionsTwice: None,
+    ReorderedByTheModel: "",
+    Incremental: None,
+    CountedByTheModel: "layers.0",
+    CountedByTheCaller: "layers.0",
+    InputPos: "layers.0",
+    Cropped: "",
+    Recurrent: "mix",
+    Begun: "mix",
+    Allocated: "mix",
+    Gru: "rnn",
+    Lstm: "rnn",
 }
 
 
 def audited(model, *checks):
-    return kl.audit(model, torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0)), budget="quick",
-                    checks=checks or ["cache"])
+    return kl.audit(
+        model,
+        torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0)),
+        budget="quick",
+        checks=checks or ["cache"],
+    )
 
 
 @pytest.mark.parametrize("model", CASES, ids=lambda model: model.__name__)
@@ -336,8 +391,11 @@ class Prompted(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.prompt, self.embed = nn.Parameter(torch.randn(3, WIDTH)), nn.Embedding(VOCAB, WIDTH)
-        self.first, self.mix, self.head = Mixed(), Mixed(), nn.Linear(WIDTH, VOCAB)
+        self.prompt = nn.Parameter(torch.randn(3, WIDTH))
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.first = Mixed()
+        self.mix = Mixed()
+        self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, tokens):
         x = torch.cat([self.prompt.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
@@ -358,12 +416,15 @@ class Mixed(nn.Module):
 
 
 class Chopped(nn.Module):
-    """A convolution padded on both sides and cut by its caller: on the wrong side, which is the caller's fault."""
+    """A convolution padded on both sides and cut by its caller: on the wrong side, which is the caller's
+    fault.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
         self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=2)
 
     def forward(self, tokens):
@@ -376,7 +437,9 @@ class WithGradients(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.mix, self.head = nn.Embedding(VOCAB, WIDTH), Opened(), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.mix = Opened()
+        self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, tokens):
         return self.head(self.mix(self.embed(tokens)))
@@ -391,7 +454,9 @@ class Opened(Mixed):
 @pytest.mark.parametrize(("model", "module"), [(Prompted, "mix"), (Chopped, ""), (WithGradients, "mix")])
 def test_a_leak_is_placed(model, module):
     report = audited(model(), "future")
-    assert [(finding.kind, finding.module) for finding in report.findings] == [("future", module)], report.text()
+    assert [(finding.kind, finding.module) for finding in report.findings] == [("future", module)], (
+        report.text()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")

@@ -82,8 +82,14 @@ def here(tmp_path, monkeypatch):
 def directory(tmp_path_factory):
     """A tiny GPT-2 that transformers can read too."""
     folder = tmp_path_factory.mktemp("models") / "gpt2"
-    design = kl.presets.gpt2.but(vocab=37, dim=12, heads=2, feedforward=kl.FeedForward(20, "gelu_tanh"),
-                                 position=kl.LearnedPositions(40), decoder=kl.StackDesign(2, (kl.causal,)))
+    design = kl.presets.gpt2.but(
+        vocab=37,
+        dim=12,
+        heads=2,
+        feedforward=kl.FeedForward(20, "gelu_tanh"),
+        position=kl.LearnedPositions(40),
+        decoder=kl.StackDesign(2, (kl.causal,)),
+    )
     model = kl.build(design)
     model.notes |= {"bos_token_id": 0, "eos_token_id": 0}
     kl.save(model, None, folder)
@@ -107,8 +113,18 @@ def test_a_clean_model_is_0_and_what_it_prints_is_no_verdict(here, capsys):
 
 
 def test_a_leak_is_1_and_the_files_tell_it(here, capsys):
-    code, out, err = said(capsys, "keepleft_models.py:peeking", "--budget", "quick", "--checks", "future", "--html",
-                          "out/page.html", "--junit", "out/junit.xml")
+    code, out, err = said(
+        capsys,
+        "keepleft_models.py:peeking",
+        "--budget",
+        "quick",
+        "--checks",
+        "future",
+        "--html",
+        "out/page.html",
+        "--junit",
+        "out/junit.xml",
+    )
     assert code == 1
     assert out.startswith("leak: ")
     assert "give --claim full" in err  # nothing was said of a claim
@@ -141,7 +157,9 @@ def test_a_dict_of_arguments_is_obeyed_and_the_command_line_wins(here, capsys):
     code, out, _ = said(capsys, "keepleft_models:encoder", "--json")
     found = json.loads(out)
     assert (code, found["claim"], found["budget"], found["checked"]) == (0, "full", "quick", ["batch"])
-    code, out, err = said(capsys, "keepleft_models:encoder", "--claim", "causal", "--checks", "future", "--json")
+    code, out, err = said(
+        capsys, "keepleft_models:encoder", "--claim", "causal", "--checks", "future", "--json"
+    )
     assert (code, json.loads(out)["claim"]) == (1, "causal")
     assert err == ""  # the claim was said
 
@@ -158,8 +176,13 @@ def test_an_audit_that_breaks_off_is_never_taken_for_a_leak(here, capsys, monkey
 
 def test_a_reader_who_has_seen_enough_does_not_change_the_exit_code(here):
     run = f"{sys.executable} -m keepleft audit keepleft_models:unfit"
-    ran = subprocess.run(["bash", "-c", f"{run} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=120,
-                         check=False)
+    ran = subprocess.run(
+        ["bash", "-c", f"{run} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (ran.stdout, ran.stderr) == ("2\n", "")
 
 
@@ -167,7 +190,9 @@ def test_files_are_there_whole_or_not_at_all(here, capsys, monkeypatch):
     from keepleft.disk import atomic
 
     (here / "page.html").write_text("the last one")
-    monkeypatch.setattr(atomic, "sync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        atomic, "sync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     code, out, err = said(capsys, "keepleft_models:ready", *QUICK, "--html", "page.html")
     assert code == 2
     assert out.startswith("clean: ")  # the verdict was said all the same
@@ -189,31 +214,46 @@ def test_a_file_in_a_package_may_import_its_neighbours(here, capsys):
     assert code == 0, out
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    ((), "say which model: a directory, FILE.py:FUNCTION"),
-    (("a", "b"), "a and b were given: one model at a time"),
-    (("keepleft_models:honets",), "keepleft_models has no 'honets': did you mean honest?"),
-    (("keepleft_models.py:xyzzy",), "keepleft_models.py has no 'xyzzy': name a function"),
-    (("nothing_here:build",), "there is no module 'nothing_here': install it"),
-    (("nothing_here.py:build",), "there is no file nothing_here.py"),
-    (("keepleft_models:crash",), "keepleft_models:crash could not give the model: KeyError: 'weights' ("),
-    (("keepleft_models:leave",), "keepleft_models:leave could not give the model: SystemExit: 0 ("),
-    (("keepleft_models:sized",), "keepleft_models:sized needs width: name a function without arguments"),
-    (("keepleft_models:number",), "keepleft_models:number is int '3': name a function"),
-    (("keepleft_models:nothing",), "keepleft_models:nothing gives nothing, which is no model"),
-    (("keepleft_models:wish",), "keepleft_models:wish gives 'budgte', which is no argument of keepleft.audit"),
-    (("broken.py:build",), "broken.py could not be imported: SyntaxError: "),
-    (("keepleft_models:ready", "--claim", "cuasal"), "--claim is 'cuasal': no mask is called 'cuasal'"),
-    (("keepleft_models:ready", "--checks", "futur"), "there is no check 'futur': there are future, padding"),
-    (("keepleft_models:ready", "--budget", "fast"), "--budget is 'fast': there are quick, standard, full"),
-    (("keepleft_models:ready", "--limit", "0"), "--limit is 0: it must be more than 0"),
-    (("keepleft_models:ready", "--html", "."), ". is a folder: name a file in it"),
-    (("keepleft_models:ready", "--arch", "GPT2Model"), "--arch GPT2Model names a class of transformers: it goes with"),
-    (("keepleft_models:ready", "--with", "transformers"), "--with transformers is for model directories"),
-    (("./nowhere",), "there is no model directory ./nowhere"),
-    (("--hf-config", "nope.json"), "there is no file nope.json"),
-    (("--zoo", "timm"), "--zoo is 'timm': there is transformers"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "say which model: a directory, FILE.py:FUNCTION"),
+        (("a", "b"), "a and b were given: one model at a time"),
+        (("keepleft_models:honets",), "keepleft_models has no 'honets': did you mean honest?"),
+        (("keepleft_models.py:xyzzy",), "keepleft_models.py has no 'xyzzy': name a function"),
+        (("nothing_here:build",), "there is no module 'nothing_here': install it"),
+        (("nothing_here.py:build",), "there is no file nothing_here.py"),
+        (("keepleft_models:crash",), "keepleft_models:crash could not give the model: KeyError: 'weights' ("),
+        (("keepleft_models:leave",), "keepleft_models:leave could not give the model: SystemExit: 0 ("),
+        (("keepleft_models:sized",), "keepleft_models:sized needs width: name a function without arguments"),
+        (("keepleft_models:number",), "keepleft_models:number is int '3': name a function"),
+        (("keepleft_models:nothing",), "keepleft_models:nothing gives nothing, which is no model"),
+        (
+            ("keepleft_models:wish",),
+            "keepleft_models:wish gives 'budgte', which is no argument of keepleft.audit",
+        ),
+        (("broken.py:build",), "broken.py could not be imported: SyntaxError: "),
+        (("keepleft_models:ready", "--claim", "cuasal"), "--claim is 'cuasal': no mask is called 'cuasal'"),
+        (
+            ("keepleft_models:ready", "--checks", "futur"),
+            "there is no check 'futur': there are future, padding",
+        ),
+        (
+            ("keepleft_models:ready", "--budget", "fast"),
+            "--budget is 'fast': there are quick, standard, full",
+        ),
+        (("keepleft_models:ready", "--limit", "0"), "--limit is 0: it must be more than 0"),
+        (("keepleft_models:ready", "--html", "."), ". is a folder: name a file in it"),
+        (
+            ("keepleft_models:ready", "--arch", "GPT2Model"),
+            "--arch GPT2Model names a class of transformers: it goes with",
+        ),
+        (("keepleft_models:ready", "--with", "transformers"), "--with transformers is for model directories"),
+        (("./nowhere",), "there is no model directory ./nowhere"),
+        (("--hf-config", "nope.json"), "there is no file nope.json"),
+        (("--zoo", "timm"), "--zoo is 'timm': there is transformers"),
+    ],
+)
 def test_wrong_use_is_2_and_told_in_one_line(arguments, told, here, capsys):
     (here / "broken.py").write_text("def build(:\n")
     code, out, err = said(capsys, *arguments)
@@ -232,8 +272,14 @@ def test_a_directory_of_ours(directory, capsys):
 
 
 def test_what_an_encoder_of_ours_is_built_with_is_its_claim(tmp_path, capsys):
-    design = kl.presets.bert.but(vocab=37, dim=12, heads=2, feedforward=kl.FeedForward(20, "gelu"), position=kl.LearnedPositions(40),
-                                 encoder=kl.StackDesign(1, (kl.full,), final_norm=False))
+    design = kl.presets.bert.but(
+        vocab=37,
+        dim=12,
+        heads=2,
+        feedforward=kl.FeedForward(20, "gelu"),
+        position=kl.LearnedPositions(40),
+        encoder=kl.StackDesign(1, (kl.full,), final_norm=False),
+    )
     kl.save(kl.build(design), None, tmp_path / "bert")
     code, out, _ = said(capsys, tmp_path / "bert", *QUICK)
     assert code == 0, out
@@ -251,21 +297,36 @@ def test_the_class_of_transformers_from_the_same_directory(directory, capsys):
 @pytest.mark.parametrize("arch", ["AutoModelForCausalLM", "GPT2Model", None])
 def test_random_weights_of_a_configuration(arch, directory, capsys):
     pytest.importorskip("transformers")
-    code, out, _ = said(capsys, "--hf-config", directory / "config.json", *(["--arch", arch] if arch else []), *QUICK)
+    code, out, _ = said(
+        capsys, "--hf-config", directory / "config.json", *(["--arch", arch] if arch else []), *QUICK
+    )
     assert code == 0
     assert out.startswith(f"clean: {'GPT2Model' if arch == 'GPT2Model' else 'GPT2LMHeadModel'} (")
 
 
-@pytest.mark.parametrize(("change", "arguments", "told"), [
-    ({}, ("--arch", "LlamaForCausalLM"), "is for gpt2, and LlamaForCausalLM takes llama"),
-    ({}, ("--arch", "GPT2LMHeadModl"), "has no model class 'GPT2LMHeadModl': did you mean GPT2LMHeadModel"),
-    ({}, ("--arch", "GPT2Tokenizer"), "has no model class 'GPT2Tokenizer'"),
-    ({"architectures": None}, (), "names no class ('architectures' is None): give one, as in --arch"),
-    ({"model_type": "gtp2"}, (), "'model_type' is 'gtp2', which transformers "),
-    ({"attn_implementation": "someone/kernel"}, (), "'attn_implementation' is 'someone/kernel', code that would be fetched"),
-    ({"attn_implementation": {"": "someone/kernel"}}, (), "code that would be fetched"),
-])
-def test_a_configuration_that_cannot_be_used_is_told_in_one_line(change, arguments, told, directory, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("change", "arguments", "told"),
+    [
+        ({}, ("--arch", "LlamaForCausalLM"), "is for gpt2, and LlamaForCausalLM takes llama"),
+        (
+            {},
+            ("--arch", "GPT2LMHeadModl"),
+            "has no model class 'GPT2LMHeadModl': did you mean GPT2LMHeadModel",
+        ),
+        ({}, ("--arch", "GPT2Tokenizer"), "has no model class 'GPT2Tokenizer'"),
+        ({"architectures": None}, (), "names no class ('architectures' is None): give one, as in --arch"),
+        ({"model_type": "gtp2"}, (), "'model_type' is 'gtp2', which transformers "),
+        (
+            {"attn_implementation": "someone/kernel"},
+            (),
+            "'attn_implementation' is 'someone/kernel', code that would be fetched",
+        ),
+        ({"attn_implementation": {"": "someone/kernel"}}, (), "code that would be fetched"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_told_in_one_line(
+    change, arguments, told, directory, tmp_path, capsys
+):
     pytest.importorskip("transformers")
     config = json.loads((directory / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -287,8 +348,11 @@ def test_a_model_directory_never_runs_code(directory, tmp_path, capsys):
     assert "pickled weights can run code" in err
     assert said(capsys, tmp_path)[0] == 2
     (tmp_path / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes())
-    ways = ((tmp_path, "--with", "transformers"), (tmp_path, "--with", "transformers", "--arch", "AutoModelForCausalLM"),
-            ("--hf-config", tmp_path, "--arch", "AutoModelForCausalLM"))
+    ways = (
+        (tmp_path, "--with", "transformers"),
+        (tmp_path, "--with", "transformers", "--arch", "AutoModelForCausalLM"),
+        ("--hf-config", tmp_path, "--arch", "AutoModelForCausalLM"),
+    )
     for arguments in ways:
         assert said(capsys, *arguments, *QUICK)[0] == 0
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "evil"}))

@@ -129,7 +129,8 @@ class Translator(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.source, self.decoder = nn.Embedding(VOCAB, VOCAB), Language(Attention())
+        self.source = nn.Embedding(VOCAB, VOCAB)
+        self.decoder = Language(Attention())
 
     def made(self, labels):
         return F.pad(labels, (1, 0), value=0)[:, :-1].clamp(min=0)
@@ -163,7 +164,17 @@ def report(model, example=None):
     return kl.audit(*seeded(model, example)(), budget="quick", checks=["labels"])
 
 
-LEAKS = [EdgesLost, FarEdgesLost, OneRow, Reading, EachNotShifted, EachFirstNotShifted, NamedNotShifted, YBackwards, GPT]
+LEAKS = [
+    EdgesLost,
+    FarEdgesLost,
+    OneRow,
+    Reading,
+    EachNotShifted,
+    EachFirstNotShifted,
+    NamedNotShifted,
+    YBackwards,
+    GPT,
+]
 HONEST = [Labelled, Chunked, Each, EachFirst, WithRouter, Named, Y]
 
 

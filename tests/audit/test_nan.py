@@ -17,7 +17,8 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
 
     def part(self, x, mask):
         return x
@@ -87,8 +88,19 @@ def some():
     return torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("model", "found"), [(Decoder, False), (OneRow, True), (Decayed, True), (DecayedStep, False),
-                                              (HalfMask, True), (HalfRange, False), (PadsBreak, True), (PadsRight, False)])
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Decoder, False),
+        (OneRow, True),
+        (Decayed, True),
+        (DecayedStep, False),
+        (HalfMask, True),
+        (HalfRange, False),
+        (PadsBreak, True),
+        (PadsRight, False),
+    ],
+)
 def test_nan_is_found_where_it_is_the_models_doing(model, found) -> None:
     report = kl.audit(model(), some(), checks=["nan", "padding", "batch"], budget="quick")
     assert {finding.kind for finding in report.findings} == ({"nan"} if found else set()), report.text()

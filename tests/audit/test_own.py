@@ -16,12 +16,27 @@ from keepleft.models.design import StackDesign
 from keepleft.models.loss import model_loss
 from thinned import thinned
 
-FAMILIES = ("vaswani", "gpt", "gpt2", "gpt_neo", "llama3_1", "llama", "t5", "mt5", "bart", "marian", "bert", "mistral")
+FAMILIES = (
+    "vaswani",
+    "gpt",
+    "gpt2",
+    "gpt_neo",
+    "llama3_1",
+    "llama",
+    "t5",
+    "mt5",
+    "bart",
+    "marian",
+    "bert",
+    "mistral",
+)
 
 
 def built(name, **changes):
     design = kl.presets.small(getattr(kl.presets, name))
-    return kl.build(design.but(**changes) if changes else design, generator=torch.Generator().manual_seed(0)).eval()
+    return kl.build(
+        design.but(**changes) if changes else design, generator=torch.Generator().manual_seed(0)
+    ).eval()
 
 
 @pytest.mark.parametrize("name", thinned(FAMILIES, 2))
@@ -70,11 +85,14 @@ def test_int8_by_one_scale_for_the_batch_is_a_leak_and_is_called_one():
 class Taught(nn.Module):
     """Teacher forcing as the training loop does it: texts in, the objective's inputs and targets, its loss.
 
-    A word is asked for where the words before it are shown, so the scores at t are those of the word at t + 1."""
+    A word is asked for where the words before it are shown, so the scores at t are those of the word at t +
+    1.
+    """
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.objective = model, kl.NextToken(start=1)
+        self.model = model
+        self.objective = kl.NextToken(start=1)
 
     def forward(self, input_ids, labels=None, num_items_in_batch=None):
         rows, length = input_ids.shape
@@ -88,8 +106,10 @@ class Taught(nn.Module):
         asked[:, 1:length] = labels[:, 1:]
         assert torch.equal(batch.targets[:, :-1], input_ids)  # what is asked is the text itself
         sums = model_loss(self.model, batch.inputs, asked)
-        return {"loss": sums.loss / ((asked != -100).sum() if num_items_in_batch is None else num_items_in_batch),
-                "logits": logits}
+        return {
+            "loss": sums.loss / ((asked != -100).sum() if num_items_in_batch is None else num_items_in_batch),
+            "logits": logits,
+        }
 
 
 def test_the_labels_of_training_are_shifted_once_and_accumulation_is_the_full_batch():
@@ -99,7 +119,9 @@ def test_the_labels_of_training_are_shifted_once_and_accumulation_is_the_full_ba
 
 
 class TaughtPacked(nn.Module):
-    """Packing as the training loop does it: each text of a row is a record of its own, laid out with the others."""
+    """Packing as the training loop does it: each text of a row is a record of its own, laid out with the
+    others.
+    """
 
     def __init__(self, model):
         super().__init__()
@@ -112,7 +134,10 @@ class TaughtPacked(nn.Module):
             cuts = [0, *(1 + (marks[1:] != marks[:-1]).nonzero().flatten()).tolist(), len(row)]
             texts = Ragged.from_lists([row[a:b].tolist() for a, b in pairwise(cuts)])
             layout = pack_layout([np.arange(len(cuts) - 1)], texts, width=len(row), height=1)
-            inputs = {"tokens": torch.from_numpy(layout.scatter(texts, 0)), "segments": torch.from_numpy(layout.segments(texts))}
+            inputs = {
+                "tokens": torch.from_numpy(layout.scatter(texts, 0)),
+                "segments": torch.from_numpy(layout.segments(texts)),
+            }
             out.append(self.model(**inputs))
         return torch.cat(out)
 
@@ -129,7 +154,9 @@ def test_texts_that_are_not_told_apart_are_found():
         def forward(self, tokens, segment_ids=None):
             return self.model(tokens)
 
-    report = kl.audit(Blurred(built("gpt2")), torch.randint(5, 90, (2, 13)), vocab=90, budget="quick", checks=["packing"])
+    report = kl.audit(
+        Blurred(built("gpt2")), torch.randint(5, 90, (2, 13)), vocab=90, budget="quick", checks=["packing"]
+    )
     assert {finding.kind for finding in report.findings} == {"packing"}
 
 

@@ -47,7 +47,9 @@ class Cumulative(Packed):
     """Told where each text ends, batch of one."""
 
     def segments(self, tokens, ends):
-        return torch.bucketize(torch.arange(tokens.shape[1]), ends[1:-1].long(), right=True).expand(tokens.shape)
+        return torch.bucketize(torch.arange(tokens.shape[1]), ends[1:-1].long(), right=True).expand(
+            tokens.shape
+        )
 
     def forward(self, tokens, cu_seqlens=None):
         return super().forward(tokens, None if cu_seqlens is None else self.segments(tokens, cu_seqlens))
@@ -87,7 +89,9 @@ class ZeroIsNothing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.mix, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, tokens, segment_ids=None):
         segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
@@ -102,7 +106,9 @@ class Placed(Packed):
 
     def forward(self, input_ids, segment_ids=None, position_ids=None):
         segments = torch.ones_like(input_ids) if segment_ids is None else segment_ids
-        places = torch.arange(input_ids.shape[1]).expand_as(input_ids) if position_ids is None else position_ids
+        places = (
+            torch.arange(input_ids.shape[1]).expand_as(input_ids) if position_ids is None else position_ids
+        )
         x = self.embed(input_ids)
         x = x + waves(places, WIDTH).to(x.dtype)
         for number, layer in enumerate(self.layers):
@@ -115,7 +121,10 @@ def report(model, example=None):
 
 
 def numbered():
-    return {"input_ids": torch.randint(VOCAB, (1, 9)), "attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3]])}
+    return {
+        "input_ids": torch.randint(VOCAB, (1, 9)),
+        "attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3]]),
+    }
 
 
 @pytest.mark.parametrize("model", [FirstRow, Wild, Four, Near, FirstBorder])

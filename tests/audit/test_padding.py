@@ -21,8 +21,10 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.place = nn.Embedding(VOCAB, WIDTH), nn.Embedding(300, WIDTH)
-        self.qkv, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.place = nn.Embedding(300, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
         self.use_sdpa = False
 
     def seen(self, mask):
@@ -33,10 +35,12 @@ class Decoder(nn.Module):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         keys = torch.ones_like(mask) if (kept := self.seen(mask)) is None else kept
         length = input_ids.shape[1]
-        may = torch.ones(length, length, dtype=torch.bool).tril() & keys.bool()[:, None] | torch.eye(length, dtype=torch.bool)
+        may = torch.ones(length, length, dtype=torch.bool).tril() & keys.bool()[:, None] | torch.eye(
+            length, dtype=torch.bool
+        )
         x = self.embed(input_ids) + self.place((mask.long().cumsum(1) - 1).clamp(min=0))
         q, k, v = self.qkv(x).chunk(3, -1)
-        weights = (q @ k.transpose(1, 2) / WIDTH ** 0.5).masked_fill(~may, torch.finfo(x.dtype).min).softmax(-1)
+        weights = (q @ k.transpose(1, 2) / WIDTH**0.5).masked_fill(~may, torch.finfo(x.dtype).min).softmax(-1)
         return self.head(x + weights @ v)
 
 
@@ -84,9 +88,15 @@ def test_a_mask_that_is_heeded_is_clean() -> None:
     assert {"padding", "batch", "nan"} <= set(report.checked)
 
 
-@pytest.mark.parametrize("way", [CodePath(dtype=torch.bfloat16), CodePath(flag=("use_sdpa", True)), CodePath(mask="boolean")], ids=str)
+@pytest.mark.parametrize(
+    "way",
+    [CodePath(dtype=torch.bfloat16), CodePath(flag=("use_sdpa", True)), CodePath(mask="boolean")],
+    ids=str,
+)
 def test_each_path_that_is_offered_is_looked_at(way) -> None:
-    planted = {torch.bfloat16: HalfForgotten, None: FlagForgotten if way.flag else BooleanForgotten}[way.dtype]
+    planted = {torch.bfloat16: HalfForgotten, None: FlagForgotten if way.flag else BooleanForgotten}[
+        way.dtype
+    ]
     for model, found in ((planted, True), (Decoder, False)):
         subject = ModelAdapter(model().eval(), some(), claim=kl.causal)
         inquiry = AuditSession(subject, kl.causal, 1, BUDGETS["quick"], ("padding",), supports_float64=False)
@@ -102,13 +112,16 @@ class Luong(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(2 * WIDTH, VOCAB)
-        self.encoder, self.decoder = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(2 * WIDTH, VOCAB)
+        self.encoder = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.decoder = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, src, tgt, src_padding_mask=None):
         pads = torch.zeros_like(src, dtype=torch.bool) if src_padding_mask is None else src_padding_mask
-        packed = nn.utils.rnn.pack_padded_sequence(self.embed(src), (~pads).sum(1).clamp(min=1), batch_first=True,
-                                                   enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embed(src), (~pads).sum(1).clamp(min=1), batch_first=True, enforce_sorted=False
+        )
         memory, last = self.encoder(packed)
         memory, _ = nn.utils.rnn.pad_packed_sequence(memory, batch_first=True, total_length=src.shape[1])
         x, _ = self.decoder(self.embed(tgt), last)

@@ -14,15 +14,45 @@ T = 5
 NASTY = "</pre><script>alert('\"')</script>\0&amp;"
 CAUSAL = tuple(tuple(k <= q for k in range(T)) for q in range(T))
 MOVES = tuple(tuple(0.25 if k <= q else 0.0 for k in range(T)) for q in range(T))
-PEEKS = tuple(tuple(0.2 if (q, k) == (1, 3) else size for k, size in enumerate(row)) for q, row in enumerate(MOVES))
-CLEAN = AuditReport("Mine", "causal", "quick", checked=("future",), paths=("eval, batch 2", "train, batch 2"), claimed=CAUSAL,
-               measured=MOVES, notes=("weights were woken",), skipped=("padding: it takes no mask",),
-               about={"torch": "2.13"}, seconds=2.5, calls=31)
-FOUND = Finding("future", 1, 3, 0.2, "eval, batch 2", "blocks.1.attn", "position 1 reads position 3; mend it.",
-                probe="substitution", line="my.py:7", reproduce="model(a)[0, 1] - model(b)[0, 1]", also=("train, batch 2",))
+PEEKS = tuple(
+    tuple(0.2 if (q, k) == (1, 3) else size for k, size in enumerate(row)) for q, row in enumerate(MOVES)
+)
+CLEAN = AuditReport(
+    "Mine",
+    "causal",
+    "quick",
+    checked=("future",),
+    paths=("eval, batch 2", "train, batch 2"),
+    claimed=CAUSAL,
+    measured=MOVES,
+    notes=("weights were woken",),
+    skipped=("padding: it takes no mask",),
+    about={"torch": "2.13"},
+    seconds=2.5,
+    calls=31,
+)
+FOUND = Finding(
+    "future",
+    1,
+    3,
+    0.2,
+    "eval, batch 2",
+    "blocks.1.attn",
+    "position 1 reads position 3; mend it.",
+    probe="substitution",
+    line="my.py:7",
+    reproduce="model(a)[0, 1] - model(b)[0, 1]",
+    also=("train, batch 2",),
+)
 LEAK = replace(CLEAN, findings=(FOUND,), measured=PEEKS)
-NOTHING = replace(CLEAN, checked=(), blocked=("the audit: it crashes",), skipped=("the audit: it crashes",), claimed=(),
-                  measured=())
+NOTHING = replace(
+    CLEAN,
+    checked=(),
+    blocked=("the audit: it crashes",),
+    skipped=("the audit: it crashes",),
+    claimed=(),
+    measured=(),
+)
 
 
 class Read(HTMLParser):
@@ -62,8 +92,18 @@ def test_it_says_the_verdict_and_every_finding():
     text = html_page(LEAK)
     found = Read(text)
     assert "leak: Mine" in found.texts["title"][0]
-    for told in (FOUND.message, FOUND.path, FOUND.module, FOUND.line, FOUND.reproduce, "weights were woken",
-                 "padding: it takes no mask", "torch 2.13", "1 further code path ", "2 code paths taken"):
+    for told in (
+        FOUND.message,
+        FOUND.path,
+        FOUND.module,
+        FOUND.line,
+        FOUND.reproduce,
+        "weights were woken",
+        "padding: it takes no mask",
+        "torch 2.13",
+        "1 further code path ",
+        "2 code paths taken",
+    ):
         assert told in text
     assert found.texts["pre"] == [FOUND.reproduce]
     assert sum(tag == "details" for tag, _ in found.seen) == 2
@@ -99,7 +139,9 @@ def test_a_leak_on_another_path_is_not_looked_for_in_the_picture():
 
 def test_a_number_that_became_nan_is_said_in_words():
     wild = tuple(tuple(float("inf") if size else 0.0 for size in row) for row in PEEKS)
-    assert "position 1 is moved by position 3, from a number to NaN or back" in html_page(replace(LEAK, measured=wild))
+    assert "position 1 is moved by position 3, from a number to NaN or back" in html_page(
+        replace(LEAK, measured=wild)
+    )
 
 
 def test_without_a_verdict_it_says_why_and_shows_no_picture():
@@ -113,7 +155,10 @@ def test_without_a_verdict_it_says_why_and_shows_no_picture():
 def test_many_positions_share_squares_and_the_worst_is_shown():
     long = 200
     claimed = tuple(tuple(k <= q for k in range(long)) for q in range(long))
-    measured = tuple(tuple(1e-3 if k <= q else 3e-6 if (q, k) == (101, 102) else 0.0 for k in range(long)) for q in range(long))
+    measured = tuple(
+        tuple(1e-3 if k <= q else 3e-6 if (q, k) == (101, 102) else 0.0 for k in range(long))
+        for q in range(long)
+    )
     text = html_page(replace(LEAK, claimed=claimed, measured=measured))
     assert "stands for 5 × 5 pairs" in text
     assert "position 101 is moved by position 102, by 3e-06, which the claim does not allow" in text
@@ -121,17 +166,34 @@ def test_many_positions_share_squares_and_the_worst_is_shown():
     assert Read(text).marks("cross") == 2
 
 
-@pytest.mark.parametrize("report", [
-    replace(CLEAN, subject=NASTY, claim=NASTY, budget=NASTY, notes=(NASTY,), skipped=(NASTY,), paths=(NASTY,),
-            about={NASTY: NASTY}),
-    replace(LEAK, findings=(Finding(NASTY, 0, 1, 1.0, NASTY, NASTY, NASTY, NASTY, NASTY, NASTY, (NASTY,)),)),
-    replace(NOTHING, blocked=(NASTY,), skipped=(f"future: {NASTY}", NASTY))])
+@pytest.mark.parametrize(
+    "report",
+    [
+        replace(
+            CLEAN,
+            subject=NASTY,
+            claim=NASTY,
+            budget=NASTY,
+            notes=(NASTY,),
+            skipped=(NASTY,),
+            paths=(NASTY,),
+            about={NASTY: NASTY},
+        ),
+        replace(
+            LEAK, findings=(Finding(NASTY, 0, 1, 1.0, NASTY, NASTY, NASTY, NASTY, NASTY, NASTY, (NASTY,)),)
+        ),
+        replace(NOTHING, blocked=(NASTY,), skipped=(f"future: {NASTY}", NASTY)),
+    ],
+)
 def test_everything_is_escaped_and_nothing_is_fetched(report):
     found = Read(html_page(report))
     assert "\0" not in html_page(report)
     assert not {tag for tag, _ in found.seen} & {"script", "link", "img", "iframe", "object", "a"}
-    assert not any(name in ("src", "href", "onload", "onclick") or "url(" in str(value) for _, given in found.seen
-                   for name, value in given.items())
+    assert not any(
+        name in ("src", "href", "onload", "onclick") or "url(" in str(value)
+        for _, given in found.seen
+        for name, value in given.items()
+    )
 
 
 def test_a_report_gives_its_own():

@@ -14,7 +14,8 @@ import pytest
 from keepleft.auditing.pytest_plugin import MAX_NAME_LENGTH, report_filename
 
 MODULE = "keepleft.auditing.pytest_plugin"
-INSTALLED = any(found.value == MODULE for found in entry_points(group="pytest11"))  # else it is named, and never twice
+# else it is named, and never twice
+INSTALLED = any(found.value == MODULE for found in entry_points(group="pytest11"))
 TESTS = '''
 import pytest
 import torch
@@ -91,10 +92,27 @@ def test_nameless(audit):
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest as strict as it can be, with nothing of this repository but the plugin."""
     known = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run([sys.executable, "-m", "pytest", *(() if INSTALLED else ("-p", MODULE)), "-p", "no:cacheprovider",
-                           "--strict-markers", "--strict-config", "-W", "error", *arguments], cwd=folder, text=True,
-                          capture_output=True, timeout=180, check=False,
-                          env={**os.environ, "PYTHONPATH": known, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *(() if INSTALLED else ("-p", MODULE)),
+            "-p",
+            "no:cacheprovider",
+            "--strict-markers",
+            "--strict-config",
+            "-W",
+            "error",
+            *arguments,
+        ],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "PYTHONPATH": known, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +123,14 @@ def ran(tmp_path_factory):
     done = run(folder, "--audit-html=pages", "--junitxml=junit.xml")
     assert (folder / "junit.xml").exists(), done.stdout + done.stderr
     cases = ElementTree.parse(folder / "junit.xml").getroot().iter("testcase")
-    return folder, {case.get("name"): next((f"{part.tag}: {part.get('message')}" for part in case), "passed")
-                    for case in cases}, done.stdout
+    return (
+        folder,
+        {
+            case.get("name"): next((f"{part.tag}: {part.get('message')}" for part in case), "passed")
+            for case in cases
+        },
+        done.stdout,
+    )
 
 
 def test_an_honest_model_passes(ran):
@@ -137,18 +161,32 @@ def test_arguments_of_a_mark_have_names(ran):
 def test_there_is_a_page_for_each_audited_model(ran):
     folder, _, _ = ran
     pages = sorted(path.name for path in (folder / "pages").iterdir())
-    assert pages == [f"test_mine.py-{name}.html" for name in (
-        "TestMarked-test_inner-2", "TestMarked-test_inner", "TestMarked-test_outer", "test_honest", "test_peeking",
-        "test_plain-2", "test_plain", "test_unfit")]
-    assert "does not keep to its claim" in (folder / "pages" / "test_mine.py-test_peeking.html").read_text("utf-8")
+    assert pages == [
+        f"test_mine.py-{name}.html"
+        for name in (
+            "TestMarked-test_inner-2",
+            "TestMarked-test_inner",
+            "TestMarked-test_outer",
+            "test_honest",
+            "test_peeking",
+            "test_plain-2",
+            "test_plain",
+            "test_unfit",
+        )
+    ]
+    assert "does not keep to its claim" in (folder / "pages" / "test_mine.py-test_peeking.html").read_text(
+        "utf-8"
+    )
 
 
 def test_a_run_without_models_does_not_wait_for_torch(tmp_path):
-    (tmp_path / "test_plain.py").write_text("import sys\n\n"
-                                            "def test_light(pytestconfig):\n"
-                                            "    assert 'torch' not in sys.modules\n"
-                                            "    assert pytestconfig.getoption('--audit-budget') == 'full'\n"
-                                            "    assert any('audit(' in line for line in pytestconfig.getini('markers'))\n")
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\n\n"
+        "def test_light(pytestconfig):\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    assert pytestconfig.getoption('--audit-budget') == 'full'\n"
+        "    assert any('audit(' in line for line in pytestconfig.getini('markers'))\n"
+    )
     done = run(tmp_path, "--audit-budget=full")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -13,17 +13,17 @@ from torch import nn
 ARGUMENT_NAMES = {
     # the audited sequence and the one it looks back at
     "target": "decoder_input_ids decoder_inputs_embeds tgt target tgt_tokens target_tokens tgt_ids trg trg_ids "
-              "decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
+    "decoder_inputs decoder_tokens prev_output_tokens dec_inputs x_dec",
     "source": "src source src_tokens source_tokens src_ids source_ids encoder_inputs encoder_tokens",
     "tokens": "input_ids tokens ids idx token_ids input_values input_features inputs_embeds x inputs input features "
-              "hidden_states",
+    "hidden_states",
     # who is real: 1 or True = a real token
     "keep": "attention_mask keep_mask token_mask valid_mask input_mask valid",
     # 1 or True = padding
     "drop": "key_padding_mask padding_mask pad_mask src_key_padding_mask encoder_padding_mask",
-    "either": "mask",                       # one or the other: behaviour tells
+    "either": "mask",  # one or the other: behaviour tells
     "lengths": "lengths seq_lens seq_lengths valid_lens input_lengths lens length x_lens x_lengths seq_len input_lens "
-               "feat_lens",
+    "feat_lens",
     "target_keep": "decoder_attention_mask tgt_mask_keep target_mask_keep",
     "target_drop": "tgt_key_padding_mask",
     "source_keep": "source_attention_mask encoder_attention_mask",
@@ -34,19 +34,37 @@ ARGUMENT_NAMES = {
     "labels": "labels lm_labels",
     "targets": "targets target_ids y",
     "cache": "past_key_values cache_params past_key_value kv_cache cache past layer_past state mems hidden kv_caches caches "
-             "past_kv past_kvs past_state",
+    "past_kv past_kvs past_state",
     "use_cache": "use_cache return_cache",
     "start": "start_pos",
     "count": "num_items_in_batch",
     "weights": "output_attentions return_attention return_attentions need_weights return_weights return_attn output_attn",
 }
 _ROLE_BY_NAME = {name: role for role, names in ARGUMENT_NAMES.items() for name in names.split()}
-FLAG_NAME_PARTS = ("flash", "sdpa", "fused", "xformers", "mem_eff", "efficient", "fast", "checkpoint", "triton", "kernel", "optimi",
-         "chunked", "low_mem")  # parts of the name of an attribute that chooses between implementations
-IMPLEMENTATION_NAMES = frozenset("eager sdpa flash flash_attn flash_attention math manual naive torch fused xformers reference "
-                    "vanilla".split())
-IMPLEMENTATION_ATTRIBUTE = re.compile(r"attn|attention|impl|backend|kernel|mode", re.I)  # the name of one that does so by a word
-EXTRA_ARGUMENTS = re.compile(r"^(return|output|need|with|use|get)_|checkpoint")   # a keyword that asks for more, not for something else
+# parts of the name of an attribute that chooses between implementations
+FLAG_NAME_PARTS = (
+    "flash",
+    "sdpa",
+    "fused",
+    "xformers",
+    "mem_eff",
+    "efficient",
+    "fast",
+    "checkpoint",
+    "triton",
+    "kernel",
+    "optimi",
+    "chunked",
+    "low_mem",
+)
+IMPLEMENTATION_NAMES = frozenset(
+    "eager sdpa flash flash_attn flash_attention math manual naive torch fused xformers reference "
+    "vanilla".split()
+)
+# the name of one that does so by a word
+IMPLEMENTATION_ATTRIBUTE = re.compile(r"attn|attention|impl|backend|kernel|mode", re.I)
+# a keyword that asks for more, not for something else
+EXTRA_ARGUMENTS = re.compile(r"^(return|output|need|with|use|get)_|checkpoint")
 EXCLUDED_ARGUMENTS = re.compile(r"causal|mask|bidirectional|train|shift|loss|cache")
 
 
@@ -54,10 +72,10 @@ EXCLUDED_ARGUMENTS = re.compile(r"causal|mask|bidirectional|train|shift|loss|cac
 class Signature:
     """What a callable takes: names in order, and what each of them means."""
 
-    names: tuple[str, ...]                       # of all that can be given by name, in order
+    names: tuple[str, ...]  # of all that can be given by name, in order
     required: tuple[str, ...]
     positional_only: tuple[str, ...] = ()
-    accepts_kwargs: bool = False                           # takes any name
+    accepts_kwargs: bool = False  # takes any name
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def argument_for(self, role: str) -> str | None:
@@ -76,15 +94,35 @@ def signature(target: Callable[..., Any]) -> Signature:
     except (TypeError, ValueError):  # written in C
         return Signature(("input",), ("input",), ("input",))
     parameter_type = inspect.Parameter
-    names = [name for name, parameter in parameters.items() if parameter.kind in (parameter_type.POSITIONAL_OR_KEYWORD, parameter_type.KEYWORD_ONLY)]
-    positional_only = [name for name, parameter in parameters.items() if parameter.kind == parameter_type.POSITIONAL_ONLY]
-    has_var_positional = any(parameter.kind == parameter_type.VAR_POSITIONAL for parameter in parameters.values())
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter_type.POSITIONAL_OR_KEYWORD, parameter_type.KEYWORD_ONLY)
+    ]
+    positional_only = [
+        name for name, parameter in parameters.items() if parameter.kind == parameter_type.POSITIONAL_ONLY
+    ]
+    has_var_positional = any(
+        parameter.kind == parameter_type.VAR_POSITIONAL for parameter in parameters.values()
+    )
     if has_var_positional and not names and not positional_only:
         positional_only = ["input"]
-    required = [name for name in [*positional_only, *names] if name not in parameters or parameters[name].default is parameter_type.empty]
-    return Signature((*positional_only, *names), tuple(required), tuple(positional_only),
-                     any(parameter.kind == parameter_type.VAR_KEYWORD for parameter in parameters.values()),
-                     {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter_type.empty})
+    required = [
+        name
+        for name in [*positional_only, *names]
+        if name not in parameters or parameters[name].default is parameter_type.empty
+    ]
+    return Signature(
+        (*positional_only, *names),
+        tuple(required),
+        tuple(positional_only),
+        any(parameter.kind == parameter_type.VAR_KEYWORD for parameter in parameters.values()),
+        {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not parameter_type.empty
+        },
+    )
 
 
 def role_of(name: str) -> str | None:

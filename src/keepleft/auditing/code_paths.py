@@ -15,15 +15,15 @@ class CodePath:
     """One code path: everything that a caller can choose besides the words."""
 
     train: bool = False
-    implementation: str | None = None               # of attention, where the model offers several
-    flag: tuple[str, Any] | None = None             # an attribute that chooses between implementations
-    extra_arguments: tuple[tuple[str, Any], ...] = ()         # arguments such as output_attentions=True
-    mask: str = "absent"                            # absent, ones, boolean or square
+    implementation: str | None = None  # of attention, where the model offers several
+    flag: tuple[str, Any] | None = None  # an attribute that chooses between implementations
+    extra_arguments: tuple[tuple[str, Any], ...] = ()  # arguments such as output_attentions=True
+    mask: str = "absent"  # absent, ones, boolean or square
     batch: int = 2
-    dtype: torch.dtype | None = None                # None: as it is
-    autocast: bool = False                          # to bfloat16
-    output: str = ""                                # another output than the main one
-    wrapped: bool = False                           # through the compiled or distributed wrapper
+    dtype: torch.dtype | None = None  # None: as it is
+    autocast: bool = False  # to bfloat16
+    output: str = ""  # another output than the main one
+    wrapped: bool = False  # through the compiled or distributed wrapper
 
     def but(self, **changes: Any) -> CodePath:
         return replace(self, **changes)
@@ -40,8 +40,14 @@ class CodePath:
         if self.flag:
             parts.append(f"{self.flag[0]}={self.flag[1]}")
         parts += [f"{name}={value}" for name, value in self.extra_arguments]
-        parts.append({"absent": "no mask", "ones": "a mask of ones", "boolean": "a boolean mask of ones",
-                    "square": "a 4-D mask"}.get(self.mask, self.mask))
+        parts.append(
+            {
+                "absent": "no mask",
+                "ones": "a mask of ones",
+                "boolean": "a boolean mask of ones",
+                "square": "a 4-D mask",
+            }.get(self.mask, self.mask)
+        )
         parts.append(f"batch {self.batch if batch is None else batch}")
         if length is not None:
             parts.append(f"length {length}")
@@ -57,11 +63,11 @@ class Budget:
     """How much is tried."""
 
     name: str
-    seconds: float | None     # after which nothing new is begun; None: all of it
-    max_lengths: int              # so many further lengths
-    max_length: int              # none longer than this
+    seconds: float | None  # after which nothing new is begun; None: all of it
+    max_lengths: int  # so many further lengths
+    max_length: int  # none longer than this
     num_seeds: int
-    exhaustive: bool               # every code path, or those that matter most
+    exhaustive: bool  # every code path, or those that matter most
 
 
 BUDGETS = {

@@ -1,4 +1,6 @@
-"""A report as one page that needs nothing else: verdict, findings, and a picture of claimed against measured influence."""
+"""A report as one page that needs nothing else: verdict, findings, and a picture of claimed against measured
+influence.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from keepleft.auditing.junit import ERROR, FAILED, PASSED, SKIPPED, outcome
 from keepleft.auditing.report import CLEAN, KINDS, LEAK, UNCHECKED, AuditReport, Finding
 from keepleft.svg import escape_xml
 
-MAX_CELLS_PER_SIDE = 48            # squares along one side of the picture; of more positions several share one
-SIDE_PIXELS = 400           # pixels that a side takes, more or less
-LEFT_MARGIN, TOP_MARGIN = 46, 44   # room for the numbers of the positions
-MIN_SIZE = 1e-7         # of the largest output: smaller moves look like this one
+MAX_CELLS_PER_SIDE = 48  # squares along one side of the picture; of more positions several share one
+SIDE_PIXELS = 400  # pixels that a side takes, more or less
+LEFT_MARGIN, TOP_MARGIN = 46, 44  # room for the numbers of the positions
+MIN_SIZE = 1e-7  # of the largest output: smaller moves look like this one
 
 STATE_SYMBOLS = {CLEAN: "✓", LEAK: "✗", UNCHECKED: "?", PASSED: "✓", FAILED: "✗", SKIPPED: "–", ERROR: "?"}
 STATE_LABELS = {PASSED: "nothing found", FAILED: "leaks", SKIPPED: "not checked", ERROR: "no verdict"}
@@ -74,30 +76,54 @@ class Cell(NamedTuple):
 
 def html_page(report: AuditReport) -> str:
     """The whole page, as text."""
-    sections = [*_header_html(report), *_findings_html(report), *_influence_html(report), *_skipped_html(report), *_run_info_html(report)]
-    return "\n".join([
-        '<!doctype html>', '<html lang="en">', '<head>', '<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">',
-        f"<title>{escape_xml(f'{report.verdict}: {report.subject}')} – keepleft audit</title>", f"<style>{STYLE}</style>", '</head>',
-        '<body>', *sections, '</body>', '</html>\n'])
+    sections = [
+        *_header_html(report),
+        *_findings_html(report),
+        *_influence_html(report),
+        *_skipped_html(report),
+        *_run_info_html(report),
+    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            f"<title>{escape_xml(f'{report.verdict}: {report.subject}')} – keepleft audit</title>",
+            f"<style>{STYLE}</style>",
+            "</head>",
+            "<body>",
+            *sections,
+            "</body>",
+            "</html>\n",
+        ]
+    )
 
 
 def _header_html(report: AuditReport) -> Iterable[str]:
     """The verdict, and what came of each kind."""
-    verdict_text = {CLEAN: "It keeps to its claim,", LEAK: "It does not keep to its claim,",
-            UNCHECKED: "It could not be audited, so there is no verdict. Its claim is"}
+    verdict_text = {
+        CLEAN: "It keeps to its claim,",
+        LEAK: "It does not keep to its claim,",
+        UNCHECKED: "It could not be audited, so there is no verdict. Its claim is",
+    }
     yield f'<header class="{report.verdict}">'
     yield f"<h1><b>{STATE_SYMBOLS[report.verdict]} {report.verdict}</b>: {escape_xml(report.subject)}</h1>"
     yield f"<p>{verdict_text[report.verdict]} <code>{escape_xml(report.claim)}</code>.</p>"
-    yield (f'<p class="dim">Budget {escape_xml(report.budget)}: {len(report.paths)} code paths, {report.calls} calls, '
-           f"{report.seconds:.1f} s</p>")
+    yield (
+        f'<p class="dim">Budget {escape_xml(report.budget)}: {len(report.paths)} code paths, {report.calls} calls, '
+        f"{report.seconds:.1f} s</p>"
+    )
     yield "</header>"
     yield '<ul class="kinds">'
     for kind in KINDS:
         state, details = outcome(report, kind)
-        yield (f'<li class="{state}" title="{_quote_attribute(details or STATE_LABELS[state])}"><b>{STATE_SYMBOLS[state]}</b> {kind} '
-               f"<small>{STATE_LABELS[state]}</small></li>")
+        yield (
+            f'<li class="{state}" title="{_quote_attribute(details or STATE_LABELS[state])}"><b>{STATE_SYMBOLS[state]}</b> {kind} '
+            f"<small>{STATE_LABELS[state]}</small></li>"
+        )
     yield "</ul>"
 
 
@@ -116,7 +142,9 @@ def _finding_html(n: int, finding: Finding) -> Iterable[str]:
     yield from (f"<dt>{name}</dt><dd>{escape_xml(value)}</dd>" for name, value in fields.items() if value)
     yield "</dl>"
     if finding.also:
-        yield from _collapsible_list(f"{_pluralize(len(finding.also), 'further code path')} with the same", finding.also)
+        yield from _collapsible_list(
+            f"{_pluralize(len(finding.also), 'further code path')} with the same", finding.also
+        )
     if finding.reproduce:
         yield f'<p class="dim">To see it:</p><pre>{escape_xml(finding.reproduce)}</pre>'
     yield "</article>"
@@ -137,9 +165,15 @@ def _influence_html(report: AuditReport) -> Iterable[str]:
     rows = [[_most_relevant_cell(report, readers, sources) for sources in spans] for readers in spans]
     any_violation = any(cell.violates_claim for row in rows for cell in row)
     has_future_finding = any(finding.kind == "future" for finding in report.findings)
-    sharing_note = f" Each square stands for {step} × {step} pairs and shows the one that matters most." if step > 1 else ""
-    yield (f"<p>{length} positions, one of them changed at a time, on the plainest code path. Sizes are shares of the largest "
-           f"output.{sharing_note}</p>")
+    sharing_note = (
+        f" Each square stands for {step} × {step} pairs and shows the one that matters most."
+        if step > 1
+        else ""
+    )
+    yield (
+        f"<p>{length} positions, one of them changed at a time, on the plainest code path. Sizes are shares of the largest "
+        f"output.{sharing_note}</p>"
+    )
     if has_future_finding and not any_violation:
         yield "<p>The leak does not show on that path, only on those that the findings name.</p>"
     taken_for_rounding = any_violation and not has_future_finding and "future" in report.checked
@@ -149,7 +183,13 @@ def _influence_html(report: AuditReport) -> Iterable[str]:
         yield "<p>Some moves are against the claim, and the check for that, future, was not made: make it.</p>"
     yield '<div class="pictures">'
     yield _grid_html("Claimed", f"Who may move whom: {report.claim}", rows, step, _draw_claimed)
-    yield _grid_html("Measured", "Who moves whom, and by how much", rows, step, _draw_rounding if taken_for_rounding else _draw_leak)
+    yield _grid_html(
+        "Measured",
+        "Who moves whom, and by how much",
+        rows,
+        step,
+        _draw_rounding if taken_for_rounding else _draw_leak,
+    )
     yield "</div>"
     yield from _legend_html(taken_for_rounding)
 
@@ -157,53 +197,91 @@ def _influence_html(report: AuditReport) -> Iterable[str]:
 def _most_relevant_cell(report: AuditReport, readers: range, sources: range) -> Cell:
     """What is not allowed before what is, then the largest."""
     allowed = [report.claimed[q][k] for q in readers for k in sources]
-    cells = [Cell(q, k, report.claimed[q][k], report.measured[q][k], sum(allowed) / len(allowed)) for q in readers for k in sources]
+    cells = [
+        Cell(q, k, report.claimed[q][k], report.measured[q][k], sum(allowed) / len(allowed))
+        for q in readers
+        for k in sources
+    ]
     return max(cells, key=lambda cell: (cell.violates_claim, cell.size, cell.allowed))
 
 
-def _grid_html(name: str, label: str, rows: Sequence[Sequence[Cell]], step: int, draw_cell: Callable[[Cell], list[str]]) -> str:
-    """One of the two: readers from top to bottom, sources from left to right. A cell is drawn in a square of 1 × 1."""
+def _grid_html(
+    name: str, label: str, rows: Sequence[Sequence[Cell]], step: int, draw_cell: Callable[[Cell], list[str]]
+) -> str:
+    """One of the two: readers from top to bottom, sources from left to right.
+
+    A cell is drawn in a square of 1 × 1.
+    """
     cell_pixels = max(7, min(30, SIDE_PIXELS // len(rows)))
     side_pixels = cell_pixels * len(rows)
     label_step = ceil(28 / cell_pixels)  # numbers need room
-    lines = [f"<figure><figcaption>{name}</figcaption>",
-           f'<svg viewBox="0 0 {LEFT_MARGIN + side_pixels + 8} {TOP_MARGIN + side_pixels + 8}" width="{LEFT_MARGIN + side_pixels + 8}" height="{TOP_MARGIN + side_pixels + 8}" '
-           f'role="img" aria-label="{_quote_attribute(label)}">',
-           f'<text x="{LEFT_MARGIN + side_pixels / 2:g}" y="13" text-anchor="middle">… is moved by position</text>',
-           f'<text transform="translate(13 {TOP_MARGIN + side_pixels / 2:g}) rotate(-90)" text-anchor="middle">position …</text>']
+    lines = [
+        f"<figure><figcaption>{name}</figcaption>",
+        f'<svg viewBox="0 0 {LEFT_MARGIN + side_pixels + 8} {TOP_MARGIN + side_pixels + 8}" width="{LEFT_MARGIN + side_pixels + 8}" height="{TOP_MARGIN + side_pixels + 8}" '
+        f'role="img" aria-label="{_quote_attribute(label)}">',
+        f'<text x="{LEFT_MARGIN + side_pixels / 2:g}" y="13" text-anchor="middle">… is moved by position</text>',
+        f'<text transform="translate(13 {TOP_MARGIN + side_pixels / 2:g}) rotate(-90)" text-anchor="middle">position …</text>',
+    ]
     for n in range(0, len(rows), label_step):
         center = n * cell_pixels + cell_pixels / 2
-        lines.append(f'<text x="{LEFT_MARGIN + center:g}" y="{TOP_MARGIN - 8}" text-anchor="middle">{n * step}</text>'
-                   f'<text x="{LEFT_MARGIN - 8}" y="{TOP_MARGIN + center + 4:g}" text-anchor="end">{n * step}</text>')
+        lines.append(
+            f'<text x="{LEFT_MARGIN + center:g}" y="{TOP_MARGIN - 8}" text-anchor="middle">{n * step}</text>'
+            f'<text x="{LEFT_MARGIN - 8}" y="{TOP_MARGIN + center + 4:g}" text-anchor="end">{n * step}</text>'
+        )
     for q, row in enumerate(rows):
         for k, cell in enumerate(row):
-            lines.append(f'<g class="cell" transform="translate({LEFT_MARGIN + k * cell_pixels} {TOP_MARGIN + q * cell_pixels}) scale({cell_pixels})">'
-                       + "".join(draw_cell(cell)) + "</g>")
-    return "\n".join([*lines, f'<rect class="net" x="{LEFT_MARGIN - .5}" y="{TOP_MARGIN - .5}" width="{side_pixels + 1}" height="{side_pixels + 1}"/>',
-                      "</svg></figure>"])
+            lines.append(
+                f'<g class="cell" transform="translate({LEFT_MARGIN + k * cell_pixels} {TOP_MARGIN + q * cell_pixels}) scale({cell_pixels})">'
+                + "".join(draw_cell(cell))
+                + "</g>"
+            )
+    return "\n".join(
+        [
+            *lines,
+            f'<rect class="net" x="{LEFT_MARGIN - 0.5}" y="{TOP_MARGIN - 0.5}" width="{side_pixels + 1}" height="{side_pixels + 1}"/>',
+            "</svg></figure>",
+        ]
+    )
 
 
 def _draw_claimed(cell: Cell) -> list[str]:
-    verb = "may be" if cell.allowed_share == 1 else "must not be" if not cell.allowed_share else "may in part be"
-    return [_square_svg("none"), *([_square_svg("may", 0.88, cell.allowed_share)] if cell.allowed_share else []),
-            _title_tag(f"position {cell.reader} {verb} moved by position {cell.source}")]
+    verb = (
+        "may be" if cell.allowed_share == 1 else "must not be" if not cell.allowed_share else "may in part be"
+    )
+    return [
+        _square_svg("none"),
+        *([_square_svg("may", 0.88, cell.allowed_share)] if cell.allowed_share else []),
+        _title_tag(f"position {cell.reader} {verb} moved by position {cell.source}"),
+    ]
 
 
 def _draw_leak(cell: Cell) -> list[str]:
     if not cell.violates_claim:
         return _draw_allowed(cell)
-    return [_square_svg("none"), *_cross_svg(_log_level(cell.size)), _title_tag(f"{_describe_move(cell)}, which the claim does not allow")]
+    return [
+        _square_svg("none"),
+        *_cross_svg(_log_level(cell.size)),
+        _title_tag(f"{_describe_move(cell)}, which the claim does not allow"),
+    ]
 
 
 def _draw_rounding(cell: Cell) -> list[str]:
     """Where the check found nothing, the little that moves against the claim is no leak."""
     if not cell.violates_claim:
         return _draw_allowed(cell)
-    return [_square_svg("none"), _ring_svg(), _title_tag(f"{_describe_move(cell)}, which was taken for rounding")]
+    return [
+        _square_svg("none"),
+        _ring_svg(),
+        _title_tag(f"{_describe_move(cell)}, which was taken for rounding"),
+    ]
 
 
 def _draw_allowed(cell: Cell) -> list[str]:
-    return [_square_svg("soft" if cell.allowed else "none"), *([_dot_svg(_log_level(cell.size))] if cell.size else []), _title_tag(_describe_move(cell))]
+    return [
+        _square_svg("soft" if cell.allowed else "none"),
+        *([_dot_svg(_log_level(cell.size))] if cell.size else []),
+        _title_tag(_describe_move(cell)),
+    ]
 
 
 def _dot_svg(level: float) -> str:
@@ -219,9 +297,11 @@ def _square_svg(css_class: str, side: float = 1.0, opacity: float = 1.0) -> str:
 def _cross_svg(level: float) -> list[str]:
     """A mark that is told from a square by its shape as well as by its colour."""
     inset = 0.16 + 0.1 * (1 - level)
-    return [_square_svg("bad", 1.0, 0.55 + 0.45 * level),
-            f'<path class="cross" d="M{inset:.2f} {inset:.2f}L{1 - inset:.2f} {1 - inset:.2f}'
-            f'M{1 - inset:.2f} {inset:.2f}L{inset:.2f} {1 - inset:.2f}"/>']
+    return [
+        _square_svg("bad", 1.0, 0.55 + 0.45 * level),
+        f'<path class="cross" d="M{inset:.2f} {inset:.2f}L{1 - inset:.2f} {1 - inset:.2f}'
+        f'M{1 - inset:.2f} {inset:.2f}L{inset:.2f} {1 - inset:.2f}"/>',
+    ]
 
 
 def _ring_svg() -> str:
@@ -247,15 +327,26 @@ def _title_tag(text: str) -> str:
 
 
 def _legend_html(taken_for_rounding: bool) -> Iterable[str]:
-    entries = [(_square_svg("may", 0.88), "may move"), (_square_svg("none"), "must not move, and does not"),
-             (_square_svg("soft"), "may move, but does not"),
-             *((_square_svg("soft") + _dot_svg(_log_level(size)), f"moves by {size:g}") for size in (MIN_SIZE, 1e-3, 1.0))]
-    entries.append((_ring_svg(), "moves, but must not: taken for rounding") if taken_for_rounding else
-                 ("".join(_cross_svg(1.0)), "moves, but must not"))
+    entries = [
+        (_square_svg("may", 0.88), "may move"),
+        (_square_svg("none"), "must not move, and does not"),
+        (_square_svg("soft"), "may move, but does not"),
+        *(
+            (_square_svg("soft") + _dot_svg(_log_level(size)), f"moves by {size:g}")
+            for size in (MIN_SIZE, 1e-3, 1.0)
+        ),
+    ]
+    entries.append(
+        (_ring_svg(), "moves, but must not: taken for rounding")
+        if taken_for_rounding
+        else ("".join(_cross_svg(1.0)), "moves, but must not")
+    )
     yield '<ul class="legend">'
     for symbol, label in entries:
-        yield (f'<li><svg width="22" height="22" viewBox="-.05 -.05 1.1 1.1" aria-hidden="true">{symbol}'
-               f'<rect class="net" width="1" height="1"/></svg>{label}</li>')
+        yield (
+            f'<li><svg width="22" height="22" viewBox="-.05 -.05 1.1 1.1" aria-hidden="true">{symbol}'
+            f'<rect class="net" width="1" height="1"/></svg>{label}</li>'
+        )
     yield "</ul>"
 
 
@@ -267,7 +358,11 @@ def _skipped_html(report: AuditReport) -> Iterable[str]:
     if report.skipped:
         yield "<h2>Not checked</h2><ul>"
         for line in report.skipped:
-            fatal_note = " <b>Without this there is no verdict.</b>" if line in report.blocked and not report.findings else ""
+            fatal_note = (
+                " <b>Without this there is no verdict.</b>"
+                if line in report.blocked and not report.findings
+                else ""
+            )
             yield f"<li>{escape_xml(line)}{fatal_note}</li>"
         yield "</ul>"
     if report.notes:

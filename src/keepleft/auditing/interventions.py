@@ -1,4 +1,6 @@
-"""Ways to get inside a call without touching the model: gradients to what comes in, large scores, large and poisoned inputs."""
+"""Ways to get inside a call without touching the model: gradients to what comes in, large scores, large and
+poisoned inputs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.op_counter import op_name
 
 AMPLIFIED_SCORE, INPUT_SCALE = 1e5, 1e4  # scores; inputs
-_MATMUL_FIRST_OPERAND = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}  # and which argument is the first factor
+# and which argument is the first factor
+_MATMUL_FIRST_OPERAND = {"bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1}
 Hook = Callable[[Tensor], Tensor]
 
 
@@ -31,14 +34,26 @@ class EmbeddingHook(TorchFunctionMode):
 
     def __init__(self, tokens: Tensor, hook: Hook) -> None:
         super().__init__()
-        self.tokens, self.hook, self.applied = tokens, hook, False
+        self.tokens = tokens
+        self.hook = hook
+        self.applied = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in (F.embedding, torch.embedding) and isinstance(out, Tensor):
-            indices = next((value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)
-                           and not value.is_floating_point()), None)
-            if indices is not None and indices.shape == self.tokens.shape and torch.equal(indices, self.tokens.to(indices)):
+            indices = next(
+                (
+                    value
+                    for value in (*args, *(kwargs or {}).values())
+                    if isinstance(value, Tensor) and not value.is_floating_point()
+                ),
+                None,
+            )
+            if (
+                indices is not None
+                and indices.shape == self.tokens.shape
+                and torch.equal(indices, self.tokens.to(indices))
+            ):
                 self.applied = True
                 return self.hook(out)
         return out
@@ -77,15 +92,22 @@ def run_with_grad(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tupl
 
 
 def poison_hook(mask: Tensor, value: float | None) -> Hook:
-    """Vectors at some positions, (B, T), replaced by NaN or infinity; without a value, so many times as large."""
+    """Vectors at some positions, (B, T), replaced by NaN or infinity; without a value, so many times as
+    large.
+    """
+
     def hook(vectors: Tensor) -> Tensor:
         replacement = vectors * INPUT_SCALE if value is None else torch.full_like(vectors, value)
-        return torch.where(mask.to(vectors.device).view(*mask.shape, *[1] * (vectors.dim() - 2)), replacement, vectors)
+        return torch.where(
+            mask.to(vectors.device).view(*mask.shape, *[1] * (vectors.dim() - 2)), replacement, vectors
+        )
 
     return hook
 
 
-def select_output_with_hook(adapter: ModelAdapter, inputs: Inputs, path: CodePath, hook: Hook) -> Tensor | None:
+def select_output_with_hook(
+    adapter: ModelAdapter, inputs: Inputs, path: CodePath, hook: Hook
+) -> Tensor | None:
     """The audited output of a call whose vectors were touched; None where none were seen."""
     with torch.no_grad():
         out = run_with_hook(adapter, inputs, path, hook)
@@ -96,7 +118,8 @@ class ScoreAmplifier:
     """Scores of attention made large: by as much each time as the first time."""
 
     def __init__(self, length: int, sign: float = 1.0) -> None:
-        self.length, self.sign = length, sign
+        self.length = length
+        self.sign = sign
         self.factors: list[float] = []
         self.calibrated = False
 
@@ -107,7 +130,8 @@ class ScoreAmplifier:
 class _AmplifierMode(TorchDispatchMode):
     def __init__(self, amplifier: ScoreAmplifier) -> None:
         super().__init__()
-        self.amplifier, self.index = amplifier, 0
+        self.amplifier = amplifier
+        self.index = 0
         self.calibrating = not amplifier.calibrated
         amplifier.calibrated = True
 
@@ -115,7 +139,9 @@ class _AmplifierMode(TorchDispatchMode):
         """A power of two, so that it rounds nothing."""
         if self.calibrating:
             max_score = measure_max_score()
-            self.amplifier.factors.append(2.0 ** round(math.log2(AMPLIFIED_SCORE / max_score)) if 1e-20 < max_score < 1e20 else 1.0)
+            self.amplifier.factors.append(
+                2.0 ** round(math.log2(AMPLIFIED_SCORE / max_score)) if 1e-20 < max_score < 1e20 else 1.0
+            )
         self.index += 1
         if self.index > len(self.amplifier.factors):
             raise CallError("the number of attentions changes from call to call")
@@ -128,22 +154,33 @@ class _AmplifierMode(TorchDispatchMode):
             q, k = args[0], args[1]
             if q.shape[-2] == k.shape[-2] == self.amplifier.length:
                 scale = kwargs.get("scale") or q.shape[-1] ** -0.5
-                expanded_k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.dim() == 4 and q.shape[1] != k.shape[1] else k
-                factor = self.next_factor(lambda: float((q.double() @ expanded_k.double().transpose(-1, -2)).abs().max()) * scale)
+                expanded_k = (
+                    k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+                    if q.dim() == 4 and q.shape[1] != k.shape[1]
+                    else k
+                )
+                factor = self.next_factor(
+                    lambda: float((q.double() @ expanded_k.double().transpose(-1, -2)).abs().max()) * scale
+                )
                 return func(q * factor, *args[1:], **kwargs)
         operand = _MATMUL_FIRST_OPERAND.get(name)
         if operand is not None and len(args) > operand + 1:
-            a, b = args[operand:operand + 2]
+            a, b = args[operand : operand + 2]
             if a.shape[-2] == b.shape[-1] == self.amplifier.length:
                 factor = self.next_factor(lambda: float((a.double() @ b.double()).abs().max()))
-                args = (*args[:operand], a * factor, *args[operand + 1:])
+                args = (*args[:operand], a * factor, *args[operand + 1 :])
         return func(*args, **kwargs)
 
 
-def stressed_run(adapter: ModelAdapter, inputs: Inputs, path: CodePath, amplifier: ScoreAmplifier | None, hook: Hook | None) -> Callable[[], Any]:
+def stressed_run(
+    adapter: ModelAdapter, inputs: Inputs, path: CodePath, amplifier: ScoreAmplifier | None, hook: Hook | None
+) -> Callable[[], Any]:
     """The same strained call again, to look where it enters."""
+
     def run() -> Any:
         with amplifier.mode() if amplifier is not None else nullcontext():
-            return adapter.run_raw(inputs, path) if hook is None else run_with_hook(adapter, inputs, path, hook)
+            return (
+                adapter.run_raw(inputs, path) if hook is None else run_with_hook(adapter, inputs, path, hook)
+            )
 
     return run

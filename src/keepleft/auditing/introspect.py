@@ -13,12 +13,18 @@ from torch import nn
 from keepleft.models.design import ClassificationHead, PoolingHead
 from keepleft.models.transformer import EncoderDecoder, Model
 
-_RELEVANT_NAME = re.compile(r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag",
-                      re.I)
+_RELEVANT_NAME = re.compile(
+    r"window|chunk|block|stride|kernel|conv|segment|bucket|span|local|group|sparse|compress|index|ratio|lag",
+    re.I,
+)
 _TOKEN_ID_NAME = re.compile(r"(token_id|token_index|_token|token_ids|_idx)$")
-_SPECIAL_TOKEN_NAME = re.compile(r"(^|_)(pad|eos|bos|sep|eot|eod|cls|mask|end|start|doc)\w*(_id|_idx|_token|_token_id|_index)$|_token_id$")
-_WIDTH_NAMES = frozenset("in_features out_features num_embeddings embedding_dim embed_dim num_heads head_dim hidden_size input_size "
-                    "num_layers num_features in_channels out_channels vocab_size kdim vdim padding_idx n_head n_heads".split())
+_SPECIAL_TOKEN_NAME = re.compile(
+    r"(^|_)(pad|eos|bos|sep|eot|eod|cls|mask|end|start|doc)\w*(_id|_idx|_token|_token_id|_index)$|_token_id$"
+)
+_WIDTH_NAMES = frozenset(
+    "in_features out_features num_embeddings embedding_dim embed_dim num_heads head_dim hidden_size input_size "
+    "num_layers num_features in_channels out_channels vocab_size kdim vdim padding_idx n_head n_heads".split()
+)
 MAX_CONFIG_NUMBER = 4096
 
 
@@ -30,12 +36,13 @@ class ModelFacts:
     source_vocab_size: int | None = None
     excluded_tokens: frozenset[int] = frozenset()
     layers: int | None = None
-    config_numbers: Mapping[int, str] = field(default_factory=dict)  # a whole number, and the name it has; what matters most first
-    is_encoder_decoder: bool = False                                        # an encoder-decoder
+    # a whole number, and the name it has; what matters most first
+    config_numbers: Mapping[int, str] = field(default_factory=dict)
+    is_encoder_decoder: bool = False  # an encoder-decoder
     is_huggingface: bool = False
     is_keepleft: bool = False
-    special_tokens: tuple[int, ...] = ()                               # ids that its modules know by name
-    entry_point: Any = None                                         # what to call instead, where the model gives one vector a text
+    special_tokens: tuple[int, ...] = ()  # ids that its modules know by name
+    entry_point: Any = None  # what to call instead, where the model gives one vector a text
 
 
 def introspect(target: Any, module: nn.Module | None) -> ModelFacts:
@@ -44,13 +51,26 @@ def introspect(target: Any, module: nn.Module | None) -> ModelFacts:
     config = getattr(module, "config", None)
     if module is not None and hasattr(config, "to_dict") and hasattr(config, "model_type"):
         return _huggingface_facts(module, config)
-    return ModelFacts(config_numbers=_rank_numbers(_module_numbers(target, module)), layers=_count_layers(module), special_tokens=_special_tokens(module))
+    return ModelFacts(
+        config_numbers=_rank_numbers(_module_numbers(target, module)),
+        layers=_count_layers(module),
+        special_tokens=_special_tokens(module),
+    )
 
 
 def _special_tokens(module: nn.Module | None) -> tuple[int, ...]:
     """Tokens that attributes speak of: pad_id, eos_token_id …"""
-    custom_modules = [submodule for submodule in (module.modules() if module is not None else ()) if not type(submodule).__module__.startswith("torch.")]
-    int_attributes = [(name, value) for submodule in custom_modules for name, value in vars(submodule).items() if type(value) is int]
+    custom_modules = [
+        submodule
+        for submodule in (module.modules() if module is not None else ())
+        if not type(submodule).__module__.startswith("torch.")
+    ]
+    int_attributes = [
+        (name, value)
+        for submodule in custom_modules
+        for name, value in vars(submodule).items()
+        if type(value) is int
+    ]
     return tuple(sorted({value for name, value in int_attributes if _SPECIAL_TOKEN_NAME.search(name)}))
 
 
@@ -59,9 +79,17 @@ def _keepleft_facts(model: Model) -> ModelFacts:
     stack = design.decoder or design.encoder
     assert stack is not None
     numbers = [(n, name) for name, n in _named_ints("design", asdict(design))]
-    return ModelFacts(design.vocab, design.source_vocab, layers=stack.layers, config_numbers=_rank_numbers(iter(numbers)),
-                 is_encoder_decoder=isinstance(model, EncoderDecoder), is_keepleft=True,
-                 entry_point=model.hidden_states if isinstance(design.head, ClassificationHead | PoolingHead) else None)
+    return ModelFacts(
+        design.vocab,
+        design.source_vocab,
+        layers=stack.layers,
+        config_numbers=_rank_numbers(iter(numbers)),
+        is_encoder_decoder=isinstance(model, EncoderDecoder),
+        is_keepleft=True,
+        entry_point=model.hidden_states
+        if isinstance(design.head, ClassificationHead | PoolingHead)
+        else None,
+    )
 
 
 def _huggingface_facts(module: nn.Module, config: Any) -> ModelFacts:
@@ -69,11 +97,22 @@ def _huggingface_facts(module: nn.Module, config: Any) -> ModelFacts:
     text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     config_dict = config.to_dict()
     excluded_tokens = {value for name, value in _named_ints("", config_dict) if _TOKEN_ID_NAME.search(name)}
-    numbers = [(value, name) for name, value in _named_ints("", text_config.to_dict() if hasattr(text_config, "to_dict") else config_dict)
-               if not _TOKEN_ID_NAME.search(name)]
+    numbers = [
+        (value, name)
+        for name, value in _named_ints(
+            "", text_config.to_dict() if hasattr(text_config, "to_dict") else config_dict
+        )
+        if not _TOKEN_ID_NAME.search(name)
+    ]
     vocab_size = getattr(text_config, "vocab_size", None)
-    layers = next((value for name in ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "n_layers")
-                   if isinstance(value := getattr(text_config, name, None), int)), None)
+    layers = next(
+        (
+            value
+            for name in ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "n_layers")
+            if isinstance(value := getattr(text_config, name, None), int)
+        ),
+        None,
+    )
     num_embeddings = None
     if hasattr(module, "get_input_embeddings"):
         try:
@@ -81,12 +120,24 @@ def _huggingface_facts(module: nn.Module, config: Any) -> ModelFacts:
         except (NotImplementedError, AttributeError, TypeError):
             num_embeddings = None
     sizes = [n for n in (vocab_size, num_embeddings) if isinstance(n, int)]
-    return ModelFacts(min(sizes) if sizes else None, None, frozenset(excluded_tokens), layers, _rank_numbers(iter(numbers)), is_encoder_decoder, is_huggingface=True)
+    return ModelFacts(
+        min(sizes) if sizes else None,
+        None,
+        frozenset(excluded_tokens),
+        layers,
+        _rank_numbers(iter(numbers)),
+        is_encoder_decoder,
+        is_huggingface=True,
+    )
 
 
 def _count_layers(module: nn.Module | None) -> int | None:
     """The longest list of modules is the stack."""
-    list_lengths = [len(submodule) for submodule in module.modules() if isinstance(submodule, nn.ModuleList)] if module is not None else []
+    list_lengths = (
+        [len(submodule) for submodule in module.modules() if isinstance(submodule, nn.ModuleList)]
+        if module is not None
+        else []
+    )
     return max(list_lengths, default=None)
 
 
@@ -105,7 +156,9 @@ def _named_ints(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, in
 
 
 def _module_numbers(target: Any, module: nn.Module | None) -> Iterator[tuple[int, str]]:
-    """In attributes of modules, in what configuration they carry, and in the code of those that are not PyTorch's."""
+    """In attributes of modules, in what configuration they carry, and in the code of those that are not
+    PyTorch's.
+    """
     for submodule in module.modules() if module is not None else ():
         if isinstance(submodule, nn.modules.conv._ConvNd):
             for kernel, dilation in zip(submodule.kernel_size, submodule.dilation, strict=True):
@@ -125,7 +178,11 @@ def _as_mapping(value: Any) -> Any:
     """A configuration object as a mapping; weights and modules hold no choices."""
     if isinstance(value, int | Mapping | list | tuple):
         return value
-    if type(value).__module__.startswith(("torch", "builtins", "numpy")) or isinstance(value, nn.Module) or callable(value):
+    if (
+        type(value).__module__.startswith(("torch", "builtins", "numpy"))
+        or isinstance(value, nn.Module)
+        or callable(value)
+    ):
         return None
     try:
         return dict(vars(value))
@@ -141,9 +198,16 @@ def _code_constants(function: Any) -> Iterator[tuple[int, str]]:
         return
     for value in code.co_consts:
         yield from ((n, "constant") for _, n in _named_ints("", value))
-    closure_values = [getattr(cell, "cell_contents", None) for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
-    for value in [*closure_values, *(getattr(function, "__defaults__", None) or ()),
-                  *(getattr(function, "__kwdefaults__", None) or {}).values()]:
+    closure_values = [
+        getattr(cell, "cell_contents", None)
+        for cell in getattr(function, "__closure__", None) or ()
+        if _is_filled(cell)
+    ]
+    for value in [
+        *closure_values,
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    ]:
         yield from ((n, "constant") for _, n in _named_ints("", value))
 
 
@@ -158,10 +222,14 @@ def _rank_numbers(named_numbers: Iterator[tuple[int, str]]) -> dict[int, str]:
     """What speaks of windows and chunks first; then small before large."""
     names: dict[int, str] = {}
     for n, name in named_numbers:
-        if 2 <= n <= MAX_CONFIG_NUMBER and (n not in names or (_RELEVANT_NAME.search(name) and not _RELEVANT_NAME.search(names[n]))):
+        if 2 <= n <= MAX_CONFIG_NUMBER and (
+            n not in names or (_RELEVANT_NAME.search(name) and not _RELEVANT_NAME.search(names[n]))
+        ):
             names[n] = name
 
     def rank(n: int) -> tuple[int, int]:
-        return 0 if _RELEVANT_NAME.search(names[n]) else 3 if names[n] in _WIDTH_NAMES else 2 if names[n] == "constant" else 1, n
+        return 0 if _RELEVANT_NAME.search(names[n]) else 3 if names[n] in _WIDTH_NAMES else 2 if names[
+            n
+        ] == "constant" else 1, n
 
     return {n: names[n] for n in sorted(names, key=rank)}

@@ -1,4 +1,6 @@
-"""Around a call: a time limit, weights that are woken or cast for a while, modes and flags that go back to what they were."""
+"""Around a call: a time limit, weights that are woken or cast for a while, modes and flags that go back to
+what they were.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ from keepleft.auditing.argument_roles import FLAG_NAME_PARTS, IMPLEMENTATION_ATT
 
 
 class CallTimeoutError(BaseException):
-    """A call took longer than it may. Not an Exception, so that a model's own `except Exception` does not swallow it."""
+    """A call took longer than it may.
+
+    Not an Exception, so that a model's own `except Exception` does not swallow it.
+    """
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Stop what runs longer. Only the main thread can be stopped; elsewhere there is no limit."""
-    enforceable = seconds is not None and hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+    enforceable = (
+        seconds is not None
+        and hasattr(signal, "SIGALRM")
+        and threading.current_thread() is threading.main_thread()
+    )
     if not enforceable:
         yield
         return
@@ -34,7 +43,8 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     def on_alarm(*_: Any) -> None:
         raise CallTimeoutError(f"a call took longer than {seconds:g} s")
 
-    previous_handler, previous_timer = signal.signal(signal.SIGALRM, on_alarm), signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    previous_handler = signal.signal(signal.SIGALRM, on_alarm)
+    previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
@@ -44,13 +54,21 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def randomize_zero_weights(module: nn.Module | None, seed: int = 0) -> Iterator[int]:
-    """Weights that are all zero (a gate, an output projection before training) hide what stands behind them: for a while
-    they are not zero. Says how many there are."""
+    """Weights that are all zero (a gate, an output projection before training) hide what stands behind them:
+    for a while they are not zero. Says how many there are.
+    """
     rng, zero_weights = torch.Generator().manual_seed(seed), []
     try:
         for p in module.parameters() if module is not None else ():
-            if p.requires_grad and p.is_floating_point() and p.numel() and p.device.type != "meta" and not _has_nonzero(p):
-                fan_in, original = p.shape[-1] if p.dim() > 1 else 4, p.detach().clone() if p.detach().signbit().any() else None
+            if (
+                p.requires_grad
+                and p.is_floating_point()
+                and p.numel()
+                and p.device.type != "meta"
+                and not _has_nonzero(p)
+            ):
+                fan_in = p.shape[-1] if p.dim() > 1 else 4
+                original = p.detach().clone() if p.detach().signbit().any() else None
                 try:
                     with torch.no_grad():
                         p.copy_(torch.randn(p.shape, generator=rng) / math.sqrt(max(1, fan_in)) * 0.5)
@@ -74,14 +92,18 @@ def _has_nonzero(weight: Tensor) -> bool:
 
 @contextmanager
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The same module with floating weights and buffers of another kind; afterwards it has its own objects back."""
+    """The same module with floating weights and buffers of another kind; afterwards it has its own objects
+    back.
+    """
     converted: dict[int, Any] = {}
     originals: list[tuple[nn.Module, str, Any, bool]] = []
 
     def convert(tensor: Tensor, is_parameter: bool) -> Any:
         if id(tensor) not in converted:
             new = tensor.detach().to(dtype)
-            converted[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+            converted[id(tensor)] = (
+                nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+            )
         return converted[id(tensor)]
 
     try:
@@ -110,13 +132,24 @@ def preserve_modes(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserve_state(module: nn.Module | None) -> Iterator[None]:
-    """Buffers (running statistics, caches), modes and attributes are as before afterwards, and what was added is gone."""
+    """Buffers (running statistics, caches), modes and attributes are as before afterwards, and what was added
+    is gone.
+    """
     if module is None:
         yield
         return
     snapshot = snapshot_buffers(module)
-    saved = [(submodule, dict(vars(submodule)), dict(submodule._parameters), dict(submodule._buffers), set(submodule._non_persistent_buffers_set))
-            for submodule in module.modules() if not isinstance(submodule, torch.jit.ScriptModule)]
+    saved = [
+        (
+            submodule,
+            dict(vars(submodule)),
+            dict(submodule._parameters),
+            dict(submodule._buffers),
+            set(submodule._non_persistent_buffers_set),
+        )
+        for submodule in module.modules()
+        if not isinstance(submodule, torch.jit.ScriptModule)
+    ]
     try:
         yield
     finally:
@@ -137,13 +170,18 @@ BufferSnapshot = list[tuple[Tensor, int, Tensor]]
 
 def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
     """Every buffer with its version and its value."""
-    return [(b, b._version, b.detach().clone()) for b in (module.buffers() if module is not None else ())
-            if b.device.type != "meta" and not b.is_inference()]
+    return [
+        (b, b._version, b.detach().clone())
+        for b in (module.buffers() if module is not None else ())
+        if b.device.type != "meta" and not b.is_inference()
+    ]
 
 
 def restore_buffers(snapshot: BufferSnapshot) -> bool:
     """Put buffers back that have changed since; says whether any had."""
-    changed = [(b, value) for b, version, value in snapshot if b._version != version and b.shape == value.shape]
+    changed = [
+        (b, value) for b, version, value in snapshot if b._version != version and b.shape == value.shape
+    ]
     with torch.no_grad():
         for b, value in changed:
             b.copy_(value)
@@ -153,13 +191,18 @@ def restore_buffers(snapshot: BufferSnapshot) -> bool:
 
 
 class BoundsCheck(TorchFunctionMode):
-    """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up again."""
+    """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up
+    again.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments = [*args, *kwargs.values()]
         int_dtypes = (torch.int64, torch.int32)
-        ids = next((value for value in arguments[1:] if isinstance(value, Tensor) and value.dtype in int_dtypes), None)
+        ids = next(
+            (value for value in arguments[1:] if isinstance(value, Tensor) and value.dtype in int_dtypes),
+            None,
+        )
         if ids is not None and ids.numel() and isinstance(arguments[0], Tensor):
             axis_size = None
             if func in (torch.gather, Tensor.gather, torch.index_select, Tensor.index_select):
@@ -170,19 +213,30 @@ class BoundsCheck(TorchFunctionMode):
             if axis_size is not None and int(ids.max()) >= axis_size:
                 raise IndexError(f"{int(ids.max())} is beyond the end of an axis of {axis_size}")
             if func in (F.cross_entropy, F.nll_loss):
-                num_classes, ignore_index = arguments[0].shape[min(1, arguments[0].dim() - 1)], kwargs.get("ignore_index", (*args, *[-100] * 5)[4])
+                num_classes = arguments[0].shape[min(1, arguments[0].dim() - 1)]
+                ignore_index = kwargs.get("ignore_index", (*args, *[-100] * 5)[4])
                 invalid = ids[(ids != ignore_index) & ((ids < 0) | (ids >= num_classes))]
                 if len(invalid):
-                    raise IndexError(f"Target {int(invalid[0])} is out of bounds: there are {num_classes} kinds")
+                    raise IndexError(
+                        f"Target {int(invalid[0])} is out of bounds: there are {num_classes} kinds"
+                    )
         if func in (F.embedding, torch.embedding):
-            embedding_table = next(value for value in arguments if isinstance(value, Tensor) and value.is_floating_point())
-            indices = next(value for value in arguments if isinstance(value, Tensor) and not value.is_floating_point())
+            embedding_table = next(
+                value for value in arguments if isinstance(value, Tensor) and value.is_floating_point()
+            )
+            indices = next(
+                value for value in arguments if isinstance(value, Tensor) and not value.is_floating_point()
+            )
             if indices.numel() and int(indices.max()) >= len(embedding_table):
-                raise IndexError(f"{int(indices.max())} is beyond the end of a table of {len(embedding_table)}")
+                raise IndexError(
+                    f"{int(indices.max())} is beyond the end of a table of {len(embedding_table)}"
+                )
         return func(*args, **kwargs)
 
 
-_DROPOUT_NAME = re.compile(r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop")
+_DROPOUT_NAME = re.compile(
+    r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop"
+)
 
 
 class _NoDropout(TorchFunctionMode):
@@ -201,7 +255,9 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = False) -> Iterator[None]:
-    """Train mode with every dropout at 0, or eval mode; patch_functional: also where it is only called, not kept in an attribute."""
+    """Train mode with every dropout at 0, or eval mode; patch_functional: also where it is only called, not
+    kept in an attribute.
+    """
     with ExitStack() as stack:
         module.train(enabled)
         if enabled and patch_functional:
@@ -210,7 +266,11 @@ def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = Fal
             for submodule in module.modules():
                 for name, value in list(vars(submodule).items()):
                     is_dropout_rate = name == "p" and isinstance(submodule, nn.modules.dropout._DropoutNd)
-                    if isinstance(value, float) and 0 < value < 1 and (is_dropout_rate or _DROPOUT_NAME.search(name)):
+                    if (
+                        isinstance(value, float)
+                        and 0 < value < 1
+                        and (is_dropout_rate or _DROPOUT_NAME.search(name))
+                    ):
                         setattr(submodule, name, 0.0)
                         stack.callback(setattr, submodule, name, value)
         yield
@@ -223,15 +283,25 @@ def implementation_flags(module: nn.Module) -> list[tuple[str, Any]]:
         for name, value in vars(submodule).items():
             if isinstance(value, bool) and any(fragment in name.lower() for fragment in FLAG_NAME_PARTS):
                 alternatives[name, not value] = None
-            elif isinstance(value, str) and value.lower() in IMPLEMENTATION_NAMES and IMPLEMENTATION_ATTRIBUTE.search(name):
-                alternatives |= dict.fromkeys((name, implementation) for implementation in ("eager", "sdpa") if implementation != value)
+            elif (
+                isinstance(value, str)
+                and value.lower() in IMPLEMENTATION_NAMES
+                and IMPLEMENTATION_ATTRIBUTE.search(name)
+            ):
+                alternatives |= dict.fromkeys(
+                    (name, implementation) for implementation in ("eager", "sdpa") if implementation != value
+                )
     return list(alternatives)
 
 
 @contextmanager
 def with_flag(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """An attribute of that name, wherever it stands, has another value for a while."""
-    originals = [(submodule, vars(submodule)[name]) for submodule in module.modules() if isinstance(vars(submodule).get(name), type(value))]
+    originals = [
+        (submodule, vars(submodule)[name])
+        for submodule in module.modules()
+        if isinstance(vars(submodule).get(name), type(value))
+    ]
     for submodule, _ in originals:
         setattr(submodule, name, value)
     try:

@@ -8,14 +8,25 @@ from collections.abc import Mapping, Sequence
 from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport, Finding
 from keepleft.svg import escape_xml
 
-PASSED, FAILED, SKIPPED, ERROR = "passed", "failure", "skipped", "error"
+PASSED = "passed"
+FAILED = "failure"
+SKIPPED = "skipped"
+ERROR = "error"
 
 
 def junit(reports: Sequence[AuditReport]) -> str:
-    """A failure for each kind that leaks, a skip for each that was not checked; errors alone where there is no verdict."""
+    """A failure for each kind that leaks, a skip for each that was not checked; errors alone where there is
+    no verdict.
+    """
     counts = Counter(outcome(report, kind)[0] for report in reports for kind in KINDS)
-    head = _tag("testsuites", name="keepleft audit", **_count_attributes(counts, sum(report.seconds for report in reports)))
-    return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *map(_suite, reports), "</testsuites>\n"])
+    head = _tag(
+        "testsuites",
+        name="keepleft audit",
+        **_count_attributes(counts, sum(report.seconds for report in reports)),
+    )
+    return "\n".join(
+        ['<?xml version="1.0" encoding="UTF-8"?>', head, *map(_suite, reports), "</testsuites>\n"]
+    )
 
 
 def outcome(report: AuditReport, kind: str) -> tuple[str, str]:
@@ -34,12 +45,24 @@ def outcome(report: AuditReport, kind: str) -> tuple[str, str]:
 def _suite(report: AuditReport) -> str:
     cases = [(kind, *outcome(report, kind)) for kind in KINDS]
     counts = Counter(state for _, state, _ in cases)
-    properties = {"verdict": report.verdict, "claim": report.claim, "budget": report.budget, "calls": str(report.calls),
-             **report.about}
-    return "\n".join([_tag("testsuite", name=report.subject, **_count_attributes(counts, report.seconds)), "<properties>",
-                      *(_tag("property", end="/", name=name, value=value) for name, value in properties.items()), "</properties>",
-                      *(_case(report, *case) for case in cases),
-                      f"<system-out>{escape_xml(report.text())}</system-out>", "</testsuite>"])
+    properties = {
+        "verdict": report.verdict,
+        "claim": report.claim,
+        "budget": report.budget,
+        "calls": str(report.calls),
+        **report.about,
+    }
+    return "\n".join(
+        [
+            _tag("testsuite", name=report.subject, **_count_attributes(counts, report.seconds)),
+            "<properties>",
+            *(_tag("property", end="/", name=name, value=value) for name, value in properties.items()),
+            "</properties>",
+            *(_case(report, *case) for case in cases),
+            f"<system-out>{escape_xml(report.text())}</system-out>",
+            "</testsuite>",
+        ]
+    )
 
 
 def _case(report: AuditReport, kind: str, state: str, details: str) -> str:
@@ -65,8 +88,13 @@ def _describe_finding(finding: Finding) -> str:
 
 
 def _count_attributes(counts: Mapping[str, int], seconds: float) -> dict[str, str]:
-    return {"tests": str(sum(counts.values())), "failures": str(counts[FAILED]), "errors": str(counts[ERROR]),
-            "skipped": str(counts[SKIPPED]), "time": f"{seconds:.3f}"}
+    return {
+        "tests": str(sum(counts.values())),
+        "failures": str(counts[FAILED]),
+        "errors": str(counts[ERROR]),
+        "skipped": str(counts[SKIPPED]),
+        "time": f"{seconds:.3f}",
+    }
 
 
 def _tag(element: str, /, end: str = "", **attributes: str) -> str:
@@ -76,4 +104,10 @@ def _tag(element: str, /, end: str = "", **attributes: str) -> str:
 
 def _escape_attribute(value: str) -> str:
     """In an attribute, where a line break would be read as a blank."""
-    return escape_xml(value).replace('"', "&quot;").replace("\n", "&#10;").replace("\t", "&#9;").replace("\r", "&#13;")
+    return (
+        escape_xml(value)
+        .replace('"', "&quot;")
+        .replace("\n", "&#10;")
+        .replace("\t", "&#9;")
+        .replace("\r", "&#13;")
+    )

@@ -1,4 +1,6 @@
-"""Where a leak enters: the innermost module whose input is clean at the reader's position and whose output is not."""
+"""Where a leak enters: the innermost module whose input is clean at the reader's position and whose output is
+not.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ class Probe:
     batch: int
     length: int
     row: int
-    reader: int | None                       # None: the whole row
-    parameter_dims: frozenset[int] = frozenset()     # sizes that weights have: an axis of such a size may not be time
-    setup: Callable[[], Any] | None = None  # what leads up to it, and is not looked at; `run` takes what it gives
+    reader: int | None  # None: the whole row
+    # sizes that weights have: an axis of such a size may not be time
+    parameter_dims: frozenset[int] = frozenset()
+    setup: Callable[[], Any] | None = (
+        None  # what leads up to it, and is not looked at; `run` takes what it gives
+    )
 
-    def execute(self, make_tracer: Callable[[], AbstractContextManager[Any]], with_grad: bool = False) -> None:
+    def execute(
+        self, make_tracer: Callable[[], AbstractContextManager[Any]], with_grad: bool = False
+    ) -> None:
         with torch.set_grad_enabled(with_grad):
             setup_args = () if self.setup is None else (self.setup(),)
             with make_tracer():
@@ -53,8 +60,8 @@ class ModuleCall:
     name: str
     inputs: TensorsByKey = field(default_factory=dict)
     outputs: TensorsByKey = field(default_factory=dict)
-    timeless_outputs: TensorsByKey = field(default_factory=dict)   # outputs without a time axis, whole
-    inputs_known: bool = True                             # is it known what came in at the reader's position?
+    timeless_outputs: TensorsByKey = field(default_factory=dict)  # outputs without a time axis, whole
+    inputs_known: bool = True  # is it known what came in at the reader's position?
 
 
 def locate(module: nn.Module | None, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> Location:
@@ -68,15 +75,26 @@ def locate(module: nn.Module | None, probe: Probe, other_probe: Probe, tolerance
         return Location()
 
 
-def _first_difference(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool) -> Location | None:
+def _first_difference(
+    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool
+) -> Location | None:
     """None where nothing differs, or only what differed before."""
-    first_calls, second_calls = _record_calls(module, probe, with_grad), _record_calls(module, other_probe, with_grad)
-    if [call.name for call in first_calls] != [call.name for call in second_calls]:  # experts may be called or not
+    first_calls = _record_calls(module, probe, with_grad)
+    second_calls = _record_calls(module, other_probe, with_grad)
+    if [call.name for call in first_calls] != [
+        call.name for call in second_calls
+    ]:  # experts may be called or not
         common_names = {call.name for call in first_calls} & {call.name for call in second_calls}
-        first_calls, second_calls = ([call for call in calls if call.name in common_names] for calls in (first_calls, second_calls))
+        first_calls, second_calls = (
+            [call for call in calls if call.name in common_names] for calls in (first_calls, second_calls)
+        )
     for call, counterpart in _matched_calls(first_calls, second_calls):
-        if (call.inputs_known and call.outputs and _differ(call.outputs, counterpart.outputs, tolerance)
-                and not _differ(call.inputs, counterpart.inputs, tolerance)):
+        if (
+            call.inputs_known
+            and call.outputs
+            and _differ(call.outputs, counterpart.outputs, tolerance)
+            and not _differ(call.inputs, counterpart.inputs, tolerance)
+        ):
             name = call.name or _pooling_module(first_calls, second_calls, tolerance)
             return Location(name, module_kind(submodule(module, name), probe))
     return None
@@ -87,7 +105,9 @@ def submodule(module: nn.Module, name: str) -> nn.Module:
     return dict(module.named_modules())[name]
 
 
-def _matched_calls(first_calls: list[ModuleCall], second_calls: list[ModuleCall]) -> Iterator[tuple[ModuleCall, ModuleCall]]:
+def _matched_calls(
+    first_calls: list[ModuleCall], second_calls: list[ModuleCall]
+) -> Iterator[tuple[ModuleCall, ModuleCall]]:
     """The calls of the same part in two runs, in turn."""
     calls_by_name: dict[str, list[ModuleCall]] = {}
     for call in second_calls:
@@ -98,10 +118,17 @@ def _matched_calls(first_calls: list[ModuleCall], second_calls: list[ModuleCall]
 
 
 def _pooling_module(first_calls: list[ModuleCall], second_calls: list[ModuleCall], tolerance: float) -> str:
-    """Nothing below the whole mixes positions in its own output: a part that gathers over time may be what does it."""
+    """Nothing below the whole mixes positions in its own output: a part that gathers over time may be what
+    does it.
+    """
     for call, counterpart in _matched_calls(first_calls, second_calls):
-        if (call.name and call.timeless_outputs and call.inputs and _differ(call.timeless_outputs, counterpart.timeless_outputs, tolerance)
-                and not _differ(call.inputs, counterpart.inputs, tolerance)):
+        if (
+            call.name
+            and call.timeless_outputs
+            and call.inputs
+            and _differ(call.timeless_outputs, counterpart.timeless_outputs, tolerance)
+            and not _differ(call.inputs, counterpart.inputs, tolerance)
+        ):
             return call.name
     return ""
 
@@ -135,7 +162,9 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
             call = ModuleCall(name)
             arguments: dict[Any, Any] = dict(enumerate(args)) | kwargs
             call.inputs = _reader_slices(arguments, probe, include_ids=True)
-            call.inputs_known = bool(call.inputs) or not any(True for _ in _named_tensors(arguments, include_ids=True))
+            call.inputs_known = bool(call.inputs) or not any(
+                True for _ in _named_tensors(arguments, include_ids=True)
+            )
             open_calls.append((call, *_end_aligned_slices({} if call.inputs else arguments, probe)))
 
         return pre_hook
@@ -146,9 +175,17 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
         if end_aligned and not call.outputs:
             end_aligned_outputs, output_lengths = _end_aligned_slices(out, probe)
             if end_aligned_outputs and len(lengths | output_lengths) == 1:
-                call.inputs, call.outputs, call.inputs_known = end_aligned, end_aligned_outputs, True
-        call.timeless_outputs = {key_path: tensor.detach().float().clone() for key_path, tensor in _named_tensors(out) if _at_reader(tensor, probe) is None
-                          and tensor.numel() < 1 << 20 and not _is_attention_map(tensor, probe) and not _has_long_axis(tensor, probe)}
+                call.inputs = end_aligned
+                call.outputs = end_aligned_outputs
+                call.inputs_known = True
+        call.timeless_outputs = {
+            key_path: tensor.detach().float().clone()
+            for key_path, tensor in _named_tensors(out)
+            if _at_reader(tensor, probe) is None
+            and tensor.numel() < 1 << 20
+            and not _is_attention_map(tensor, probe)
+            and not _has_long_axis(tensor, probe)
+        }
         finished.append(call)
 
     @contextmanager
@@ -168,7 +205,9 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
     return finished
 
 
-def _named_tensors(value: Any, depth: int = 0, include_ids: bool = False) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+def _named_tensors(
+    value: Any, depth: int = 0, include_ids: bool = False
+) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Each with the way to it."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or (include_ids and value.dtype in (torch.int64, torch.int32)):
@@ -180,20 +219,30 @@ def _named_tensors(value: Any, depth: int = 0, include_ids: bool = False) -> Ite
 
 
 def _reader_slices(value: Any, probe: Probe, *, include_ids: bool = False) -> TensorsByKey:
-    slices = ((key_path, _at_reader(tensor, probe)) for key_path, tensor in _named_tensors(value, include_ids=include_ids))
-    return {key_path: tensor.detach().double().flatten().clone() for key_path, tensor in slices if tensor is not None}
+    slices = (
+        (key_path, _at_reader(tensor, probe))
+        for key_path, tensor in _named_tensors(value, include_ids=include_ids)
+    )
+    return {
+        key_path: tensor.detach().double().flatten().clone()
+        for key_path, tensor in slices
+        if tensor is not None
+    }
 
 
 def _end_aligned_slices(value: Any, probe: Probe) -> tuple[TensorsByKey, set[int]]:
-    """Where something stands before the text (a learned prompt), its positions are counted from the end: what stands at the
-    reader's, and the lengths that there are."""
+    """Where something stands before the text (a learned prompt), its positions are counted from the end: what
+    stands at the reader's, and the lengths that there are.
+    """
     tensors: TensorsByKey = {}
     lengths: set[int] = set()
     for key_path, tensor in _named_tensors(value):
         n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == probe.batch else 0
         if probe.reader is not None and n > probe.length > 1:
             lengths.add(n)
-            tensors[key_path] = tensor[probe.row, probe.reader + n - probe.length].detach().double().flatten().clone()
+            tensors[key_path] = (
+                tensor[probe.row, probe.reader + n - probe.length].detach().double().flatten().clone()
+            )
     return tensors, lengths
 
 
@@ -205,17 +254,27 @@ def _has_long_axis(tensor: Tensor, probe: Probe) -> bool:
 def _is_attention_map(tensor: Tensor, probe: Probe) -> bool:
     """A table of every position against every other: its row may move in what will be hidden."""
     num_time_axes = sum(n == probe.length for n in tensor.shape)
-    if probe.length in probe.parameter_dims and tensor.shape[:2] == (probe.batch, probe.length) and tensor.dim() == 3:
+    if (
+        probe.length in probe.parameter_dims
+        and tensor.shape[:2] == (probe.batch, probe.length)
+        and tensor.dim() == 3
+    ):
         return False  # (B, T, D) with as many features as positions
     return num_time_axes > 1 and probe.length > 1
 
 
 def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
     """What stands at the reader's position, if the tensor has a time axis."""
-    shape, b, t = tuple(tensor.shape), probe.batch, probe.length
+    shape = tuple(tensor.shape)
+    b = probe.batch
+    t = probe.length
     if probe.reader is None:
         return _batch_row(tensor, probe)
-    if _is_attention_map(tensor, probe) or not shape or (len(shape) == 2 and shape[1] == t and t in probe.parameter_dims and t > 1):
+    if (
+        _is_attention_map(tensor, probe)
+        or not shape
+        or (len(shape) == 2 and shape[1] == t and t in probe.parameter_dims and t > 1)
+    ):
         return None
     if shape[0] == b and t in shape[1:]:
         return tensor[probe.row].select(shape[1:].index(t), probe.reader)
@@ -231,7 +290,9 @@ def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
 
 def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
     """All that belongs to one row of a batch."""
-    shape, b, t = tuple(tensor.shape), probe.batch, probe.length
+    shape = tuple(tensor.shape)
+    b = probe.batch
+    t = probe.length
     if not shape or b < 2:
         return None
     if shape[0] % b == 0 and (shape[:2] != (t, b) or b == t):
@@ -254,8 +315,11 @@ class _OpRecorder(TorchDispatchMode):
 def module_kind(module: nn.Module, probe: Probe) -> str:
     """What kind of part it is, from its type, or else from the operations that it calls."""
     kinds_by_type: tuple[tuple[Any, str], ...] = (
-        (nn.MultiheadAttention, "attention"), (nn.modules.conv._ConvNd, "convolution"), (nn.RNNBase, "recurrence"),
-        ((nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm), "norm"))
+        (nn.MultiheadAttention, "attention"),
+        (nn.modules.conv._ConvNd, "convolution"),
+        (nn.RNNBase, "recurrence"),
+        ((nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm), "norm"),
+    )
     for module_type, kind in kinds_by_type:
         if isinstance(module, module_type):
             return kind
@@ -277,8 +341,14 @@ def module_kind(module: nn.Module, probe: Probe) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    if any("scaled_dot_product" in op for op in op_names) or ("_softmax" in op_names and op_names & {"bmm", "baddbmm", "mm"}):
-        return "routing" if "topk" in op_names and "bmm" not in op_names and not any("scaled" in op for op in op_names) else "attention"
+    if any("scaled_dot_product" in op for op in op_names) or (
+        "_softmax" in op_names and op_names & {"bmm", "baddbmm", "mm"}
+    ):
+        return (
+            "routing"
+            if "topk" in op_names and "bmm" not in op_names and not any("scaled" in op for op in op_names)
+            else "attention"
+        )
     if op_names & {"topk", "sort", "argmax"}:
         return "routing"
     if any("convolution" in op for op in op_names):
@@ -294,7 +364,8 @@ class OpTracer:
     """The line of code in which an operation first gives something else at the reader's position."""
 
     def __init__(self, probe: Probe, module: nn.Module) -> None:
-        self.probe, self.module = probe, module
+        self.probe = probe
+        self.module = module
         self.records: list[tuple[str, str, Tensor | None]] = []
 
     @contextmanager
@@ -306,13 +377,22 @@ class OpTracer:
                 out = func(*args, **(kwargs or {}))
                 if isinstance(out, Tensor) and out.is_floating_point():
                     reader_slice = _at_reader(out, tracer.probe)
-                    tracer.records.append((_caller_line(), getattr(func, "__name__", str(func)),
-                                         None if reader_slice is None else reader_slice.detach().double().flatten().clone()))
+                    tracer.records.append(
+                        (
+                            _caller_line(),
+                            getattr(func, "__name__", str(func)),
+                            None
+                            if reader_slice is None
+                            else reader_slice.detach().double().flatten().clone(),
+                        )
+                    )
                 return out
 
         mode = RecordingMode()
-        hooks = [self.module.register_forward_pre_hook(lambda *_: mode.__enter__() and None),
-                 self.module.register_forward_hook(lambda *_: mode.__exit__(None, None, None))]
+        hooks = [
+            self.module.register_forward_pre_hook(lambda *_: mode.__enter__() and None),
+            self.module.register_forward_hook(lambda *_: mode.__exit__(None, None, None)),
+        ]
         try:
             yield
         finally:
@@ -332,11 +412,17 @@ def _caller_line() -> str:
 
 
 def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
-    """The first operation inside a module whose result moves at the reader's position: its line, and its name."""
-    return _first_differing_line(module, probe, other_probe, tolerance, False) or _first_differing_line(module, probe, other_probe, tolerance, True)
+    """The first operation inside a module whose result moves at the reader's position: its line, and its
+    name.
+    """
+    return _first_differing_line(module, probe, other_probe, tolerance, False) or _first_differing_line(
+        module, probe, other_probe, tolerance, True
+    )
 
 
-def _first_differing_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool) -> str:
+def _first_differing_line(
+    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool
+) -> str:
     tracers = [OpTracer(probe, module), OpTracer(other_probe, module)]
     for tracer in tracers:
         try:
@@ -375,8 +461,9 @@ def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> s
     open_calls: list[dict[str, Any]] = []
 
     def clone_with_hook(value: Any, hook: Callable[[Tensor], None], depth: int = 0) -> Any:
-        """The same with every tensor that has a gradient behind a copy of its own: what flows into it comes through this
-        part alone."""
+        """The same with every tensor that has a gradient behind a copy of its own: what flows into it comes
+        through this part alone.
+        """
         if isinstance(value, Tensor):
             if not (value.requires_grad and value.is_floating_point()):
                 return value
@@ -396,7 +483,9 @@ def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> s
                 if call_state["finite"] and gradient.isnan().any():
                     names.append(name)
 
-            return clone_with_hook(args, input_grad_hook), {key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()}
+            return clone_with_hook(args, input_grad_hook), {
+                key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()
+            }
 
         return pre_hook
 

@@ -22,13 +22,18 @@ class OpCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_attentions, self.has_low_precision = 0, False
+        self.num_attentions = 0
+        self.has_low_precision = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = op_name(func)
         if "scaled_dot_product" in name or name in _FUSED_ATTENTION_OPS:
             self.num_attentions += 1
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.dtype in (torch.float32, torch.bfloat16, torch.float16) and out.dim() > 1:
+        if (
+            isinstance(out, Tensor)
+            and out.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            and out.dim() > 1
+        ):
             self.has_low_precision = True
         return out

@@ -8,7 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-PREFERRED_OUTPUTS = ("logits", "last_hidden_state", "lm_logits", "prediction_logits", "scores", "output", "outputs", "out")
+PREFERRED_OUTPUTS = (
+    "logits",
+    "last_hidden_state",
+    "lm_logits",
+    "prediction_logits",
+    "scores",
+    "output",
+    "outputs",
+    "out",
+)
 
 
 def float_tensors(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -75,7 +84,11 @@ def selector(value: Any, batch: int, length: int) -> Selector | None:
 
 def selectors(value: Any, batch: int, length: int) -> list[Selector]:
     """Every output for each position, (B, T, …)."""
-    return [Selector(key_path, 1, 0) for key_path, tensor in float_tensors(value) if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length)]
+    return [
+        Selector(key_path, 1, 0)
+        for key_path, tensor in float_tensors(value)
+        if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length)
+    ]
 
 
 def find(value: Any, names: tuple[str, ...]) -> Any:

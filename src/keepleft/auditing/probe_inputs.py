@@ -30,12 +30,22 @@ class TokenSampler:
         return self.pool[(indices + torch.randint(1, max(2, n), tokens.shape, generator=rng)) % n]
 
     def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
-        """Changes that chance alone rarely makes: all of one kind, copies of the first word, the order turned round."""
+        """Changes that chance alone rarely makes: all of one kind, copies of the first word, the order turned
+        round.
+        """
         first, last = self.pool[0], self.pool[-1]
-        return [*((f"the id {token}", torch.where(tokens == token, first, torch.tensor(token))) for token in self.special_tokens),
-                ("the first id", torch.where(tokens == first, last, first)),
-                ("the last id", torch.where(tokens == last, first, last)),
-                ("copies of the first word", torch.where(tokens == tokens[:, :1], last, tokens[:, :1].expand_as(tokens)))]
+        return [
+            *(
+                (f"the id {token}", torch.where(tokens == token, first, torch.tensor(token)))
+                for token in self.special_tokens
+            ),
+            ("the first id", torch.where(tokens == first, last, first)),
+            ("the last id", torch.where(tokens == last, first, last)),
+            (
+                "copies of the first word",
+                torch.where(tokens == tokens[:, :1], last, tokens[:, :1].expand_as(tokens)),
+            ),
+        ]
 
 
 @dataclass(frozen=True)
@@ -57,21 +67,37 @@ class FeatureSampler:
         return self.sample(tokens.shape[0], tokens.shape[1], seed + 7919)
 
     def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
-        return [("zeros", torch.where(tokens == 0, torch.ones_like(tokens), torch.zeros_like(tokens))),
-                *(() if self.positive else (("the opposite", -tokens),)),
-                ("copies of the first", tokens[:, :1].expand_as(tokens).clone() + (tokens == tokens[:, :1]).to(tokens.dtype))]
+        return [
+            ("zeros", torch.where(tokens == 0, torch.ones_like(tokens), torch.zeros_like(tokens))),
+            *(() if self.positive else (("the opposite", -tokens),)),
+            (
+                "copies of the first",
+                tokens[:, :1].expand_as(tokens).clone() + (tokens == tokens[:, :1]).to(tokens.dtype),
+            ),
+        ]
 
 
 InputSampler = TokenSampler | FeatureSampler
 
 
-def sampler_like(example: Tensor, excluded_tokens: set[int], vocab_size: int | None, special_tokens: tuple[int, ...] = ()) -> InputSampler:
+def sampler_like(
+    example: Tensor, excluded_tokens: set[int], vocab_size: int | None, special_tokens: tuple[int, ...] = ()
+) -> InputSampler:
     """What an example is made of."""
     if example.is_floating_point():
         values = example[example.isfinite()].float()
         std = float(values.std(unbiased=False)) if values.numel() > 1 else 1.0
-        return FeatureSampler(tuple(example.shape[2:]), float(values.mean()) if values.numel() else 0.0, std or 1.0, example.dtype,
-                        bool((values > 0).all()) if values.numel() else False)
+        return FeatureSampler(
+            tuple(example.shape[2:]),
+            float(values.mean()) if values.numel() else 0.0,
+            std or 1.0,
+            example.dtype,
+            bool((values > 0).all()) if values.numel() else False,
+        )
     vocab_end = vocab_size if vocab_size is not None else int(example.max()) + 1
-    pool = torch.tensor([token for token in range(vocab_end) if token not in excluded_tokens] or list(range(vocab_end)))
-    return TokenSampler(pool, tuple(special_token for special_token in special_tokens if 0 <= special_token < vocab_end)[:4])
+    pool = torch.tensor(
+        [token for token in range(vocab_end) if token not in excluded_tokens] or list(range(vocab_end))
+    )
+    return TokenSampler(
+        pool, tuple(special_token for special_token in special_tokens if 0 <= special_token < vocab_end)[:4]
+    )

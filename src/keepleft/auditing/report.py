@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KINDS = ("future", "padding", "packing", "cache", "batch", "nan", "labels")
-CLEAN, LEAK, UNCHECKED = "clean", "leak", "unchecked"
+CLEAN = "clean"
+LEAK = "leak"
+UNCHECKED = "unchecked"
 
 
 class LeakError(AssertionError):
@@ -22,17 +24,17 @@ class UncheckedError(RuntimeError):
 class Finding:
     """One influence that the claim does not allow."""
 
-    kind: str                    # one of KINDS
-    reader: int | None           # the position whose output moved
-    source: int | None           # the position that moved it
-    size: float                  # by how much, at most, relative to the largest output
-    path: str                    # the code path it was seen on
-    module: str                  # the first module whose output already leaks; '' if it is the whole
-    message: str                 # one sentence, with a remedy
-    probe: str = ""              # what showed it
-    line: str = ""               # the line of code, where it could be told
-    reproduce: str = ""          # a few lines of Python that show it
-    also: tuple[str, ...] = ()   # further code paths that show the same
+    kind: str  # one of KINDS
+    reader: int | None  # the position whose output moved
+    source: int | None  # the position that moved it
+    size: float  # by how much, at most, relative to the largest output
+    path: str  # the code path it was seen on
+    module: str  # the first module whose output already leaks; '' if it is the whole
+    message: str  # one sentence, with a remedy
+    probe: str = ""  # what showed it
+    line: str = ""  # the line of code, where it could be told
+    reproduce: str = ""  # a few lines of Python that show it
+    also: tuple[str, ...] = ()  # further code paths that show the same
 
     def __str__(self) -> str:
         location = f" in {self.module}" if self.module else ""
@@ -43,16 +45,16 @@ class Finding:
 class AuditReport:
     """Findings, and everything that was not checked."""
 
-    subject: str                                  # what was audited
+    subject: str  # what was audited
     claim: str
     budget: str
     findings: tuple[Finding, ...] = ()
-    skipped: tuple[str, ...] = ()                 # what could not be checked, and why
-    notes: tuple[str, ...] = ()                   # what is no leak, but good to know
-    checked: tuple[str, ...] = ()                 # the checks that were made
-    paths: tuple[str, ...] = ()                   # the code paths that were taken
-    blocked: tuple[str, ...] = ()                 # those of `skipped` without which there is no verdict
-    claimed: tuple[tuple[bool, ...], ...] = ()    # (T, T): who may move whom
+    skipped: tuple[str, ...] = ()  # what could not be checked, and why
+    notes: tuple[str, ...] = ()  # what is no leak, but good to know
+    checked: tuple[str, ...] = ()  # the checks that were made
+    paths: tuple[str, ...] = ()  # the code paths that were taken
+    blocked: tuple[str, ...] = ()  # those of `skipped` without which there is no verdict
+    claimed: tuple[tuple[bool, ...], ...] = ()  # (T, T): who may move whom
     measured: tuple[tuple[float, ...], ...] = ()  # (T, T): who moved whom, and by how much
     seconds: float = 0.0
     calls: int = 0
@@ -80,13 +82,17 @@ class AuditReport:
 
     def text(self) -> str:
         """To read in a terminal."""
-        headline = {CLEAN: f"clean: {self.subject} keeps to its claim, {self.claim}",
-                LEAK: f"leak: {self.subject} does not keep to its claim, {self.claim}",
-                UNCHECKED: f"unchecked: there is no verdict on {self.subject}"}[self.verdict]
+        headline = {
+            CLEAN: f"clean: {self.subject} keeps to its claim, {self.claim}",
+            LEAK: f"leak: {self.subject} does not keep to its claim, {self.claim}",
+            UNCHECKED: f"unchecked: there is no verdict on {self.subject}",
+        }[self.verdict]
         lines = [headline]
         for n, finding in enumerate(self.findings, 1):
             lines.append(f"\n{n}. {finding}")
-            lines.append(f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else ""))
+            lines.append(
+                f"   path: {finding.path}" + (f" (and {len(finding.also)} more)" if finding.also else "")
+            )
             if finding.line:
                 lines.append(f"   line: {finding.line}")
             if finding.reproduce:
@@ -94,8 +100,10 @@ class AuditReport:
         if self.findings:
             lines.append("")
         if self.checked:
-            lines.append(f"checked: {', '.join(self.checked)}; {len(self.paths)} code paths, {self.calls} calls, "
-                       f"{self.seconds:.1f} s")
+            lines.append(
+                f"checked: {', '.join(self.checked)}; {len(self.paths)} code paths, {self.calls} calls, "
+                f"{self.seconds:.1f} s"
+            )
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"not checked: {line}" for line in self.skipped]
         return "\n".join(lines)

@@ -35,17 +35,18 @@ class AuditSession:
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
-    unchecked: dict[str, str] = field(default_factory=dict)  # a check that applies and could not be made; the line that says so
+    # a check that applies and could not be made; the line that says so
+    unchecked: dict[str, str] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     path_labels: dict[str, None] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
-    supports_float64: bool | None = None   # does it run in float64?
+    supports_float64: bool | None = None  # does it run in float64?
     float64_purity: dict[CodePath, bool] = field(default_factory=dict)
     quantized: bool = False
-    num_comparisons: int = 0                # comparisons made
+    num_comparisons: int = 0  # comparisons made
     visited_paths: set[Any] = field(default_factory=set)
     recent_outputs: list[tuple[Inputs, CodePath, Tensor]] = field(default_factory=list)
-    rejected_length: int = 1 << 30       # a length that the model does not take, nor any longer one
+    rejected_length: int = 1 << 30  # a length that the model does not take, nor any longer one
     on_progress: Callable[[str], None] = lambda _: None
 
     @property
@@ -78,7 +79,9 @@ class AuditSession:
 
     def is_pure_float64(self, path: CodePath) -> bool:
         """In float64, is float64 all that this path computes in?"""
-        float64_path = CodePath(path.train, path.implementation, path.flag, path.extra_arguments, dtype=torch.float64)
+        float64_path = CodePath(
+            path.train, path.implementation, path.flag, path.extra_arguments, dtype=torch.float64
+        )
         if float64_path not in self.float64_purity:
             try:
                 with self.adapter.on_path(float64_path), OpCounter() as op_counter:
@@ -120,7 +123,9 @@ class AuditSession:
         """The same leak on another path is one finding."""
         key = (finding.kind, finding.module, variant)
         same_kind = [other_key for other_key in self.findings if other_key[0] == finding.kind]
-        if same_kind and (finding.kind == "nan" or not finding.module):  # NaN spreads; where it begins was told first
+        if same_kind and (
+            finding.kind == "nan" or not finding.module
+        ):  # NaN spreads; where it begins was told first
             key = same_kind[0]
         if key not in self.findings:
             self.findings[key] = finding

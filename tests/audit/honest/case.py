@@ -11,8 +11,9 @@ from typing import Any
 class Honest:
     """A model without a leak under its claim; None claims what the audit takes for granted, causal.
 
-    build() makes (target, example) or (target, example, options); the example may be None. Options are further arguments
-    of the audit; those that build() returns belong to the very target that it made, and go above those given here.
+    build() makes (target, example) or (target, example, options); the example may be None. Options are
+    further arguments of the audit; those that build() returns belong to the very target that it made, and go
+    above those given here.
     """
 
     name: str

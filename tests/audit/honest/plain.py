@@ -17,7 +17,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import keepleft as kl
 from audit.honest.case import Honest
 
-V, D, H = 53, 26, 2  # vocabulary, width, heads: a head is 13 wide
+V = 53
+D = 26
+H = 2  # vocabulary, width, heads: a head is 13 wide
 FEATURES = 7  # width of what is given as numbers instead of tokens
 
 
@@ -31,7 +33,8 @@ def numbers(batch: int = 2, time: int = 11) -> Tensor:
     return torch.randn(batch, time, FEATURES, generator=torch.Generator().manual_seed(23))
 
 
-# -- what may be seen, and where a token stands ------------------------------------------------------------------------
+# -- what may be seen, and where a token stands
+# ------------------------------------------------------------------------
 
 
 def triangle(x: Tensor) -> Tensor:
@@ -74,7 +77,8 @@ def turned(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-# -- the frame: embedding, blocks, head --------------------------------------------------------------------------------
+# -- the frame: embedding, blocks, head
+# --------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -82,7 +86,9 @@ class Block(nn.Module):
 
     def __init__(self, mixer: nn.Module, width: int = D) -> None:
         super().__init__()
-        self.norm1, self.mixer, self.norm2 = nn.LayerNorm(width), mixer, nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.mixer = mixer
+        self.norm2 = nn.LayerNorm(width)
         self.feed = nn.Sequential(nn.Linear(width, 31), nn.GELU(), nn.Linear(31, width))
 
     def forward(self, x: Tensor, *how: Any) -> Tensor:
@@ -98,7 +104,8 @@ class Language(nn.Module):
         self.token = nn.Embedding(V, D)
         self.position = nn.Embedding(positions, D) if positions else None
         self.blocks = nn.ModuleList(Block(mixer) for mixer in mixers)
-        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, V, bias=False)
+        self.norm = nn.LayerNorm(D)
+        self.head = nn.Linear(D, V, bias=False)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.token(tokens)
@@ -125,7 +132,9 @@ class Masked(Language):
 class Placed(Language):
     """A language model that takes positions from the caller."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
         keep = real(input_ids, attention_mask)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -168,7 +177,9 @@ class Packed(Language):
 class Documents(Packed):
     """The same under another name, with a mask of real tokens beside it."""
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None, doc_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, doc_ids: Tensor | None = None
+    ) -> Tensor:
         keep = real(tokens, attention_mask)
         documents = keep.long() if doc_ids is None else torch.where(keep, doc_ids, 0)
         return super().forward(tokens, documents)
@@ -181,7 +192,8 @@ class Sequenced(Packed):
         return super().forward(input_ids, seq_idx)
 
 
-# -- attention -------------------------------------------------------------------------------------------------------
+# -- attention
+# -------------------------------------------------------------------------------------------------------
 
 
 class Heads(nn.Module):
@@ -190,7 +202,8 @@ class Heads(nn.Module):
     def __init__(self, heads: int = H) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.qkv = nn.Linear(D, 3 * D)
+        self.out = nn.Linear(D, D)
 
     def split(self, x: Tensor) -> list[Tensor]:
         return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
@@ -247,15 +260,21 @@ class Either(Heads):
 
     def __init__(self, block_size: int = 41, dropout: float = 0.0) -> None:
         super().__init__()
-        self.flash, self.dropout = True, dropout
-        self.attn_dropout, self.resid_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
-        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
+        self.flash = True
+        self.dropout = dropout
+        self.attn_dropout = nn.Dropout(dropout)
+        self.resid_dropout = nn.Dropout(dropout)
+        self.register_buffer(
+            "bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
         time = x.shape[1]
         if self.flash:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
+            y = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+            )
         else:
             scores = self.scores(q, k).masked_fill(self.bias[:, :, :time, :time] == 0, float("-inf"))
             y = self.attn_dropout(scores.softmax(-1)) @ v
@@ -267,7 +286,9 @@ class Grouped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.kv, self.out = nn.Linear(D, 6 * 5), nn.Linear(D, 2 * 2 * 5), nn.Linear(6 * 5, D)
+        self.q = nn.Linear(D, 6 * 5)
+        self.kv = nn.Linear(D, 2 * 2 * 5)
+        self.out = nn.Linear(6 * 5, D)
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (2, 3, 5))
@@ -282,7 +303,8 @@ class Builtin(nn.Module):
 
     def __init__(self, batch_first: bool, need_weights: bool = False) -> None:
         super().__init__()
-        self.batch_first, self.need_weights = batch_first, need_weights
+        self.batch_first = batch_first
+        self.need_weights = need_weights
         self.attn = nn.MultiheadAttention(D, H, batch_first=batch_first)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -312,7 +334,9 @@ class Seen(Heads):
 
     def forward(self, x: Tensor) -> Tensor:
         place = torch.arange(x.shape[1], device=x.device)
-        return self.join(F.scaled_dot_product_attention(*self.split(x), attn_mask=self.rule(place[:, None], place)))
+        return self.join(
+            F.scaled_dot_product_attention(*self.split(x), attn_mask=self.rule(place[:, None], place))
+        )
 
 
 class Near(Heads):
@@ -331,7 +355,9 @@ class Near(Heads):
 
 
 class Chunks(Heads):
-    """A window in chunks: each chunk looks at itself and at the one before; the end is filled up and cut off again."""
+    """A window in chunks: each chunk looks at itself and at the one before; the end is filled up and cut off
+    again.
+    """
 
     def __init__(self, chunk: int) -> None:
         super().__init__()
@@ -339,7 +365,8 @@ class Chunks(Heads):
 
     def forward(self, x: Tensor) -> Tensor:
         c, time = self.chunk, x.shape[1]
-        q, k, v = (F.pad(part, (0, 0, 0, -time % c)).unflatten(2, (-1, c)) for part in self.split(x))  # (B, H, N, c, d)
+        # (B, H, N, c, d)
+        q, k, v = (F.pad(part, (0, 0, 0, -time % c)).unflatten(2, (-1, c)) for part in self.split(x))
         k, v = (torch.cat([F.pad(part, (0, 0, 0, 0, 1, 0))[:, :, :-1], part], 3) for part in (k, v))
         far = torch.arange(c, device=x.device)[:, None] + c - torch.arange(2 * c, device=x.device)
         seen = ((far >= 0) & (far <= c)).expand(q.shape[2], c, 2 * c).clone()
@@ -366,14 +393,21 @@ class Bucketed(Heads):
 
     def __init__(self, buckets: int = 7, farthest: int = 17, both: bool = False) -> None:
         super().__init__()
-        self.buckets, self.farthest, self.both = buckets, farthest, both
+        self.buckets = buckets
+        self.farthest = farthest
+        self.both = both
         self.bias = nn.Embedding(buckets * (2 if both else 1), H)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
         far, near = apart(x.shape[1], x), self.buckets // 2
         steps = far.abs() if self.both else far.clamp(min=0)
-        grown = near + (torch.log(steps.clamp(min=1) / near) / math.log(self.farthest / near) * (self.buckets - near)).long()
+        grown = (
+            near
+            + (
+                torch.log(steps.clamp(min=1) / near) / math.log(self.farthest / near) * (self.buckets - near)
+            ).long()
+        )
         bucket = torch.where(steps < near, steps, grown.clamp(max=self.buckets - 1))
         bucket = bucket + self.buckets * (far < 0) if self.both else bucket
         scores = q @ k.mT * 0.3 + self.bias(bucket).permute(2, 0, 1)
@@ -383,13 +417,17 @@ class Bucketed(Heads):
 
 
 class Turned(Heads):
-    """Rotary positions, by place in the row where none are given: only distances count, so pads on the left move nothing."""
+    """Rotary positions, by place in the row where none are given: only distances count, so pads on the left
+    move nothing.
+    """
 
     def forward(self, x: Tensor, keep: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
         place = torch.arange(x.shape[1], device=x.device) if places is None else places
         seen = triangle(x) if keep is None else (triangle(x) & keep[:, None])[:, None]
-        return self.join(F.scaled_dot_product_attention(turned(q, place), turned(k, place), v, attn_mask=seen))
+        return self.join(
+            F.scaled_dot_product_attention(turned(q, place), turned(k, place), v, attn_mask=seen)
+        )
 
 
 class Padded(Heads):
@@ -408,7 +446,9 @@ class Among(Heads):
     def forward(self, x: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         q, k, v = self.split(x)
         seen = triangle(x) & (segments[:, :, None] == segments[:, None])
-        return self.join(F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen[:, None]))
+        return self.join(
+            F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen[:, None])
+        )
 
 
 class Sunk(Heads):
@@ -448,7 +488,9 @@ class Linear(Heads):
         q, k = F.elu(q) + 1, F.elu(k) + 1
         k = k if keep is None else k * keep[:, None, :, None]
         total = (k[..., None] * v[..., None, :]).cumsum(2)
-        return self.join((q[..., None, :] @ total)[..., 0, :] / ((q * k.cumsum(2)).sum(-1, keepdim=True) + 1e-6))
+        return self.join(
+            (q[..., None, :] @ total)[..., 0, :] / ((q * k.cumsum(2)).sum(-1, keepdim=True) + 1e-6)
+        )
 
 
 class LinearChunks(Heads):
@@ -457,7 +499,10 @@ class LinearChunks(Heads):
     def forward(self, x: Tensor) -> Tensor:
         c, time = 5, x.shape[1]
         q, k, v = self.split(x)
-        q, k, v = (F.pad(part, (0, 0, 0, -time % c)).unflatten(2, (-1, c)) for part in (F.elu(q) + 1, F.elu(k) + 1, v))
+        q, k, v = (
+            F.pad(part, (0, 0, 0, -time % c)).unflatten(2, (-1, c))
+            for part in (F.elu(q) + 1, F.elu(k) + 1, v)
+        )
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last number sums the weights
         sums = k.mT @ v
         before = torch.cat([torch.zeros_like(sums[:, :, :1]), sums.cumsum(2)[:, :, :-1]], 2)
@@ -470,7 +515,9 @@ class Hourglass(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.attn, self.up = nn.Linear(3 * D, D), Fused(), nn.Linear(D, D)
+        self.down = nn.Linear(3 * D, D)
+        self.attn = Fused()
+        self.up = nn.Linear(D, D)
 
     def forward(self, x: Tensor) -> Tensor:
         time = x.shape[1]
@@ -479,7 +526,8 @@ class Hourglass(nn.Module):
         return self.up(groups).repeat_interleave(3, 1)[:, :time]
 
 
-# -- convolutions, recurrences and scans -------------------------------------------------------------------------------
+# -- convolutions, recurrences and scans
+# -------------------------------------------------------------------------------
 
 
 class Convolved(nn.Module):
@@ -533,11 +581,15 @@ class Gated(nn.Module):
 
 
 class Scan(nn.Module):
-    """A state-space scan, one step after another, whose decay depends on the token; a new text clears the state."""
+    """A state-space scan, one step after another, whose decay depends on the token; a new text clears the
+    state.
+    """
 
     def __init__(self, states: int = 3) -> None:
         super().__init__()
-        self.rate, self.into, self.outof = nn.Linear(D, D), nn.Linear(D, states), nn.Linear(D, states)
+        self.rate = nn.Linear(D, D)
+        self.into = nn.Linear(D, states)
+        self.outof = nn.Linear(D, states)
         self.decay = nn.Parameter(torch.rand(D, states) + 0.1)
 
     def forward(self, x: Tensor, segments: Tensor | None = None, places: Tensor | None = None) -> Tensor:
@@ -557,7 +609,8 @@ class Sums(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.out = nn.Linear(D, D), nn.Linear(D, D)
+        self.into = nn.Linear(D, D)
+        self.out = nn.Linear(D, D)
         self.decay = nn.Parameter(torch.rand(D) * 0.2 + 0.05)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -572,10 +625,13 @@ class Doubling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.into = nn.Linear(D, D), nn.Linear(D, D)
+        self.gate = nn.Linear(D, D)
+        self.into = nn.Linear(D, D)
 
     def forward(self, x: Tensor) -> Tensor:
-        keep, state, back = self.gate(x).sigmoid(), self.into(x), 1
+        keep = self.gate(x).sigmoid()
+        state = self.into(x)
+        back = 1
         while back < x.shape[1]:
             state = state + keep * F.pad(state, (0, 0, back, 0))[:, : x.shape[1]]
             keep = keep * F.pad(keep, (0, 0, back, 0))[:, : x.shape[1]]
@@ -588,10 +644,12 @@ class Long(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.size, self.decay = nn.Parameter(torch.randn(3, D) * 0.5), nn.Parameter(torch.rand(3, D))
+        self.size = nn.Parameter(torch.randn(3, D) * 0.5)
+        self.decay = nn.Parameter(torch.rand(3, D))
 
     def forward(self, x: Tensor) -> Tensor:
-        time, kind = x.shape[1], torch.promote_types(x.dtype, torch.float32)  # there is no transform of bfloat16
+        time = x.shape[1]
+        kind = torch.promote_types(x.dtype, torch.float32)  # there is no transform of bfloat16
         place = torch.arange(time, device=x.device)[:, None, None]
         kernel = (self.size * torch.exp(-self.decay.to(kind) * place)).sum(1)
         y = torch.fft.rfft(x.to(kind), n=2 * time, dim=1) * torch.fft.rfft(kernel, n=2 * time, dim=0)
@@ -604,20 +662,31 @@ class Shifted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blend = nn.Parameter(torch.rand(3, D))
-        self.k, self.v, self.r = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
-        self.fade, self.bonus = nn.Parameter(torch.rand(D) + 0.1), nn.Parameter(torch.randn(D) * 0.3)
+        self.k = nn.Linear(D, D)
+        self.v = nn.Linear(D, D)
+        self.r = nn.Linear(D, D)
+        self.fade = nn.Parameter(torch.rand(D) + 0.1)
+        self.bonus = nn.Parameter(torch.randn(D) * 0.3)
 
     def forward(self, x: Tensor) -> Tensor:
         before = F.pad(x, (0, 0, 1, -1))
-        k, v, r = (part(x * b + before * (1 - b)) for part, b in zip((self.k, self.v, self.r), self.blend, strict=True))
-        above, below, most, out = torch.zeros_like(v[:, 0]), torch.zeros_like(v[:, 0]), torch.full_like(k[:, 0], -1e30), []
+        k, v, r = (
+            part(x * b + before * (1 - b))
+            for part, b in zip((self.k, self.v, self.r), self.blend, strict=True)
+        )
+        above = torch.zeros_like(v[:, 0])
+        below = torch.zeros_like(v[:, 0])
+        most = torch.full_like(k[:, 0], -1e30)
+        out = []
         for t in range(x.shape[1]):
             peak = torch.maximum(most, k[:, t] + self.bonus)
             old, new = torch.exp(most - peak), torch.exp(k[:, t] + self.bonus - peak)
             out.append((old * above + new * v[:, t]) / (old * below + new))
             peak = torch.maximum(most - self.fade, k[:, t])
             old, new = torch.exp(most - self.fade - peak), torch.exp(k[:, t] - peak)
-            above, below, most = old * above + new * v[:, t], old * below + new, peak
+            above = old * above + new * v[:, t]
+            below = old * below + new
+            most = peak
         return r.sigmoid() * torch.stack(out, 1)
 
 
@@ -642,7 +711,9 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(D, 5, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(D, 17), nn.SiLU(), nn.Linear(17, D)) for _ in range(5))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(D, 17), nn.SiLU(), nn.Linear(17, D)) for _ in range(5)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -660,7 +731,8 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn, self.experts = Fused(), Experts()
+        self.attn = Fused()
+        self.experts = Experts()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x + self.attn(x))
@@ -671,7 +743,8 @@ class Codes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.codes, self.conv = nn.Parameter(torch.randn(11, D)), Convolved(3)
+        self.codes = nn.Parameter(torch.randn(11, D))
+        self.conv = Convolved(3)
 
     def forward(self, x: Tensor) -> Tensor:
         far = x.square().sum(-1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(-1)
@@ -679,25 +752,37 @@ class Codes(nn.Module):
         return self.conv(x + (nearest - x).detach())
 
 
-# -- wholes with a shape of their own ------------------------------------------------------------------------------------
+# -- wholes with a shape of their own
+# ------------------------------------------------------------------------------------
 
 
 class NanoGPT(nn.Module):
-    """nanoGPT: with targets logits and loss; without, the logits of the last position only. Head and embedding are one."""
+    """nanoGPT: with targets logits and loss; without, the logits of the last position only.
+
+    Head and embedding are one.
+    """
 
     def __init__(self, block_size: int = 41, dropout: float = 0.0) -> None:
         super().__init__()
         self.block_size = block_size
-        self.transformer = nn.ModuleDict(dict(
-            wte=nn.Embedding(V, D), wpe=nn.Embedding(block_size, D), drop=nn.Dropout(dropout),
-            h=nn.ModuleList(Block(Either(block_size, dropout)) for _ in range(2)), ln_f=nn.LayerNorm(D)))
+        self.transformer = nn.ModuleDict(
+            dict(
+                wte=nn.Embedding(V, D),
+                wpe=nn.Embedding(block_size, D),
+                drop=nn.Dropout(dropout),
+                h=nn.ModuleList(Block(Either(block_size, dropout)) for _ in range(2)),
+                ln_f=nn.LayerNorm(D),
+            )
+        )
         self.lm_head = nn.Linear(D, V, bias=False)
         self.transformer.wte.weight = self.lm_head.weight
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         time = idx.shape[1]
         assert self.block_size >= time, f"{time} tokens, but the block size is {self.block_size}"
-        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(torch.arange(time, device=idx.device)))
+        x = self.transformer.drop(
+            self.transformer.wte(idx) + self.transformer.wpe(torch.arange(time, device=idx.device))
+        )
         for block in self.transformer.h:
             x = block(x)
         x = self.transformer.ln_f(x)
@@ -712,7 +797,8 @@ class Stacked(nn.Module):
 
     def __init__(self, norm_first: bool, dropout: float = 0.0) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(V, D), nn.Embedding(43, D)
+        self.token = nn.Embedding(V, D)
+        self.position = nn.Embedding(43, D)
         layer = nn.TransformerEncoderLayer(D, H, 31, dropout, batch_first=True, norm_first=norm_first)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(D, V)
@@ -724,15 +810,21 @@ class Stacked(nn.Module):
 
 
 class Whole(nn.Module):
-    """nn.Transformer: source and target, a causal mask for the target, pads of the source hidden from both sides."""
+    """nn.Transformer: source and target, a causal mask for the target, pads of the source hidden from both
+    sides.
+    """
 
     def __init__(self, batch_first: bool) -> None:
         super().__init__()
         self.batch_first = batch_first
-        self.source, self.target, self.position = nn.Embedding(V, D), nn.Embedding(V, D), nn.Embedding(43, D)
+        self.source = nn.Embedding(V, D)
+        self.target = nn.Embedding(V, D)
+        self.position = nn.Embedding(43, D)
         layer = nn.TransformerEncoderLayer(D, H, 31, 0.0, batch_first=batch_first)
         encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D), enable_nested_tensor=False)
-        self.transformer = nn.Transformer(D, H, 2, 2, 31, 0.0, custom_encoder=encoder, batch_first=batch_first)
+        self.transformer = nn.Transformer(
+            D, H, 2, 2, 31, 0.0, custom_encoder=encoder, batch_first=batch_first
+        )
         self.head = nn.Linear(D, V)
 
     def forward(self, src: Tensor, tgt: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
@@ -743,7 +835,9 @@ class Whole(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1], device=y.device, dtype=torch.bool)
         if not self.batch_first:
             x, y = x.transpose(0, 1), y.transpose(0, 1)
-        y = self.transformer(x, y, tgt_mask=mask, tgt_is_causal=True, src_key_padding_mask=pads, memory_key_padding_mask=pads)
+        y = self.transformer(
+            x, y, tgt_mask=mask, tgt_is_causal=True, src_key_padding_mask=pads, memory_key_padding_mask=pads
+        )
         return self.head(y if self.batch_first else y.transpose(0, 1))
 
 
@@ -752,8 +846,11 @@ class Crossing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.source, self.target = nn.Linear(FEATURES, D), nn.Embedding(V, D)
-        self.own, self.cross, self.head = Sloped(), nn.MultiheadAttention(D, H, batch_first=True), nn.Linear(D, V)
+        self.source = nn.Linear(FEATURES, D)
+        self.target = nn.Embedding(V, D)
+        self.own = Sloped()
+        self.cross = nn.MultiheadAttention(D, H, batch_first=True)
+        self.head = nn.Linear(D, V)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         x, memory = self.target(target), self.source(source)
@@ -766,7 +863,9 @@ class Numbers(nn.Module):
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
-        self.into, self.block, self.out = nn.Linear(FEATURES, D), Block(mixer), nn.Linear(D, FEATURES)
+        self.into = nn.Linear(FEATURES, D)
+        self.block = Block(mixer)
+        self.out = nn.Linear(D, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.block(self.into(x)))
@@ -810,7 +909,9 @@ class Pairs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.head = nn.Embedding(V, D), nn.Embedding(101, D), nn.Linear(D, V)
+        self.one = nn.Embedding(V, D)
+        self.two = nn.Embedding(101, D)
+        self.head = nn.Linear(D, V)
 
     def forward(self, tokens: Tensor) -> Tensor:
         before = F.pad(tokens, (1, -1), value=V)
@@ -885,7 +986,8 @@ class Telling(Language):
         return (logits, told) if return_attention else logits
 
 
-# -- encoders ------------------------------------------------------------------------------------------------------------
+# -- encoders
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Around(Heads):
@@ -900,7 +1002,9 @@ class Minus(Heads):
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        return self.join((self.scores(q, k) + (1.0 - keep[:, None, None].to(x.dtype)) * -10000.0).softmax(-1) @ v)
+        return self.join(
+            (self.scores(q, k) + (1.0 - keep[:, None, None].to(x.dtype)) * -10000.0).softmax(-1) @ v
+        )
 
 
 class BothSides(nn.Module):
@@ -919,7 +1023,8 @@ class StackedBothWays(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(V, D), nn.Embedding(43, D)
+        self.token = nn.Embedding(V, D)
+        self.position = nn.Embedding(43, D)
         layer = nn.TransformerEncoderLayer(D, H, 31, 0.1, activation="gelu", batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
@@ -935,7 +1040,8 @@ class ThereAndBack(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.rnn = nn.Embedding(V, D), nn.LSTM(D, 11, batch_first=True, bidirectional=True)
+        self.token = nn.Embedding(V, D)
+        self.rnn = nn.LSTM(D, 11, batch_first=True, bidirectional=True)
         self.head = nn.Linear(22, 17)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -953,16 +1059,21 @@ class AroundEach(Heads):
     def forward(self, x: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         q, k, v = self.split(x)
         seen = (segments[:, :, None] == segments[:, None])[:, None]
-        return self.join(F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen))
+        return self.join(
+            F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen)
+        )
 
 
-# -- caches ----------------------------------------------------------------------------------------------------------------
+# -- caches
+# ----------------------------------------------------------------------------------------------------------------
 
 
 class Remembering(Heads):
     """Attention over what was kept and what is new; keys are kept turned."""
 
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         q, k, v = self.split(x)
         start = 0 if past is None else past[0].shape[2]
         place = torch.arange(start, start + x.shape[1], device=x.device)
@@ -995,7 +1106,9 @@ class Cached(Language):
 class CachedOnWish(Cached):
     """The same, in the words of Hugging Face; the cache comes back where it is asked for."""
 
-    def forward(self, input_ids: Tensor, past_key_values: tuple | None = None, use_cache: bool = False) -> dict[str, Any]:
+    def forward(
+        self, input_ids: Tensor, past_key_values: tuple | None = None, use_cache: bool = False
+    ) -> dict[str, Any]:
         logits, kept = self.run(input_ids, past_key_values)
         return {"logits": logits, "past_key_values": kept} if use_cache else {"logits": logits}
 
@@ -1018,7 +1131,9 @@ class Stepping(Cached):
 class Static(Heads):
     """A buffer of a fixed size with a place for each position; empty places are not seen."""
 
-    def forward(self, x: Tensor, kept: tuple[Tensor, Tensor], place: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, kept: tuple[Tensor, Tensor], place: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         q, k, v = self.split(x)
         keys, values = kept[0].index_copy(2, place, k), kept[1].index_copy(2, place, v)
         seen = torch.arange(keys.shape[2], device=x.device) <= place[:, None]
@@ -1031,7 +1146,9 @@ class Buffered(Language):
     def __init__(self) -> None:
         super().__init__(Static(), Static(), positions=47)
 
-    def forward(self, tokens: Tensor, kv_cache: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def forward(
+        self, tokens: Tensor, kv_cache: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         weight = self.token.weight
         if kv_cache is None:
             empty = weight.new_zeros(len(tokens), H, 47, D // H)
@@ -1058,7 +1175,8 @@ class Inside(Heads):
     def forward(self, x: Tensor, start: int) -> Tensor:
         q, k, v = self.split(x)
         rows, end = len(x), start + x.shape[1]
-        k, v = torch.cat([self.keys[:rows, :, :start], k], 2), torch.cat([self.values[:rows, :, :start], v], 2)
+        k = torch.cat([self.keys[:rows, :, :start], k], 2)
+        v = torch.cat([self.values[:rows, :, :start], v], 2)
         with torch.no_grad():
             self.keys[:rows, :, :end], self.values[:rows, :, :end] = k, v
         seen = torch.ones(x.shape[1], end, dtype=torch.bool, device=x.device).tril(start)
@@ -1072,7 +1190,9 @@ class Starting(Language):
         super().__init__(Inside(), Inside(), positions=47)
 
     def forward(self, tokens: Tensor, start_pos: int = 0) -> Tensor:
-        return self.body(tokens, torch.arange(start_pos, start_pos + tokens.shape[1], device=tokens.device), start_pos)
+        return self.body(
+            tokens, torch.arange(start_pos, start_pos + tokens.shape[1], device=tokens.device), start_pos
+        )
 
 
 class Ringed(Heads):
@@ -1089,10 +1209,15 @@ class Ringed(Heads):
         places = torch.cat([ring["places"], place])
         far = place[:, None] - places
         seen = (places >= 0) & (far >= 0) & (far < self.window)
-        k, v, place = k[:, :, -self.window :], v[:, :, -self.window :], place[-self.window :]
+        k = k[:, :, -self.window :]
+        v = v[:, :, -self.window :]
+        place = place[-self.window :]
         slots = place % self.window
-        ring = {"keys": ring["keys"].index_copy(2, slots, k), "values": ring["values"].index_copy(2, slots, v),
-                "places": ring["places"].index_copy(0, slots, place)}
+        ring = {
+            "keys": ring["keys"].index_copy(2, slots, k),
+            "values": ring["values"].index_copy(2, slots, v),
+            "places": ring["places"].index_copy(0, slots, place),
+        }
         return self.join(F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)), ring
 
 
@@ -1134,7 +1259,9 @@ class RecurrentState(nn.Module):
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
-        self.token, self.rnn, self.head = nn.Embedding(V, D), kind(D, 17, 2, batch_first=True), nn.Linear(17, V)
+        self.token = nn.Embedding(V, D)
+        self.rnn = kind(D, 17, 2, batch_first=True)
+        self.head = nn.Linear(17, V)
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         y, state = self.rnn(self.token(x), state)
@@ -1146,7 +1273,9 @@ class Recalling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.conv, self.head = nn.Embedding(V, D), nn.Conv1d(D, D, 4), nn.Linear(D, V)
+        self.token = nn.Embedding(V, D)
+        self.conv = nn.Conv1d(D, D, 4)
+        self.head = nn.Linear(D, V)
 
     def forward(self, tokens: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x = self.token(tokens).mT
@@ -1157,7 +1286,9 @@ class Recalling(nn.Module):
 class Summing(Linear):
     """Linear attention that goes on from the sums it had."""
 
-    def forward(self, x: Tensor, sums: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x: Tensor, sums: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         q, k, v = self.split(x)
         q, k = F.elu(q) + 1, F.elu(k) + 1
         both, keys = (k[..., None] * v[..., None, :]).cumsum(2), k.cumsum(2)
@@ -1177,7 +1308,8 @@ class Carried(Cached):
         return self.run(tokens, state)
 
 
-# -- labels and outputs ------------------------------------------------------------------------------------------------
+# -- labels and outputs
+# ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -1190,16 +1322,23 @@ class Output:
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Position t predicts label t + 1; -100 is left out."""
-    return F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=-100)
+    return F.cross_entropy(
+        logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=-100
+    )
 
 
 class Labelled(Masked):
     """Hugging Face's convention, as a dict."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None,
-                labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         logits = super().forward(input_ids, attention_mask)
-        return {"logits": logits} if labels is None else {"loss": next_token_loss(logits, labels), "logits": logits}
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": next_token_loss(logits, labels), "logits": logits}
+        )
 
 
 class LabelledPair(Language):
@@ -1239,7 +1378,8 @@ class Returning(Language):
         return self.wrap(self.head(self.norm(x)), x)
 
 
-# -- other forms ---------------------------------------------------------------------------------------------------------
+# -- other forms
+# ---------------------------------------------------------------------------------------------------------
 
 
 class Rounded(nn.Module):
@@ -1296,6 +1436,7 @@ def bare() -> Callable[[Tensor], Tensor]:
 
 def bare_numbers() -> Callable[[Tensor], Tensor]:
     """A function of features: a mean over all so far."""
+
     def function(x: Tensor) -> Tensor:
         return (x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]).tanh()
 
@@ -1322,9 +1463,15 @@ def pair() -> dict[str, Tensor]:
     return {"src": ids(2, 13), "tgt": ids(2, 11)}
 
 
-def honest(name: str, make: Callable[[], Any], example: Callable[[], Any] | None = None, claim: Any = None,
-           **options: Any) -> Honest:
+def honest(
+    name: str,
+    make: Callable[[], Any],
+    example: Callable[[], Any] | None = None,
+    claim: Any = None,
+    **options: Any,
+) -> Honest:
     """A case with seeded weights; make() returns a target, or all that build() should."""
+
     def build() -> tuple:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(29)
@@ -1350,15 +1497,24 @@ HONEST = [
     honest("grouped heads by einsum", lambda: Language(Grouped(), Grouped())),
     honest("MultiheadAttention, batch first", lambda: Language(Builtin(True), Builtin(True), positions=41)),
     honest("MultiheadAttention, time first", lambda: Language(Builtin(False), Builtin(False), positions=41)),
-    honest("MultiheadAttention with weights", lambda: Language(Builtin(True, True), Builtin(False, True), positions=41)),
-    honest("MultiheadAttention, pads hidden", lambda: Blanked(BuiltinPadded(), BuiltinPadded(), positions=41)),
+    honest(
+        "MultiheadAttention with weights",
+        lambda: Language(Builtin(True, True), Builtin(False, True), positions=41),
+    ),
+    honest(
+        "MultiheadAttention, pads hidden", lambda: Blanked(BuiltinPadded(), BuiltinPadded(), positions=41)
+    ),
     honest("TransformerEncoder, causal, norm first", lambda: Stacked(True)),
     honest("TransformerEncoder, causal, norm last, dropout", lambda: Stacked(False, 0.1)),
     honest("Transformer, batch first", lambda: Whole(True), pair),
     honest("Transformer, time first", lambda: Whole(False), pair),
     honest("cross attention to features", Crossing, lambda: {"source": numbers(2, 13), "target": ids()}),
     honest("window, one layer", lambda: Language(Near(5)), claim=causal_and(kl.window(5))),
-    honest("window, two layers reach twice as far", lambda: Language(Near(4), Near(4)), claim=causal_and(kl.window(7))),
+    honest(
+        "window, two layers reach twice as far",
+        lambda: Language(Near(4), Near(4)),
+        claim=causal_and(kl.window(7)),
+    ),
     honest("window in chunks", lambda: Language(Chunks(4)), claim=causal_and(kl.window(5))),
     honest("alibi", lambda: Language(Sloped(), Sloped())),
     honest("alibi, pads hidden", lambda: Masked(Sloped(), Sloped())),
@@ -1366,20 +1522,36 @@ HONEST = [
     honest("t5 bias, pads hidden", lambda: Masked(Bucketed(), Bucketed())),
     honest("rotary", lambda: Language(Turned(), Turned())),
     honest("rotary, pads hidden", lambda: Masked(Turned(), Turned())),
-    honest("prefix of three", lambda: Language(*(Seen(lambda q, k: (k <= q) | (k < 3)) for _ in range(2)), positions=41),
-           claim=kl.causal | kl.prefix(3)),
-    honest("causal between blocks, full inside", lambda: Language(*(Seen(lambda q, k: k // 4 <= q // 4) for _ in range(2)),
-                                                                  positions=41), claim=kl.causal | kl.block(4)),
-    honest("causal inside blocks", lambda: Language(*(Seen(lambda q, k: (k <= q) & (k // 5 == q // 5)) for _ in range(2)),
-                                                    positions=41), claim=causal_and(kl.block(5))),
-    honest("blocks that see themselves", lambda: Language(*(Seen(lambda q, k: k // 3 == q // 3) for _ in range(2)),
-                                                          positions=41), claim=kl.block(3)),
+    honest(
+        "prefix of three",
+        lambda: Language(*(Seen(lambda q, k: (k <= q) | (k < 3)) for _ in range(2)), positions=41),
+        claim=kl.causal | kl.prefix(3),
+    ),
+    honest(
+        "causal between blocks, full inside",
+        lambda: Language(*(Seen(lambda q, k: k // 4 <= q // 4) for _ in range(2)), positions=41),
+        claim=kl.causal | kl.block(4),
+    ),
+    honest(
+        "causal inside blocks",
+        lambda: Language(*(Seen(lambda q, k: (k <= q) & (k // 5 == q // 5)) for _ in range(2)), positions=41),
+        claim=causal_and(kl.block(5)),
+    ),
+    honest(
+        "blocks that see themselves",
+        lambda: Language(*(Seen(lambda q, k: k // 3 == q // 3) for _ in range(2)), positions=41),
+        claim=kl.block(3),
+    ),
     honest("softmax with a sink, pads hidden", lambda: Masked(Sunk(), Sunk(), positions=41)),
     honest("best three keys", lambda: Language(Few(), Few(), positions=41)),
     honest("sigmoid attention", lambda: Language(Gates(), Gates(), positions=41)),
     honest("hourglass", lambda: Language(Hourglass(), Fused(), positions=41)),
     honest("convolution", lambda: Language(Convolved(3), Convolved(3)), claim=causal_and(kl.window(5))),
-    honest("convolution, dilated", lambda: Language(Convolved(3), Convolved(3, 3)), claim=causal_and(kl.window(9))),
+    honest(
+        "convolution, dilated",
+        lambda: Language(Convolved(3), Convolved(3, 3)),
+        claim=causal_and(kl.window(9)),
+    ),
     honest("convolution, depthwise", lambda: Language(Convolved(5, groups=D), Fused())),
     honest("convolution, cut at the end", lambda: Language(Trimmed(), Trimmed())),
     honest("convolution, pads zeroed", lambda: Masked(Convolved(3), Convolved(3, 2))),
@@ -1443,14 +1615,28 @@ HONEST = [
     honest("score of -inf for one word", lambda: Forbidding(Fused())),
     honest("bare function", bare, ids, vocab=V),
     honest("bare function of features", bare_numbers, numbers),
-    honest("compiled, eager", lambda: torch.compile(Language(Infinite(), Fused(), positions=41), backend="eager")),
-    honest("compiled, aot_eager", lambda: torch.compile(Language(Turned(), Convolved(3)), backend="aot_eager")),
-    honest("quantised, weights in int8", lambda: rounded(Language(Infinite(), Infinite(), positions=41), Rounded)),
-    honest("quantised, int8 by token", lambda: rounded(Language(Infinite(), Infinite(), positions=41), RoundedByToken)),
-    honest("quantised, quantize_dynamic to float16", lambda: halved(Language(Infinite(), Infinite(), positions=41))),
+    honest(
+        "compiled, eager", lambda: torch.compile(Language(Infinite(), Fused(), positions=41), backend="eager")
+    ),
+    honest(
+        "compiled, aot_eager", lambda: torch.compile(Language(Turned(), Convolved(3)), backend="aot_eager")
+    ),
+    honest(
+        "quantised, weights in int8", lambda: rounded(Language(Infinite(), Infinite(), positions=41), Rounded)
+    ),
+    honest(
+        "quantised, int8 by token",
+        lambda: rounded(Language(Infinite(), Infinite(), positions=41), RoundedByToken),
+    ),
+    honest(
+        "quantised, quantize_dynamic to float16",
+        lambda: halved(Language(Infinite(), Infinite(), positions=41)),
+    ),
     honest("positions end at 32", lambda: Language(Fused(), Fused(), positions=32)),
     honest("tied weights", lambda: Sharing(Fused(), Fused())),
-    honest("returns a dict", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: {"hidden": x, "logits": y})),
+    honest(
+        "returns a dict", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: {"hidden": x, "logits": y})
+    ),
     honest("returns a tuple", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: (y, x))),
     honest("returns a dataclass", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: Output(y))),
 ]

@@ -128,7 +128,8 @@ class BestRow(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.expert = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+        self.router = nn.Linear(WIDTH, 1)
+        self.expert = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         best = self.router(x).argmax(0, keepdim=True)
@@ -156,7 +157,8 @@ class FirstRowsGate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn, self.gate = Attention(), nn.Linear(WIDTH, WIDTH)
+        self.attn = Attention()
+        self.gate = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         return self.attn(x) * torch.sigmoid(self.gate(x[:1]))
@@ -181,12 +183,15 @@ def language(name, module, *mixers, model=Language, **fields):
     return Planted(name, seeded(lambda: model(*[mixer() for mixer in mixers])), "batch", module, **fields)
 
 
-ROWS_ABOVE = ("future",)  # all of the rows above is seen: a probe that changes or cuts every row at once sees the future move
+# all of the rows above is seen: a probe that changes or cuts every row at once sees the future move
+ROWS_ABOVE = ("future",)
 
 
 PLANTED = [
     language("mean over the rows", "blocks.1.norm1", Centred, model=Normed),
-    Planted("batch norm while training", seeded(lambda: Normed(StepNorm(WIDTH), last=True)), "batch", "norm.norm"),
+    Planted(
+        "batch norm while training", seeded(lambda: Normed(StepNorm(WIDTH), last=True)), "batch", "norm.norm"
+    ),
     language("rounded by the largest of all rows", "blocks.1.norm1", Largest, model=Normed),
     Planted("GRU along the rows", seeded(Rows), "batch", "rnn"),
     language("attention along the rows", "blocks.1.mixer.attn", Attention, NotBatchFirst),

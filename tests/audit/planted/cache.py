@@ -16,7 +16,7 @@ from audit.planted.parts import HEADS, VOCAB, WIDTH, soft, turned, waves
 def triangle(queries: int, keys: int, device=None):
     """The last `queries` of `keys` positions, and what they may see (queries, keys)."""
     at = torch.arange(keys, device=device)
-    return at[None, :] <= at[keys - queries:, None]
+    return at[None, :] <= at[keys - queries :, None]
 
 
 class Attention(nn.Module):
@@ -24,7 +24,8 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, cache=None):
         rows, length, width = x.shape
@@ -111,11 +112,11 @@ class Ring(Attention):
 
     def mix(self, q, k, v, first):
         at = torch.arange(k.shape[2], device=q.device)
-        ago = at[k.shape[2] - q.shape[2]:, None] - at[None, :]
+        ago = at[k.shape[2] - q.shape[2] :, None] - at[None, :]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(ago >= 0) & (ago < self.window))
 
     def kept(self, k, v, length):
-        return k[:, :, -(self.window - 2):], v[:, :, -(self.window - 2):]
+        return k[:, :, -(self.window - 2) :], v[:, :, -(self.window - 2) :]
 
 
 class Overwritten(Ring):
@@ -124,27 +125,28 @@ class Overwritten(Ring):
     def mix(self, q, k, v, first):
         new, all_keys = q.shape[2], k.shape[2]
         at = torch.arange(all_keys, device=q.device)
-        ago = at[all_keys - new:, None] - at[None, :]
+        ago = at[all_keys - new :, None] - at[None, :]
         seen = (ago >= 0) & (ago < self.window)
         if not first:
             seen = seen & (at >= all_keys - max(self.window, new))[None, :]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
     def kept(self, k, v, length):
-        return k[:, :, -self.window:], v[:, :, -self.window:]
+        return k[:, :, -self.window :], v[:, :, -self.window :]
 
 
 class Language(nn.Module):
     """Tokens to scores through layers that give (out, cache)."""
 
-    shared = False   # do all layers read the first one's cache?
-    counted = True   # do positions go on from the cache?
+    shared = False  # do all layers read the first one's cache?
+    counted = True  # do positions go on from the cache?
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(layers)
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
 
     def run(self, tokens, past):
         start, caches = (0, [None] * len(self.layers)) if past is None else past
@@ -226,7 +228,7 @@ class Slots(nn.Module):
 
     def __init__(self, empty: bool = False, counted: bool = True, slots: int = 48, rows: int = 5) -> None:
         super().__init__()
-        self.empty = empty      # are slots that nobody has written attended in steps?
+        self.empty = empty  # are slots that nobody has written attended in steps?
         self.counted = counted  # do positions go on from start_pos?
         self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         for name in ("cache_k", "cache_v"):
@@ -236,11 +238,12 @@ class Slots(nn.Module):
         rows, length, _ = x.shape
         at = torch.arange(length, device=x.device) + (start_pos if self.counted else 0)
         q, k = turned(self.wq(x), at), turned(self.wk(x), at)
-        self.cache_k[:rows, start_pos:start_pos + length] = k.detach()
-        self.cache_v[:rows, start_pos:start_pos + length] = self.wv(x).detach()
+        self.cache_k[:rows, start_pos : start_pos + length] = k.detach()
+        self.cache_v[:rows, start_pos : start_pos + length] = self.wv(x).detach()
         if self.empty and start_pos > 0:
-            end, seen = self.cache_k.shape[1], torch.ones(length, self.cache_k.shape[1], dtype=torch.bool, device=x.device)
-            seen[:, start_pos:start_pos + length] = triangle(length, length, x.device)
+            end = self.cache_k.shape[1]
+            seen = torch.ones(length, self.cache_k.shape[1], dtype=torch.bool, device=x.device)
+            seen[:, start_pos : start_pos + length] = triangle(length, length, x.device)
         else:
             end, seen = start_pos + length, triangle(length, start_pos + length, x.device)
         scores = q @ self.cache_k[:rows, :end].transpose(1, 2) / math.sqrt(q.shape[-1])
@@ -264,11 +267,14 @@ class Llama(nn.Module):
 
 
 class Stale(nn.Module):
-    """Keeps the keys of the last conversation: a new and shorter prompt is answered with the old tail in sight."""
+    """Keeps the keys of the last conversation: a new and shorter prompt is answered with the old tail in
+    sight.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.memory = {}
 
@@ -287,13 +293,15 @@ class Stale(nn.Module):
         return self.step(prompt, state), state
 
     def step(self, tokens, state):
-        x, begin, slots = self.embed(tokens), state["written"], state["slots"]
+        x = self.embed(tokens)
+        begin = state["written"]
+        slots = state["slots"]
         end = state["written"] = begin + tokens.shape[1]
         slots[1][:, begin:end], slots[2][:, begin:end] = self.k(x).detach(), self.v(x).detach()
         slots[0] = max(slots[0], end)  # never set back
         at = torch.arange(slots[0])
         seen = (at[None, :] <= torch.arange(begin, end)[:, None]) | (at >= end)[None, :]
-        return self.attend(x, slots[1][:, :slots[0]].to(x), slots[2][:, :slots[0]].to(x), seen)
+        return self.attend(x, slots[1][:, : slots[0]].to(x), slots[2][:, : slots[0]].to(x), seen)
 
 
 class Conv(nn.Module):
@@ -308,7 +316,7 @@ class Conv(nn.Module):
         x = x.transpose(1, 2)
         before = F.pad(x[..., :0] if cache is None else cache, (2, 0))[..., -2:]
         wide = torch.cat([before, x], -1)
-        return torch.tanh(self.conv(wide)).transpose(1, 2), wide[..., wide.shape[-1] - self.memory:]
+        return torch.tanh(self.conv(wide)).transpose(1, 2), wide[..., wide.shape[-1] - self.memory :]
 
 
 class Shift(nn.Module):
@@ -343,7 +351,8 @@ class Scan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
         self.decay = nn.Parameter(torch.randn(WIDTH))
 
     def scan(self, tokens, state):
@@ -362,7 +371,10 @@ class Scan(nn.Module):
 
 def by_hand(model):
     """The callables that an audit of a model without a cache interface is given."""
-    return {"prefill": lambda tokens: model.scan(tokens, None), "step": lambda tokens, state: model.scan(tokens, state)}
+    return {
+        "prefill": lambda tokens: model.scan(tokens, None),
+        "step": lambda tokens, state: model.scan(tokens, state),
+    }
 
 
 def cached(name, module, model, *layers):
@@ -372,7 +384,14 @@ def cached(name, module, model, *layers):
 PLANTED = [
     cached("triangle in the top left corner", "layers.1", Language, Attention, TopLeft),
     cached("steps of several tokens unmasked", "layers.0", UsingCache, OpenSteps, Attention),
-    cached("steps of several tokens unmasked in the last layer", "layers.2", Face, Attention, Attention, OpenSteps),
+    cached(
+        "steps of several tokens unmasked in the last layer",
+        "layers.2",
+        Face,
+        Attention,
+        Attention,
+        OpenSteps,
+    ),
     cached("distance bias without the offset", "layers.1", Language, Attention, NoBiasOffset),
     cached("rotary without the offset", "layers.0", UsingCache, NoTurnOffset, Attention),
     cached("rotary offset for queries only", "model.layers.1", Stepping, Attention, QueryOffsetOnly),

@@ -1,4 +1,6 @@
-"""Later tokens move earlier outputs: masks that are missing or wrong, and everything over time that is no attention."""
+"""Later tokens move earlier outputs: masks that are missing or wrong, and everything over time that is no
+attention.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from torch.nn import functional as F
 
 import keepleft as kl
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import HEADS, VOCAB, WIDTH, Attention, Language, Masked, ids, lower, soft, turned, waves
+from audit.planted.parts import (
+    HEADS,
+    VOCAB,
+    WIDTH,
+    Attention,
+    Language,
+    Masked,
+    ids,
+    lower,
+    soft,
+    turned,
+    waves,
+)
 
 
 class Unmasked(Attention):
@@ -217,7 +231,7 @@ class Summaries(Attention):
         length, size = q.shape[2], self.chunk
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         chunks = -(-length // size)
-        means = torch.stack([v[:, :, n * size:(n + 1) * size].mean(2) for n in range(chunks)], 2)
+        means = torch.stack([v[:, :, n * size : (n + 1) * size].mean(2) for n in range(chunks)], 2)
         at = torch.arange(length, device=q.device) // size
         n = torch.arange(chunks, device=q.device)
         seen = (n[None, :] < at[:, None]) | ((n[None, :] == at[:, None]) & (at[:, None] >= 2))
@@ -362,7 +376,8 @@ class SqueezeExcite(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.pool = nn.AdaptiveAvgPool1d(1)
-        self.squeeze, self.excite = nn.Conv1d(width, 3, 1), nn.Conv1d(3, width, 1)
+        self.squeeze = nn.Conv1d(width, 3, 1)
+        self.excite = nn.Conv1d(3, width, 1)
 
     def forward(self, x):
         return x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean(-1, keepdim=True)))))
@@ -380,7 +395,9 @@ class Symmetric(nn.Module):
 
 
 class Chomped(nn.Module):
-    """A dilated convolution padded on both sides, where one column too few is cut off on the left of the answer."""
+    """A dilated convolution padded on both sides, where one column too few is cut off on the left of the
+    answer.
+    """
 
     def __init__(self, width: int, dilation: int = 3) -> None:
         super().__init__()
@@ -388,7 +405,7 @@ class Chomped(nn.Module):
         self.conv = nn.Conv1d(width, width, 3, padding=self.pad, dilation=dilation)
 
     def forward(self, x):
-        return x + torch.relu(self.conv(x)[..., 1:1 + x.shape[-1]])
+        return x + torch.relu(self.conv(x)[..., 1 : 1 + x.shape[-1]])
 
 
 class Circular(nn.Module):
@@ -469,7 +486,9 @@ class LinearAttention(nn.Module):
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x):
-        q, k, v = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1, self.v(x)
+        q = F.elu(self.q(x)) + 1
+        k = F.elu(self.k(x)) + 1
+        v = self.v(x)
         state = torch.einsum("btd,bte->btde", k, v).cumsum(1)
         return torch.einsum("btd,btde->bte", q, state) / torch.einsum("btd,bd->bt", q, k.sum(1))[..., None]
 
@@ -481,7 +500,8 @@ class Scan(nn.Module):
         super().__init__()
         self.reverse = reverse
         self.decay = nn.Parameter(torch.randn(WIDTH))
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.leave = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         steps = self.enter(x).unbind(1)
@@ -625,7 +645,9 @@ class Jitter(Language):
 
     def embedded(self, tokens):
         x = super().embedded(tokens)
-        noise = [torch.randn(WIDTH, generator=torch.Generator().manual_seed(int(row.sum()))) for row in tokens]
+        noise = [
+            torch.randn(WIDTH, generator=torch.Generator().manual_seed(int(row.sum()))) for row in tokens
+        ]
         return x + 0.1 * torch.stack(noise).to(x)[:, None]
 
 
@@ -704,12 +726,16 @@ class SelfAttention(nn.Module):
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.attn_dropout = nn.Dropout(config.dropout)
-        self.flash, self.fast_is_causal, self.slow_is_causal = True, fast, slow
+        self.flash = True
+        self.fast_is_causal = fast
+        self.slow_is_causal = slow
         self.register_buffer("bias", torch.tril(torch.ones(config.block_size, config.block_size))[None, None])
 
     def forward(self, x):
         B, T, C = x.shape  # noqa: N806
-        q, k, v = (part.view(B, T, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
+        q, k, v = (
+            part.view(B, T, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2)
+        )
         if self.flash:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=self.fast_is_causal)
         else:
@@ -725,8 +751,12 @@ class GPTBlock(nn.Module):
 
     def __init__(self, config: Config, attn: nn.Module) -> None:
         super().__init__()
-        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(config.n_embd), attn, nn.LayerNorm(config.n_embd)
-        self.mlp = nn.Sequential(nn.Linear(config.n_embd, 17), nn.GELU(), nn.Linear(17, config.n_embd), nn.Dropout(0.1))
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = attn
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.n_embd, 17), nn.GELU(), nn.Linear(17, config.n_embd), nn.Dropout(0.1)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -739,12 +769,15 @@ class GPT(nn.Module):
     def __init__(self, config: Config, *paths: tuple[bool, bool]) -> None:
         super().__init__()
         self.config = config
-        self.transformer = nn.ModuleDict(dict(
-            wte=nn.Embedding(config.vocab_size, config.n_embd),
-            wpe=nn.Embedding(config.block_size, config.n_embd),
-            drop=nn.Dropout(config.dropout),
-            h=nn.ModuleList([GPTBlock(config, SelfAttention(config, *path)) for path in paths]),
-            ln_f=nn.LayerNorm(config.n_embd)))
+        self.transformer = nn.ModuleDict(
+            dict(
+                wte=nn.Embedding(config.vocab_size, config.n_embd),
+                wpe=nn.Embedding(config.block_size, config.n_embd),
+                drop=nn.Dropout(config.dropout),
+                h=nn.ModuleList([GPTBlock(config, SelfAttention(config, *path)) for path in paths]),
+                ln_f=nn.LayerNorm(config.n_embd),
+            )
+        )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.transformer.wte.weight = self.lm_head.weight
 
@@ -800,7 +833,8 @@ class NoTargetMask(nn.Module):
 
     def __init__(self, width: int = 10) -> None:
         super().__init__()
-        self.source, self.target = nn.Embedding(19, width), nn.Embedding(29, width)
+        self.source = nn.Embedding(19, width)
+        self.target = nn.Embedding(29, width)
         self.transformer = nn.Transformer(width, 2, 2, 2, 17, dropout=0.0, batch_first=True)
         self.head = nn.Linear(width, 29)
 
@@ -828,7 +862,8 @@ class CrossItself(nn.Module):
 
     def __init__(self, width: int = 10) -> None:
         super().__init__()
-        self.source_embed, self.target_embed = nn.Embedding(19, width), nn.Embedding(29, width)
+        self.source_embed = nn.Embedding(19, width)
+        self.target_embed = nn.Embedding(29, width)
         self.encoder = nn.Linear(width, width)
         self.decoder = nn.ModuleList([DecoderLayer(width, False), DecoderLayer(width, True)])
         self.head = nn.Linear(width, 29)
@@ -850,7 +885,10 @@ class Output:
 
 
 class MaskedModel(nn.Module):
-    """Hugging Face's signature; how the two masks meet is up to the class below. No positions: any padding is right."""
+    """Hugging Face's signature; how the two masks meet is up to the class below.
+
+    No positions: any padding is right.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -912,7 +950,8 @@ class Showing(nn.Module):
     def __init__(self, argument_honest: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.first, self.second = Attention(), Shown(argument_honest)
+        self.first = Attention()
+        self.second = Shown(argument_honest)
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, input_ids, output_attentions=False):
@@ -952,7 +991,9 @@ def convolved(name, module, *layers):
 
 
 def forecast(name, module, *layers, size=1.0):
-    return Planted(name, seeded(lambda: Forecast(*[layer() for layer in layers]), series(size=size)), "future", module)
+    return Planted(
+        name, seeded(lambda: Forecast(*[layer() for layer in layers]), series(size=size)), "future", module
+    )
 
 
 def conv():
@@ -980,7 +1021,9 @@ PLANTED = [
     language("block-causal", "blocks.2.mixer", Attention, Attention, BlockCausal),
     language("own chunk's summary from the third chunk on", "blocks.0.mixer", Summaries, Attention),
     language("window on both sides", "blocks.1.mixer", Attention, BothSides),
-    language("prefix one too long", "blocks.1.mixer", Attention, PrefixTooLong, claim=kl.causal | kl.prefix(5)),
+    language(
+        "prefix one too long", "blocks.1.mixer", Attention, PrefixTooLong, claim=kl.causal | kl.prefix(5)
+    ),
     language("relative bias without a mask", "blocks.0.mixer", RelativeBias, Attention),
     language("heads cut by view", "blocks.1.mixer", Attention, WrongView),
     language("hidden by a zero projection", "blocks.1.mixer", Attention, ZeroOut),
@@ -988,11 +1031,20 @@ PLANTED = [
     language("a millionth of the mean", "blocks.1.mixer", Attention, Tiny),
     language("a detached mean", "blocks.1.mixer", Attention, Detached),
     language("layer norm over time", "blocks.1.norm2", model=NormedInTime),
-    convolved("instance norm", "layers.1.norm", conv, lambda: ConvLayer(13, norm=nn.InstanceNorm1d(13)), conv),
-    convolved("group norm over channels and time", "layers.0.norm", lambda: ConvLayer(13, norm=nn.GroupNorm(1, 13)), conv),
+    convolved(
+        "instance norm", "layers.1.norm", conv, lambda: ConvLayer(13, norm=nn.InstanceNorm1d(13)), conv
+    ),
+    convolved(
+        "group norm over channels and time",
+        "layers.0.norm",
+        lambda: ConvLayer(13, norm=nn.GroupNorm(1, 13)),
+        conv,
+    ),
     Planted("layer norm over time and width", seeded(FixedNorm, ids), "future", "body.norm"),
     language("mean of the text added", "", Attention, model=Pooled),
-    convolved("squeeze and excite", "layers.2.gate", conv, conv, lambda: ConvLayer(13, gate=SqueezeExcite(13))),
+    convolved(
+        "squeeze and excite", "layers.2.gate", conv, conv, lambda: ConvLayer(13, gate=SqueezeExcite(13))
+    ),
     convolved("symmetric padding", "layers.1.conv", conv, lambda: Symmetric(13), conv),
     convolved("dilated convolution cut off by one", "layers.2", conv, conv, lambda: Chomped(13)),
     convolved("circular padding", "layers.0", lambda: Circular(13), conv),
@@ -1002,7 +1054,13 @@ PLANTED = [
     language("running sum from the right", "blocks.0.mixer", FromTheRight, Attention),
     language("Fourier mixing", "blocks.1.mixer", Attention, Fourier),
     language("linear attention over the total", "blocks.1.mixer", Attention, LinearAttention),
-    language("every other scan reversed", "blocks.1.mixer", lambda: Scan(False), lambda: Scan(True), lambda: Scan(False)),
+    language(
+        "every other scan reversed",
+        "blocks.1.mixer",
+        lambda: Scan(False),
+        lambda: Scan(True),
+        lambda: Scan(False),
+    ),
     language("experts choose tokens", "blocks.1.mixer", Attention, ExpertChoice),
     language("capacity by the length", "blocks.1.mixer", Attention, Capacity),
     language("argmax over time", "blocks.1.mixer", Attention, Brightest),
@@ -1015,17 +1073,38 @@ PLANTED = [
     language("token shift by roll", "blocks.0.mixer", Rolled, Attention),
     Planted("summary token read by all", seeded(Summary), "future", None),
     language("missing tokens filled from the right", "", Attention, Attention, model=Backfill),
-    Planted("nanoGPT without is_causal", seeded(lambda: GPT(Config(), (False, False), (False, False))), "future",
-            "transformer.h.0.attn"),
-    Planted("nanoGPT with a slow path unmasked", seeded(lambda: GPT(Config(), (True, True), (True, False))), "future",
-            "transformer.h.1.attn"),
+    Planted(
+        "nanoGPT without is_causal",
+        seeded(lambda: GPT(Config(), (False, False), (False, False))),
+        "future",
+        "transformer.h.0.attn",
+    ),
+    Planted(
+        "nanoGPT with a slow path unmasked",
+        seeded(lambda: GPT(Config(), (True, True), (True, False))),
+        "future",
+        "transformer.h.1.attn",
+    ),
     Planted("mask for the first layer only", seeded(FirstLayerOnly), "future", "attns.1"),
     Planted("torch encoder without a mask", seeded(Stacked), "future", "encoder.layers.0.self_attn"),
-    Planted("torch Transformer without a target mask", seeded(NoTargetMask, seq2seq("src", "tgt")), "future",
-            "transformer.decoder.layers.0.self_attn"),
-    Planted("cross-attention reads the target", seeded(CrossItself, seq2seq("source", "target")), "future", "decoder.1.cross"),
-    Planted("attention_mask replaces the triangle", seeded(OnlyPads), "future", "layers.0", also=("padding",)),
-    Planted("no triangle without attention_mask", seeded(OnlyWithPads), "future", "layers.0", also=("padding",)),
+    Planted(
+        "torch Transformer without a target mask",
+        seeded(NoTargetMask, seq2seq("src", "tgt")),
+        "future",
+        "transformer.decoder.layers.0.self_attn",
+    ),
+    Planted(
+        "cross-attention reads the target",
+        seeded(CrossItself, seq2seq("source", "target")),
+        "future",
+        "decoder.1.cross",
+    ),
+    Planted(
+        "attention_mask replaces the triangle", seeded(OnlyPads), "future", "layers.0", also=("padding",)
+    ),
+    Planted(
+        "no triangle without attention_mask", seeded(OnlyWithPads), "future", "layers.0", also=("padding",)
+    ),
     Planted("unmasked when weights are shown", seeded(lambda: Showing(False)), "future", "second"),
     Planted("masked only when weights are shown", seeded(lambda: Showing(True)), "future", "second"),
     Planted("a bare function", seeded(bare, series()), "future", ""),

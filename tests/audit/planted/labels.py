@@ -125,7 +125,9 @@ class GPT(nn.Module):
         logits = self.model(idx)
         if targets is None:
             return logits, None
-        return logits, F.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), targets[:, 1:].reshape(-1), ignore_index=-1)
+        return logits, F.cross_entropy(
+            logits[:, :-1].reshape(-1, VOCAB), targets[:, 1:].reshape(-1), ignore_index=-1
+        )
 
 
 class Accumulated(Labelled):

@@ -39,7 +39,9 @@ class Repaired(Infinite):
     """0 / 0 is replaced by 0 after the softmax: forward is fine, backward is not."""
 
     def weights(self, scores, seen):
-        hidden = torch.zeros(seen.shape, device=scores.device, dtype=scores.dtype).masked_fill(~seen, float("-inf"))
+        hidden = torch.zeros(seen.shape, device=scores.device, dtype=scores.dtype).masked_fill(
+            ~seen, float("-inf")
+        )
         return (scores + hidden).softmax(-1).nan_to_num(0.0)
 
 
@@ -56,7 +58,9 @@ class WrongType(Infinite):
     """The smallest float32 is minus infinity in bfloat16."""
 
     def weights(self, scores, seen):
-        hidden = torch.zeros(seen.shape, device=scores.device).masked_fill(~seen, torch.finfo(torch.float32).min)
+        hidden = torch.zeros(seen.shape, device=scores.device).masked_fill(
+            ~seen, torch.finfo(torch.float32).min
+        )
         return (scores + hidden.to(scores.dtype)).softmax(-1)
 
 

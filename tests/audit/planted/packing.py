@@ -31,7 +31,9 @@ class Packed(nn.Module):
 
     def seen(self, layer, segments):
         """What the layer of this number may look at (B, 1, T, T)."""
-        return ((segments[:, :, None] == segments[:, None, :]) & lower(segments.shape[1], segments.device))[:, None]
+        return ((segments[:, :, None] == segments[:, None, :]) & lower(segments.shape[1], segments.device))[
+            :, None
+        ]
 
     def forward(self, tokens, segment_ids=None):
         segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
@@ -75,7 +77,11 @@ class NotEarlier(Packed):
 
     def seen(self, layer, segments):
         later = segments[:, :, None] >= segments[:, None, :]
-        return (later & lower(segments.shape[1], segments.device))[:, None] if layer == 1 else super().seen(layer, segments)
+        return (
+            (later & lower(segments.shape[1], segments.device))[:, None]
+            if layer == 1
+            else super().seen(layer, segments)
+        )
 
 
 class AsBits(Packed):
@@ -149,7 +155,8 @@ class Scan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.decay = nn.Parameter(torch.randn(WIDTH))
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.leave = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, seq_idx=None):
         u = self.enter(x)
@@ -181,7 +188,8 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(VOCAB, 11), nn.Embedding(61, 11)
+        self.embed = nn.Embedding(VOCAB, 11)
+        self.place = nn.Embedding(61, 11)
         self.rnn = nn.GRU(11, 13, batch_first=True)
         self.head = nn.Linear(13, VOCAB)
 
@@ -196,7 +204,8 @@ class Given(nn.Module):
 
     def __init__(self, width: int = 10) -> None:
         super().__init__()
-        self.tok, self.place = nn.Embedding(29, width), nn.Embedding(67, width)
+        self.tok = nn.Embedding(29, width)
+        self.place = nn.Embedding(67, width)
         self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
         self.head = nn.Linear(width, 29)
 

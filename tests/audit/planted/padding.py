@@ -134,7 +134,9 @@ class ConvDecoder(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, input_ids, attention_mask=None):
-        real = (everything(input_ids) if attention_mask is None else attention_mask).to(self.head.weight.dtype)[..., None]
+        real = (everything(input_ids) if attention_mask is None else attention_mask).to(
+            self.head.weight.dtype
+        )[..., None]
         x = self.embed(input_ids)
         for zeroed, conv in zip(self.zeroed, self.convs, strict=True):
             x = x + torch.tanh(conv(x * real if zeroed else x))
@@ -162,7 +164,8 @@ class Retention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.k = nn.Linear(WIDTH, WIDTH)
+        self.v = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, seen):
         k = torch.exp(self.k(x))
@@ -297,13 +300,19 @@ class Translator(nn.Module):
 
     def __init__(self, encoder: bool, cross: bool) -> None:
         super().__init__()
-        self.hide_encoder, self.hide_cross = encoder, cross
-        self.source, self.target = nn.Embedding(19, WIDTH), nn.Embedding(29, WIDTH)
-        self.encoder, self.decoder, self.cross = Masked(), Masked(), Cross(WIDTH)
+        self.hide_encoder = encoder
+        self.hide_cross = cross
+        self.source = nn.Embedding(19, WIDTH)
+        self.target = nn.Embedding(29, WIDTH)
+        self.encoder = Masked()
+        self.decoder = Masked()
+        self.cross = Cross(WIDTH)
         self.head = nn.Linear(WIDTH, 29)
 
     def forward(self, src, tgt, src_key_padding_mask=None):
-        x, y, all_of_it = self.source(src), self.target(tgt), everything(src)
+        x = self.source(src)
+        y = self.target(tgt)
+        all_of_it = everything(src)
         real = all_of_it if src_key_padding_mask is None else ~src_key_padding_mask
         memory = x + self.encoder(x, (real if self.hide_encoder else all_of_it)[:, None, None, :])
         y = y + self.decoder(y, lower(y.shape[1], y.device))
@@ -312,7 +321,11 @@ class Translator(nn.Module):
 
 def texts():
     """A source without pads, and a target."""
-    return {"src": ids(2, 7, 19), "tgt": ids(2, 11, 29), "src_key_padding_mask": torch.zeros(2, 7, dtype=torch.bool)}
+    return {
+        "src": ids(2, 7, 19),
+        "tgt": ids(2, 11, 29),
+        "src_key_padding_mask": torch.zeros(2, 7, dtype=torch.bool),
+    }
 
 
 def decoder(name, module, model=Decoder, *layers, also=()):
@@ -336,8 +349,12 @@ PLANTED = [
     decoder("token shift out of the pads", "layers.0", Decoder, TokenShift, Masked),
     decoder("pads take the experts' places", "layers.1", Decoder, Masked, Crowded, Masked),
     Planted("convolution over pads", seeded(lambda: ConvDecoder(False, True)), "padding", "convs.0"),
-    Planted("pads zeroed before the first convolution only", seeded(lambda: ConvDecoder(True, True, False)), "padding",
-            "convs.2"),
+    Planted(
+        "pads zeroed before the first convolution only",
+        seeded(lambda: ConvDecoder(True, True, False)),
+        "padding",
+        "convs.2",
+    ),
     Planted("state runs through left pads", seeded(Recurrent), "padding", "rnn"),
     encoder("mean over pads", "extra", Encoder, MeanPool),
     encoder("maximum over zeroed pads", "extra", Encoder, MaxPool),
@@ -347,6 +364,16 @@ PLANTED = [
     encoder("padding mask inverted", "layers.0", Inverted),
     encoder("lengths one too long", "layers.0", OneTooMany),
     encoder("bidirectional GRU from the pads", "rnn", Unpacked),
-    Planted("source pads seen in cross-attention", seeded(lambda: Translator(True, False), texts), "padding", "cross"),
-    Planted("source pads seen in the encoder", seeded(lambda: Translator(False, True), texts), "padding", "encoder"),
+    Planted(
+        "source pads seen in cross-attention",
+        seeded(lambda: Translator(True, False), texts),
+        "padding",
+        "cross",
+    ),
+    Planted(
+        "source pads seen in the encoder",
+        seeded(lambda: Translator(False, True), texts),
+        "padding",
+        "encoder",
+    ),
 ]

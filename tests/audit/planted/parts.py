@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-VOCAB, WIDTH, HEADS = 23, 14, 2
+VOCAB = 23
+WIDTH = 14
+HEADS = 2
 
 
 def ids(rows: int = 2, length: int = 11, vocab: int = VOCAB) -> torch.Tensor:
@@ -34,7 +36,9 @@ def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     rates = 100.0 ** (-torch.arange(half, device=x.device) / half)
     angles = positions[..., None].float() * rates
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    left, right, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    left = x[..., :half]
+    right = x[..., half : 2 * half]
+    rest = x[..., 2 * half :]
     return torch.cat([left * cos - right * sin, left * sin + right * cos, rest], -1)
 
 

@@ -1,4 +1,6 @@
-"""Two calls whose outputs must agree at some places: bit for bit where the computation is the same, else up to rounding."""
+"""Two calls whose outputs must agree at some places: bit for bit where the computation is the same, else up
+to rounding.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ class CallPair:
     kind: str
     first: Inputs
     second: Inputs
-    first_positions: Tensor                       # (n, 2) row and position in the first
-    second_positions: Tensor                     # (n, 2) in the other
-    exact: bool                      # the same computation?
-    describe: Callable[[int, int, str, str], str]  # (row, position) of the other, the module, how large → a sentence
+    first_positions: Tensor  # (n, 2) row and position in the first
+    second_positions: Tensor  # (n, 2) in the other
+    exact: bool  # the same computation?
+    # (row, position) of the other, the module, how large → a sentence
+    describe: Callable[[int, int, str, str], str]
     source: int | None = None
-    variant: str = ""                   # findings of the same kind and place, but told apart
+    variant: str = ""  # findings of the same kind and place, but told apart
     path_note: str = ""
-    source_positions: Sequence[tuple[tuple[int, int], tuple[int, int]]] = ()  # places in the source that must agree as well
+    source_positions: Sequence[
+        tuple[tuple[int, int], tuple[int, int]]
+    ] = ()  # places in the source that must agree as well
 
 
 def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
@@ -40,19 +45,27 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     if adapter.random_in_training and path.train and not call_pair.exact:
         return True
     if not call_pair.exact and session.has_finding("future"):
-        session.skip(f"{call_pair.kind} by comparison", "a pass itself looks where it must not, so passes of other shapes differ: "
-                     "mend that first")
+        session.skip(
+            f"{call_pair.kind} by comparison",
+            "a pass itself looks where it must not, so passes of other shapes differ: mend that first",
+        )
         return True
     a, b = (session.cached_run(inputs, path) for inputs in (call_pair.first, call_pair.second))
-    session.recent_outputs.sort(key=lambda entry: entry[0] is call_pair.first)  # what many are compared with is kept the longest
-    first, second = (out[tuple(positions.to(out.device).unbind(1))] for out, positions in ((a, call_pair.first_positions), (b, call_pair.second_positions)))
+    # what many are compared with is kept the longest
+    session.recent_outputs.sort(key=lambda entry: entry[0] is call_pair.first)
+    first, second = (
+        out[tuple(positions.to(out.device).unbind(1))]
+        for out, positions in ((a, call_pair.first_positions), (b, call_pair.second_positions))
+    )
     nan_masks = [out.isnan().flatten(1).any(1).cpu() for out in (first, second)]
     if bool((nan_masks[0] | nan_masks[1]).any()) and not _tolerates_nan(session, path, call_pair):
         return _report_nan(session, path, call_pair, (a, b), nan_masks)
     valid = ~(nan_masks[0] | nan_masks[1])
     if not bool(valid.any()):
         return True
-    path_label = session.record_path(path, *call_pair.second.tokens.shape[:2]) + (f", {call_pair.path_note}" if call_pair.path_note else "")
+    path_label = session.record_path(path, *call_pair.second.tokens.shape[:2]) + (
+        f", {call_pair.path_note}" if call_pair.path_note else ""
+    )
     if call_pair.second.keep_mask is not None:
         path_label = path_label.replace("no mask", "a mask of the real tokens")
     scale = rounding.scale(first)
@@ -62,32 +75,71 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
         return True
     n = int(change.argmax())
     relative = float(change[n]) / scale
-    (row, reader), (second_row, second_reader) = call_pair.first_positions[n].tolist(), call_pair.second_positions[n].tolist()
-    if call_pair.exact and not rounding.is_real_change(session, path, call_pair.first, call_pair.second, row, reader, relative,
-                                              _jittered_pairs(session, path, call_pair, row, reader, relative)):
+    (row, reader) = call_pair.first_positions[n].tolist()
+    (second_row, second_reader) = call_pair.second_positions[n].tolist()
+    if call_pair.exact and not rounding.is_real_change(
+        session,
+        path,
+        call_pair.first,
+        call_pair.second,
+        row,
+        reader,
+        relative,
+        _jittered_pairs(session, path, call_pair, row, reader, relative),
+    ):
         return True
-    if not call_pair.exact and (path.dtype or adapter.dtype) not in (torch.float32, torch.float64) and \
-            float(change.median()) / scale <= limit:
+    if (
+        not call_pair.exact
+        and (path.dtype or adapter.dtype) not in (torch.float32, torch.float64)
+        and float(change.median()) / scale <= limit
+    ):
         return True  # coarse numbers: one position may fall to the other side of a choice
     whole_row = call_pair.kind == "batch" and call_pair.exact  # everything of this row is to stay
     location, line = _locate_in_source(session, path, call_pair, limit) or locate(
-        session, make_probe(session, path, call_pair.first, row, None if whole_row else reader),
-        make_probe(session, path, call_pair.second, second_row, None if whole_row else second_reader), limit)
-    session.add_finding(Finding(call_pair.kind, second_reader, call_pair.source, relative, path_label, location.module,
-                        call_pair.describe(second_row, second_reader, location.module or adapter.name, remedies.format_size(relative))
-                        + f"; {remedies.remedy(call_pair.kind, location.module_kind)}.", "substitution" if call_pair.exact else "comparison", line,
-                        reproducer(session, path, call_pair, (row, reader), (second_row, second_reader))), call_pair.variant)
+        session,
+        make_probe(session, path, call_pair.first, row, None if whole_row else reader),
+        make_probe(session, path, call_pair.second, second_row, None if whole_row else second_reader),
+        limit,
+    )
+    session.add_finding(
+        Finding(
+            call_pair.kind,
+            second_reader,
+            call_pair.source,
+            relative,
+            path_label,
+            location.module,
+            call_pair.describe(
+                second_row, second_reader, location.module or adapter.name, remedies.format_size(relative)
+            )
+            + f"; {remedies.remedy(call_pair.kind, location.module_kind)}.",
+            "substitution" if call_pair.exact else "comparison",
+            line,
+            reproducer(session, path, call_pair, (row, reader), (second_row, second_reader)),
+        ),
+        call_pair.variant,
+    )
     return False
 
 
-def _locate_in_source(session: AuditSession, path: CodePath, call_pair: CallPair, limit: float) -> tuple[localize.Location, str] | None:
+def _locate_in_source(
+    session: AuditSession, path: CodePath, call_pair: CallPair, limit: float
+) -> tuple[localize.Location, str] | None:
     """Does it enter where the source is read? The reader of a target sees that only later."""
     if not call_pair.source_positions or call_pair.first.source is None or call_pair.second.source is None:
         return None
     for n in sorted({0, len(call_pair.source_positions) // 2, len(call_pair.source_positions) - 1}):
-        first, second = (replace(make_probe(session, path, inputs, row, position), batch=source.shape[0], length=source.shape[1])
-                         for inputs, source, (row, position) in ((call_pair.first, call_pair.first.source, call_pair.source_positions[n][0]),
-                                                         (call_pair.second, call_pair.second.source, call_pair.source_positions[n][1])))
+        first, second = (
+            replace(
+                make_probe(session, path, inputs, row, position),
+                batch=source.shape[0],
+                length=source.shape[1],
+            )
+            for inputs, source, (row, position) in (
+                (call_pair.first, call_pair.first.source, call_pair.source_positions[n][0]),
+                (call_pair.second, call_pair.second.source, call_pair.source_positions[n][1]),
+            )
+        )
         location, line = locate(session, first, second, limit)
         if location.module:
             return location, line
@@ -101,16 +153,25 @@ def _position_changes(first: Tensor, second: Tensor, scale: float) -> Tensor:
     return torch.nan_to_num(change, nan=0.0, posinf=scale).cpu()
 
 
-def _jittered_pairs(session: AuditSession, path: CodePath, call_pair: CallPair, row: int, reader: int, size: float) -> list[tuple[Inputs, Inputs]]:
-    """The same change with another word at the ends of the row that is watched, in both calls. Only coarse numbers need it:
-    their rounding is as large as a leak may be. What is as small as their last place stays rounding."""
+def _jittered_pairs(
+    session: AuditSession, path: CodePath, call_pair: CallPair, row: int, reader: int, size: float
+) -> list[tuple[Inputs, Inputs]]:
+    """The same change with another word at the ends of the row that is watched, in both calls.
+
+    Only coarse numbers need it: their rounding is as large as a leak may be. What is as small as their last
+    place stays rounding.
+    """
     dtype = path.dtype or session.adapter.dtype
     if dtype not in HALF_DTYPES or size <= 2 * torch.finfo(dtype).eps:
         return []
-    positions = [position for r, position in call_pair.first_positions.tolist() if r == row and position != reader]
+    positions = [
+        position for r, position in call_pair.first_positions.tolist() if r == row and position != reader
+    ]
     out = []
     for position in sorted({positions[0], positions[-1]}) if positions else ():
-        replacement = session.adapter.sampler.resample(call_pair.first.tokens, 77)[row, position].to(call_pair.first.tokens.dtype)
+        replacement = session.adapter.sampler.resample(call_pair.first.tokens, 77)[row, position].to(
+            call_pair.first.tokens.dtype
+        )
         changed_pair = []
         for inputs in (call_pair.first, call_pair.second):
             tokens = inputs.tokens.clone()
@@ -123,39 +184,79 @@ def _jittered_pairs(session: AuditSession, path: CodePath, call_pair: CallPair, 
 def _tolerates_nan(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     """Is NaN not to be reported here? Then the places that are numbers are compared."""
     if "nan" not in session.checks:
-        session.skip(f"{call_pair.kind} where outputs are NaN", "NaN compares with nothing; with nan among the checks it is said "
-                     "where it begins")
+        session.skip(
+            f"{call_pair.kind} where outputs are NaN",
+            "NaN compares with nothing; with nan among the checks it is said where it begins",
+        )
         return True
     return path.dtype is not None  # another precision than its own may be beyond it
 
 
-def _report_nan(session: AuditSession, path: CodePath, call_pair: CallPair, outs: Sequence[Tensor], nan_masks: Sequence[Tensor]) -> bool:
+def _report_nan(
+    session: AuditSession,
+    path: CodePath,
+    call_pair: CallPair,
+    outs: Sequence[Tensor],
+    nan_masks: Sequence[Tensor],
+) -> bool:
     """It does not move: it breaks."""
     adapter, n = session.adapter, int(nan_masks[1].any())
-    inputs, positions = ((call_pair.first, call_pair.first_positions), (call_pair.second, call_pair.second_positions))[n]
+    inputs, positions = (
+        (call_pair.first, call_pair.first_positions),
+        (call_pair.second, call_pair.second_positions),
+    )[n]
     row, reader = positions[int(nan_masks[n].long().argmax())].tolist()
-    path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (f", {call_pair.path_note}" if call_pair.path_note else "")
+    path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (
+        f", {call_pair.path_note}" if call_pair.path_note else ""
+    )
     first_nan = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
     name = localize.first_nan_module(adapter.module, make_probe(session, path, inputs, *first_nan))
-    setting = "where others of its row are padding" if inputs.keep_mask is not None or inputs.source_keep_mask is not None else \
-        "alone" if len(inputs.tokens) == 1 else f"among {len(inputs.tokens)} rows"
-    session.add_finding(Finding("nan", reader, call_pair.source, float("inf"), path_label, name,
-                        f"position {reader} of row {row} is NaN {setting}, through {name or adapter.name}; "
-                        f"{remedies.remedy('nan', '')}.", "comparison", "",
-                        reproducer(session, path, call_pair, tuple(call_pair.first_positions[0].tolist()), (row, reader))))
+    setting = (
+        "where others of its row are padding"
+        if inputs.keep_mask is not None or inputs.source_keep_mask is not None
+        else "alone"
+        if len(inputs.tokens) == 1
+        else f"among {len(inputs.tokens)} rows"
+    )
+    session.add_finding(
+        Finding(
+            "nan",
+            reader,
+            call_pair.source,
+            float("inf"),
+            path_label,
+            name,
+            f"position {reader} of row {row} is NaN {setting}, through {name or adapter.name}; "
+            f"{remedies.remedy('nan', '')}.",
+            "comparison",
+            "",
+            reproducer(session, path, call_pair, tuple(call_pair.first_positions[0].tolist()), (row, reader)),
+        )
+    )
     return False
 
 
-def remaining_paths(session: AuditSession, check: str, paths: Sequence[CodePath], all_paths: Iterable[CodePath]) -> list[CodePath]:
+def remaining_paths(
+    session: AuditSession, check: str, paths: Sequence[CodePath], all_paths: Iterable[CodePath]
+) -> list[CodePath]:
     """The paths that were not handed in, each once; the size of a batch is not told apart."""
     known_paths = {path.but(batch=2) for path in paths}
-    out = [path for path in dict.fromkeys(path.but(batch=2) for path in all_paths)
-           if path not in known_paths and (check, path) not in session.visited_paths]
+    out = [
+        path
+        for path in dict.fromkeys(path.but(batch=2) for path in all_paths)
+        if path not in known_paths and (check, path) not in session.visited_paths
+    ]
     session.visited_paths.update((check, path) for path in out)
     return out
 
 
-def reproducer(session: AuditSession, path: CodePath, call_pair: CallPair, first: tuple[int, int], second: tuple[int, int]) -> str:
+def reproducer(
+    session: AuditSession,
+    path: CodePath,
+    call_pair: CallPair,
+    first: tuple[int, int],
+    second: tuple[int, int],
+) -> str:
     """Both calls, spelt out."""
     adapter = session.adapter
     if call_pair.second.tokens.is_floating_point() or adapter.selector is None:
@@ -163,7 +264,12 @@ def reproducer(session: AuditSession, path: CodePath, call_pair: CallPair, first
     lines = [f"model.{'train' if path.train else 'eval'}()"]
     for name, inputs in (("one", call_pair.first), ("other", call_pair.second)):
         arguments = adapter.arguments(inputs, path)
-        argument_code = ", ".join(f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
-                         for key, value in arguments.items() if not isinstance(value, Tensor) or value.numel() <= 128)
+        argument_code = ", ".join(
+            f"{key}={f'torch.tensor({value.tolist()})' if isinstance(value, Tensor) else repr(value)}"
+            for key, value in arguments.items()
+            if not isinstance(value, Tensor) or value.numel() <= 128
+        )
         lines.append(f"{name} = model({argument_code}){adapter.selector.as_code()}")
-    return "\n".join([*lines, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"])
+    return "\n".join(
+        [*lines, f"(one[{first[0]}, {first[1]}] - other[{second[0]}, {second[1]}]).abs().max()  # must be 0"]
+    )

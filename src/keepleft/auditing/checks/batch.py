@@ -21,33 +21,62 @@ def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[
     adapter, exhaustive = session.adapter, session.budget.exhaustive
     for n, path in enumerate(session.within_budget(paths, "batch, further paths")):
         with session.skip_on_error(f"batch, {path.label(3)}"), adapter.on_path(path):
-            batch_sizes = (2, 3, LARGE_BATCH_SIZE) if exhaustive else (3, LARGE_BATCH_SIZE) if n == 0 and not session.reduced_coverage else (3,)
-            if not all(agree(session, path, call_pair) for batch_size in batch_sizes for call_pair in _call_pairs(session, batch_size)):
+            batch_sizes = (
+                (2, 3, LARGE_BATCH_SIZE)
+                if exhaustive
+                else (3, LARGE_BATCH_SIZE)
+                if n == 0 and not session.reduced_coverage
+                else (3,)
+            )
+            if not all(
+                agree(session, path, call_pair)
+                for batch_size in batch_sizes
+                for call_pair in _call_pairs(session, batch_size)
+            ):
                 continue
         float64_path = session.in_float64(path)
         with session.skip_on_error(f"batch, {float64_path.label(3)}"), adapter.on_path(float64_path):
             if not all(agree(session, float64_path, call_pair) for call_pair in _single_row_pairs(session)):
                 continue
-        if (n == 0 or exhaustive) and "padding" not in session.checks:  # else it is looked at once padding itself is right
+        if (
+            n == 0 or exhaustive
+        ) and "padding" not in session.checks:  # else it is looked at once padding itself is right
             neighbours(session, float64_path)
-    for path in session.within_budget(remaining_paths(session, "batch", paths, all_paths), "batch, further paths"):
+    for path in session.within_budget(
+        remaining_paths(session, "batch", paths, all_paths), "batch, further paths"
+    ):
         with session.skip_on_error(f"batch, {path.label(3)}"), adapter.on_path(path):
             base = adapter.make_inputs(3, seed=80)
             new = adapter.sampler.resample(base.tokens, 82)
-            all(agree(session, path, _call_pair(session, base, unchanged_rows, new)) for unchanged_rows in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool())
+            all(
+                agree(session, path, _call_pair(session, base, unchanged_rows, new))
+                for unchanged_rows in torch.tensor([[0, 1, 1], [1, 0, 0]]).bool()
+            )
 
 
 def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
-    """Some rows stay, the others change: to anything, to words that are all the same, to copies of the one that stays."""
+    """Some rows stay, the others change: to anything, to words that are all the same, to copies of the one
+    that stays.
+    """
     adapter = session.adapter
     base = adapter.make_inputs(batch_size, seed=80)
     row_masks = torch.eye(batch_size, dtype=torch.bool)
     new = adapter.sampler.resample(base.tokens, 82)
     if batch_size < LARGE_BATCH_SIZE:
         for row, unchanged_rows in enumerate(row_masks):
-            repeated_row = base.tokens[row:row + 1].expand_as(base.tokens)
-            changes = [new, repeated_row, *(change for _, change in adapter.sampler.special_changes(base.tokens))]
-            for change in changes if session.budget.exhaustive else changes[:1] if session.reduced_coverage else changes[:3]:
+            repeated_row = base.tokens[row : row + 1].expand_as(base.tokens)
+            changes = [
+                new,
+                repeated_row,
+                *(change for _, change in adapter.sampler.special_changes(base.tokens)),
+            ]
+            for change in (
+                changes
+                if session.budget.exhaustive
+                else changes[:1]
+                if session.reduced_coverage
+                else changes[:3]
+            ):
                 yield _call_pair(session, base, unchanged_rows, change)
     else:  # of any two rows, one changes and the other stays, both ways round
         for bit in range((batch_size - 1).bit_length()):
@@ -81,9 +110,23 @@ def _single_row_pairs(session: AuditSession) -> Iterator[CallPair]:
     base = adapter.make_inputs(3, seed=81)
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
-        return f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
+        return (
+            f"row {row} is another alone than among three: position {reader} moves {size}, through {module}"
+        )
 
     for row in range(3):
         single_row = base.select_rows(slice(row, row + 1))
-        positions = torch.stack([torch.zeros(adapter.length, dtype=torch.long), torch.arange(adapter.length)], 1)
-        yield CallPair("batch", single_row, base, positions, positions + torch.tensor([row, 0]), False, describe, None, "alone")
+        positions = torch.stack(
+            [torch.zeros(adapter.length, dtype=torch.long), torch.arange(adapter.length)], 1
+        )
+        yield CallPair(
+            "batch",
+            single_row,
+            base,
+            positions,
+            positions + torch.tensor([row, 0]),
+            False,
+            describe,
+            None,
+            "alone",
+        )

@@ -20,8 +20,13 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
 
-def cache(session: AuditSession, paths: Sequence[CodePath], prefill: Callable[..., Any] | None, step: Callable[..., Any] | None,
-          reorder: Callable[..., Any] | None) -> None:
+def cache(
+    session: AuditSession,
+    paths: Sequence[CodePath],
+    prefill: Callable[..., Any] | None,
+    step: Callable[..., Any] | None,
+    reorder: Callable[..., Any] | None,
+) -> None:
     adapter = session.adapter
     try:
         with adapter.on_path(paths[0]):
@@ -30,18 +35,23 @@ def cache(session: AuditSession, paths: Sequence[CodePath], prefill: Callable[..
         session.skip("cache", error)
         return
     if stepper is None:
-        session.skip("cache", "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
-                     "one")
+        session.skip(
+            "cache",
+            "the model takes no cache (past_key_values, start and step …); give prefill= and step= to check "
+            "one",
+        )
         return
     if session.has_finding("future"):
         session.skip("cache", "one pass itself looks ahead, so step by step must differ: mend that first")
         return
-    plain_paths = [path for path in paths if not path.train and path.mask == "absent" and not path.extra_arguments]
+    plain_paths = [
+        path for path in paths if not path.train and path.mask == "absent" and not path.extra_arguments
+    ]
     for n, path in enumerate(session.within_budget(plain_paths, "cache, further paths")):
         thorough = session.budget.exhaustive and n == 0
         for cache_kind in stepper.cache_kinds[:1] if session.reduced_coverage else stepper.cache_kinds:
             with session.skip_on_error(f"cache, {cache_kind}, {path.label(2)}"):
-                for precision_path in dict.fromkeys([session.in_float64(path), path][:1 + thorough]):
+                for precision_path in dict.fromkeys([session.in_float64(path), path][: 1 + thorough]):
                     with adapter.on_path(precision_path):
                         if not CacheTrial(session, stepper, cache_kind, precision_path, thorough).run():
                             break
@@ -58,25 +68,46 @@ class CacheTrial:
     def run(self) -> bool:
         """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
         length = self.session.adapter.length
-        chunkings = [[5] + [1] * (length - 5), [4, 3, 2, length - 9], [1, 2, length - 3], [1] * length, [length - 3, 1, 2], [3, 5, length - 8]]
+        chunkings = [
+            [5] + [1] * (length - 5),
+            [4, 3, 2, length - 9],
+            [1, 2, length - 3],
+            [1] * length,
+            [length - 3, 1, 2],
+            [3, 5, length - 8],
+        ]
         if not self.thorough or self.stepper.single_token:
-            chunkings = chunkings[:1 if self.stepper.single_token else 3]
+            chunkings = chunkings[: 1 if self.stepper.single_token else 3]
         for n, chunk_sizes in enumerate(chunkings):
-            with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(2, length)}, pieces of {_format_sizes(chunk_sizes)}"):
+            with self.session.skip_on_error(
+                f"cache, {self.cache_kind}, {self.path.label(2, length)}, pieces of {_format_sizes(chunk_sizes)}"
+            ):
                 if not self.check_chunks(chunk_sizes, seed=120 + n):
                     return False
         num_lengths = 4 if self.thorough else 0 if self.session.reduced_coverage else 2
-        longer_lengths = [n for n in self.session.lengths if length < n < self.session.rejected_length][:num_lengths]
+        longer_lengths = [n for n in self.session.lengths if length < n < self.session.rejected_length][
+            :num_lengths
+        ]
         for n in longer_lengths:
-            for chunk_sizes in ([n - 2, 1, 1], [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2], [2, n // 2, n - 2 - n // 2]):
+            for chunk_sizes in (
+                [n - 2, 1, 1],
+                [3] + [1] * (n - 3) if n <= 40 else [n // 2, n - n // 2],
+                [2, n // 2, n - 2 - n // 2],
+            ):
                 with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(2, n)}"):
                     if not self.check_chunks(chunk_sizes, seed=140 + n):
                         return False
         with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(1, length)}"):
-            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1) or not self.check_chunks([2, 1, 1], seed=151, batch=2):  # shorter
+            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1) or not self.check_chunks(
+                [2, 1, 1], seed=151, batch=2
+            ):  # shorter
                 return False
-        for name, check in (("positions given", self.check_positions), ("padding on the left", self.check_left_padding),
-                         ("rows in another order", self.check_reorder), ("cut back", self.check_crop)):
+        for name, check in (
+            ("positions given", self.check_positions),
+            ("padding on the left", self.check_left_padding),
+            ("rows in another order", self.check_reorder),
+            ("cut back", self.check_crop),
+        ):
             with self.session.skip_on_error(f"cache, {self.cache_kind}, {name}"):
                 if not check():
                     return False
@@ -93,28 +124,51 @@ class CacheTrial:
         if adapter.positions_argument is None or not self.stepper.accepts_mask_and_positions or length < 6:
             return True
         inputs = adapter.make_inputs(2, seed=170)
-        return self.check_inputs(inputs.but(positions=torch.arange(length).expand(2, length)), [length - 5, 1, 2, 1, 1])
+        return self.check_inputs(
+            inputs.but(positions=torch.arange(length).expand(2, length)), [length - 5, 1, 2, 1, 1]
+        )
 
     def check_left_padding(self) -> bool:
         """Rows of different lengths, padded on the left: what was padding in the cache stays padding."""
         adapter, length = self.session.adapter, self.session.adapter.length
-        if adapter.padding_argument is None or adapter.padding_argument.form not in ("keep", "drop") or not self.stepper.accepts_mask_and_positions or length < 8:
+        if (
+            adapter.padding_argument is None
+            or adapter.padding_argument.form not in ("keep", "drop")
+            or not self.stepper.accepts_mask_and_positions
+            or length < 8
+        ):
             return True
-        inputs = pad_inputs(adapter, adapter.make_inputs(2, seed=180), make_keep_mask(torch.tensor([length, length - 2]), length, "left"), "left", False)
+        inputs = pad_inputs(
+            adapter,
+            adapter.make_inputs(2, seed=180),
+            make_keep_mask(torch.tensor([length, length - 2]), length, "left"),
+            "left",
+            False,
+        )
         return self.check_inputs(inputs, [length - 5, 1, 1, 1, 2])
 
     def check_inputs(self, inputs: Inputs, chunk_sizes: list[int]) -> bool:
         adapter = self.session.adapter
         chunk_sizes = [1] * sum(chunk_sizes) if self.stepper.single_token else chunk_sizes
-        full_output, state, start = adapter.run(inputs, self.path), None, 0
+        full_output = adapter.run(inputs, self.path)
+        state = None
+        start = 0
         for n, chunk_size in enumerate(chunk_sizes):
             output, state = self.stepper.step(inputs, start, chunk_size, state, self.cache_kind, self.path)
-            if not self.chunk_matches(full_output, output, inputs, start, chunk_size, chunk_sizes[:n + 1]):
+            if not self.chunk_matches(full_output, output, inputs, start, chunk_size, chunk_sizes[: n + 1]):
                 return False
             start += chunk_size
         return True
 
-    def chunk_matches(self, full_output: Tensor, output: Tensor, inputs: Inputs, start: int, chunk_size: int, chunk_sizes: list[int]) -> bool:
+    def chunk_matches(
+        self,
+        full_output: Tensor,
+        output: Tensor,
+        inputs: Inputs,
+        start: int,
+        chunk_size: int,
+        chunk_sizes: list[int],
+    ) -> bool:
         """Do the scores of one piece agree with those of one pass?"""
         session = self.session
         actual = _align_shape(output, full_output, chunk_size)
@@ -125,24 +179,42 @@ class CacheTrial:
             change, note = torch.where(inputs.keep_mask[:, span], change, 0.0), ", with padding on the left"
         elif inputs.positions is not None:
             note = ", with positions given"
-        path_label = session.record_path(self.path, *inputs.tokens.shape[:2]) + f", {self.cache_kind}, in pieces of {_format_sizes(chunk_sizes)}{note}"
+        path_label = (
+            session.record_path(self.path, *inputs.tokens.shape[:2])
+            + f", {self.cache_kind}, in pieces of {_format_sizes(chunk_sizes)}{note}"
+        )
         limit = rounding.tolerance(session, self.path)
         if not float(change.max()) / scale > limit:
             return True
-        if (self.path.dtype or session.adapter.dtype) not in (torch.float32, torch.float64) and \
-                float(change.median()) / scale <= limit:
+        if (self.path.dtype or session.adapter.dtype) not in (torch.float32, torch.float64) and float(
+            change.median()
+        ) / scale <= limit:
             return True
         row, n = divmod(int(change.argmax()), change.shape[1])
         reader = span.start + n
         location, line = self.locate_difference(inputs, chunk_sizes, row, reader)
         relative = float(change[row, n]) / scale
-        session.add_finding(Finding("cache", reader, start, relative, path_label, location.module,
-                            f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
-                            f"{remedies.format_size(relative)}, through {location.module or session.adapter.name}; "
-                            f"{remedies.remedy('cache', location.module_kind)}.", "comparison", line, self.reproducer(inputs, chunk_sizes, reader)))
+        session.add_finding(
+            Finding(
+                "cache",
+                reader,
+                start,
+                relative,
+                path_label,
+                location.module,
+                f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
+                f"{remedies.format_size(relative)}, through {location.module or session.adapter.name}; "
+                f"{remedies.remedy('cache', location.module_kind)}.",
+                "comparison",
+                line,
+                self.reproducer(inputs, chunk_sizes, reader),
+            )
+        )
         return False
 
-    def locate_difference(self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int) -> tuple[localize.Location, str]:
+    def locate_difference(
+        self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int
+    ) -> tuple[localize.Location, str]:
         """One pass against the last piece alone."""
         adapter, last_size = self.session.adapter, chunk_sizes[-1]
         last_start = sum(chunk_sizes) - last_size
@@ -150,15 +222,29 @@ class CacheTrial:
         def replay_prefix() -> Any:
             state = None
             for n, chunk_size in enumerate(chunk_sizes[:-1]):
-                _, state = self.stepper.step(inputs, sum(chunk_sizes[:n]), chunk_size, state, self.cache_kind, self.path)
+                _, state = self.stepper.step(
+                    inputs, sum(chunk_sizes[:n]), chunk_size, state, self.cache_kind, self.path
+                )
             return state
 
         def run_last_chunk(state: Any) -> Any:
             return self.stepper.step(inputs, last_start, last_size, state, self.cache_kind, self.path)
 
-        chunk_probe = localize.Probe(run_last_chunk, inputs.tokens.shape[0], last_size, row, reader - last_start, adapter.parameter_dims, replay_prefix)
-        return locate(self.session, make_probe(self.session, self.path, inputs, row, reader), chunk_probe,
-                     rounding.tolerance(self.session, self.path))
+        chunk_probe = localize.Probe(
+            run_last_chunk,
+            inputs.tokens.shape[0],
+            last_size,
+            row,
+            reader - last_start,
+            adapter.parameter_dims,
+            replay_prefix,
+        )
+        return locate(
+            self.session,
+            make_probe(self.session, self.path, inputs, row, reader),
+            chunk_probe,
+            rounding.tolerance(self.session, self.path),
+        )
 
     def check_reorder(self) -> bool:
         """Rows in another order, as beams need them."""
@@ -174,54 +260,101 @@ class CacheTrial:
         output, _ = self.stepper.step(reordered, prefix_length, 1, state, self.cache_kind, self.path)
         full_output = adapter.run(reordered, self.path)
         actual = _align_shape(output, full_output, 1)
-        change, scale = rounding.max_change(full_output[:, prefix_length:prefix_length + 1], actual).cpu(), rounding.scale(full_output)
-        return self.matches_full_pass(float(change.max()) / scale, prefix_length, "rows in another order",
-                          "its rows were put into another order, the cache still has them as they were",
-                          "reorder every tensor that the cache keeps")
+        change = rounding.max_change(full_output[:, prefix_length : prefix_length + 1], actual).cpu()
+        scale = rounding.scale(full_output)
+        return self.matches_full_pass(
+            float(change.max()) / scale,
+            prefix_length,
+            "rows in another order",
+            "its rows were put into another order, the cache still has them as they were",
+            "reorder every tensor that the cache keeps",
+        )
 
     def check_crop(self) -> bool:
-        """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from there."""
+        """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from
+        there.
+        """
         adapter, half = self.session.adapter, self.session.adapter.length // 2
         inputs = adapter.make_inputs(2, seed=190)
-        draft = inputs.but(tokens=torch.cat([inputs.tokens[:, :half], adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(
-            inputs.tokens.dtype)], 1))
+        draft = inputs.but(
+            tokens=torch.cat(
+                [
+                    inputs.tokens[:, :half],
+                    adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(inputs.tokens.dtype),
+                ],
+                1,
+            )
+        )
         _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
         state = self.stepper.crop(state, half)
         if state is None:
             return True
         output, _ = self.stepper.step(inputs, half, 1, state, self.cache_kind, self.path)
-        full_output = adapter.run(inputs, self.path)[:, half:half + 1]
-        relative = float(rounding.max_change(full_output, _align_shape(output, full_output, 1)).max()) / rounding.scale(full_output)
-        return self.matches_full_pass(relative, half, f"cut back from {2 * half} to {half}",
-                          f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
-                          "take back every tensor and every count that the cache keeps")
+        full_output = adapter.run(inputs, self.path)[:, half : half + 1]
+        relative = float(
+            rounding.max_change(full_output, _align_shape(output, full_output, 1)).max()
+        ) / rounding.scale(full_output)
+        return self.matches_full_pass(
+            relative,
+            half,
+            f"cut back from {2 * half} to {half}",
+            f"it was cut back from {2 * half} positions to {half}, the cache still knows of the others",
+            "take back every tensor and every count that the cache keeps",
+        )
 
-    def matches_full_pass(self, relative: float, reader: int, operation: str, fault: str, advice: str) -> bool:
+    def matches_full_pass(
+        self, relative: float, reader: int, operation: str, fault: str, advice: str
+    ) -> bool:
         """Is what comes after something was done to the cache what one pass gives?"""
         path_label = self.session.record_path(self.path, 2, reader + 1) + f", {self.cache_kind}, {operation}"
         if relative <= rounding.tolerance(self.session, self.path):
             return True
-        self.session.add_finding(Finding("cache", reader, None, relative, path_label, "", f"after {fault}: the next step differs "
-                                 f"{remedies.format_size(relative)}; {advice}.", "comparison"), operation.partition(" ")[0])
+        self.session.add_finding(
+            Finding(
+                "cache",
+                reader,
+                None,
+                relative,
+                path_label,
+                "",
+                f"after {fault}: the next step differs {remedies.format_size(relative)}; {advice}.",
+                "comparison",
+            ),
+            operation.partition(" ")[0],
+        )
         return False
 
     def reproducer(self, inputs: Inputs, chunk_sizes: list[int], reader: int) -> str:
         if inputs.tokens.is_floating_point():
             return ""
-        setup = "" if inputs.keep_mask is None else f"keep = torch.tensor({inputs.keep_mask.long().tolist()})  # 0: padding\n"
-        setup += "" if inputs.positions is None else f"positions = torch.tensor({inputs.positions.tolist()})\n"
-        return (f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of {_format_sizes(chunk_sizes)} from a "
-                f"cache: the scores at position {reader} must be the same up to rounding")
+        setup = (
+            ""
+            if inputs.keep_mask is None
+            else f"keep = torch.tensor({inputs.keep_mask.long().tolist()})  # 0: padding\n"
+        )
+        setup += (
+            "" if inputs.positions is None else f"positions = torch.tensor({inputs.positions.tolist()})\n"
+        )
+        return (
+            f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of {_format_sizes(chunk_sizes)} from a "
+            f"cache: the scores at position {reader} must be the same up to rounding"
+        )
 
 
 def _align_shape(output: Tensor, full_output: Tensor, chunk_size: int) -> Tensor:
     """(B, n, …): scores of every position of a piece, or of its last one."""
     if output.dim() == full_output.dim() - 1:
         output = output[:, None]
-    if output.dim() != full_output.dim() or output.shape[0] != full_output.shape[0] or output.shape[1] not in (1, chunk_size) or \
-            output.shape[2:] != full_output.shape[2:]:
-        raise CallError(f"a step of {chunk_size} tokens gives {tuple(output.shape)}, one pass {tuple(full_output.shape)}: they cannot be "
-                        "compared")
+    if (
+        output.dim() != full_output.dim()
+        or output.shape[0] != full_output.shape[0]
+        or output.shape[1] not in (1, chunk_size)
+        or output.shape[2:] != full_output.shape[2:]
+    ):
+        raise CallError(
+            f"a step of {chunk_size} tokens gives {tuple(output.shape)}, one pass {tuple(full_output.shape)}: they cannot be "
+            "compared"
+        )
     return output
 
 

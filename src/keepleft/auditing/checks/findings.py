@@ -14,31 +14,75 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
 
-def add_future_finding(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int, source: int, size: float,
-           probe: str) -> None:
+def add_future_finding(
+    session: AuditSession,
+    path: CodePath,
+    base: Inputs,
+    changed: Inputs,
+    row: int,
+    reader: int,
+    source: int,
+    size: float,
+    probe: str,
+) -> None:
     """Put the finding into words, with the place it enters and lines that show it."""
     adapter = session.adapter
     batch, length = base.tokens.shape[:2]
     unwrapped_path = path.but(wrapped=False)
-    location, line = locate(session, make_probe(session, unwrapped_path, base, row, reader), make_probe(session, unwrapped_path, changed, row, reader))
+    location, line = locate(
+        session,
+        make_probe(session, unwrapped_path, base, row, reader),
+        make_probe(session, unwrapped_path, changed, row, reader),
+    )
     visibility = "its future" if source > reader else "out of its sight"
-    advice = remedies.remedy("future", location.module_kind) if source > reader else remedies.NARROW_WINDOW_REMEDY
-    module_phrase = f"the {location.module_kind} of {location.module}" if location.module_kind and location.module else location.module or adapter.name
-    session.add_finding(Finding(
-        "future", reader, source, size, session.record_path(path, batch, length), location.module,
-        f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {remedies.format_size(size)}; "
-        f"{advice}.", probe, line, reproducer(session, path, base, changed, row, reader)))
+    advice = (
+        remedies.remedy("future", location.module_kind) if source > reader else remedies.NARROW_WINDOW_REMEDY
+    )
+    module_phrase = (
+        f"the {location.module_kind} of {location.module}"
+        if location.module_kind and location.module
+        else location.module or adapter.name
+    )
+    session.add_finding(
+        Finding(
+            "future",
+            reader,
+            source,
+            size,
+            session.record_path(path, batch, length),
+            location.module,
+            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {remedies.format_size(size)}; "
+            f"{advice}.",
+            probe,
+            line,
+            reproducer(session, path, base, changed, row, reader),
+        )
+    )
 
 
-def make_probe(session: AuditSession, path: CodePath, inputs: Inputs, row: int, reader: int | None,
-         run: Callable[[], object] | None = None) -> localize.Probe:
+def make_probe(
+    session: AuditSession,
+    path: CodePath,
+    inputs: Inputs,
+    row: int,
+    reader: int | None,
+    run: Callable[[], object] | None = None,
+) -> localize.Probe:
     """A call, and the place in it that is looked at."""
     adapter = session.adapter
-    return localize.Probe(run or (lambda: adapter.run_raw(inputs, path)), inputs.tokens.shape[0], inputs.tokens.shape[1], row, reader,
-                      adapter.parameter_dims)
+    return localize.Probe(
+        run or (lambda: adapter.run_raw(inputs, path)),
+        inputs.tokens.shape[0],
+        inputs.tokens.shape[1],
+        row,
+        reader,
+        adapter.parameter_dims,
+    )
 
 
-def locate(session: AuditSession, first: localize.Probe, second: localize.Probe, tolerance: float = 0.0) -> tuple[localize.Location, str]:
+def locate(
+    session: AuditSession, first: localize.Probe, second: localize.Probe, tolerance: float = 0.0
+) -> tuple[localize.Location, str]:
     """The place, and the line of code."""
     adapter = session.adapter
     try:
@@ -47,10 +91,14 @@ def locate(session: AuditSession, first: localize.Probe, second: localize.Probe,
         return localize.Location(), ""
     if adapter.module is None:
         return location, ""
-    return location, localize.source_line(localize.submodule(adapter.module, location.module), first, second, tolerance)
+    return location, localize.source_line(
+        localize.submodule(adapter.module, location.module), first, second, tolerance
+    )
 
 
-def reproducer(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int) -> str:
+def reproducer(
+    session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int
+) -> str:
     """A few lines that show it, on one row where one row is enough."""
     adapter = session.adapter
     assert adapter.selector is not None
@@ -63,23 +111,43 @@ def reproducer(session: AuditSession, path: CodePath, base: Inputs, changed: Inp
     else:
         positions = (base.tokens != changed.tokens)[row].nonzero().flatten().tolist()
         row_index = row if len(base.tokens) > 1 else 0
-        lines += [f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
-                  "; ".join(f"b[{row_index}, {k}] = {int(changed.tokens[row, k])}" for k in positions)]
+        lines += [
+            f"a = torch.tensor({base.tokens.tolist()}); b = a.clone()",
+            "; ".join(f"b[{row_index}, {k}] = {int(changed.tokens[row, k])}" for k in positions),
+        ]
     extra = "".join(f", {name}={value!r}" for name, value in path.extra_arguments)
     call_code = f"model({adapter.main_argument}={{}}{extra}){adapter.selector.as_code()}[{row}, {reader}]"
-    return "\n".join([*lines, f"({call_code.format('a')} - {call_code.format('b')}).abs().max()  # must be 0"])
+    return "\n".join(
+        [*lines, f"({call_code.format('a')} - {call_code.format('b')}).abs().max()  # must be 0"]
+    )
 
 
-def add_nan_finding(session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = "") -> bool:
+def add_nan_finding(
+    session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = ""
+) -> bool:
     """Is there NaN in an output? It is told, with the place where it begins, if NaN is among the checks."""
     nan_mask = out.isnan().flatten(2).any(2).cpu()
     if not nan_mask.any():
         return False
     if "nan" in session.checks:
         row, reader = nan_mask.nonzero()[0].tolist()
-        path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (f", {path_note}" if path_note else "")
-        name = localize.first_nan_module(session.adapter.module, make_probe(session, path, inputs, row, reader))
-        session.add_finding(Finding("nan", reader, None, float("inf"), path_label, name,
-                            f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
-                            f"{remedies.remedy('nan', '')}.", "forward"))
+        path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (
+            f", {path_note}" if path_note else ""
+        )
+        name = localize.first_nan_module(
+            session.adapter.module, make_probe(session, path, inputs, row, reader)
+        )
+        session.add_finding(
+            Finding(
+                "nan",
+                reader,
+                None,
+                float("inf"),
+                path_label,
+                name,
+                f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
+                f"{remedies.remedy('nan', '')}.",
+                "forward",
+            )
+        )
     return True

@@ -23,8 +23,8 @@ from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.session import AuditSession
 
-MAX_BATCH_ROWS = 16            # so many changes are tried at once
-MAX_BATCH_TOKENS = 4096        # in at most so many tokens
+MAX_BATCH_ROWS = 16  # so many changes are tried at once
+MAX_BATCH_TOKENS = 4096  # in at most so many tokens
 ON_PLAIN_INPUTS = "for plain words"
 
 
@@ -61,7 +61,9 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
 
 
 def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
-    """Further outputs for each position (a value head, heads that look several words ahead) are held to the claim too."""
+    """Further outputs for each position (a value head, heads that look several words ahead) are held to the
+    claim too.
+    """
     adapter = session.adapter
     with session.skip_on_error("future, further outputs"):
         with adapter.on_path(path), torch.no_grad():
@@ -77,8 +79,16 @@ def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
                     adapter.selector = main_selector
 
 
-def _check_path(session: AuditSession, path: CodePath, length: int, batch: int, seeds: int, change_names: Sequence[str], *,
-          sweep: bool = False) -> None:
+def _check_path(
+    session: AuditSession,
+    path: CodePath,
+    length: int,
+    batch: int,
+    seeds: int,
+    change_names: Sequence[str],
+    *,
+    sweep: bool = False,
+) -> None:
     """A complete sweep on one path."""
     adapter = session.adapter
     label = f"future, {path.label(batch, length)}"
@@ -92,7 +102,11 @@ def _check_path(session: AuditSession, path: CodePath, length: int, batch: int, 
         allowed = session.allowed_mask(length)
         candidates = perturbations(allowed, seeds, change_names)
         if session.is_large:  # all cuts at once on the plain path, a few on the others
-            candidates = perturbations(allowed, 1) if batch > 1 and path == CodePath() else sampled_perturbations(session, allowed)
+            candidates = (
+                perturbations(allowed, 1)
+                if batch > 1 and path == CodePath()
+                else sampled_perturbations(session, allowed)
+            )
             batch = 1 if batch == 1 else len(candidates)
         if session.budget.exhaustive and not sweep:
             candidates += single_source_perturbations(allowed)
@@ -107,24 +121,43 @@ def _check_path(session: AuditSession, path: CodePath, length: int, batch: int, 
             if session.out_of_time and n:
                 session.skip(label, "the time was up in the middle of it")
                 return
-            batch_candidates = candidates[n:n + batch]
-            token_rows = [perturb(session, base.tokens[row:row + 1], perturbation) for row, perturbation in enumerate(batch_candidates)]
-            token_rows += [base.tokens[row:row + 1] for row in range(len(token_rows), batch)]
+            batch_candidates = candidates[n : n + batch]
+            token_rows = [
+                perturb(session, base.tokens[row : row + 1], perturbation)
+                for row, perturbation in enumerate(batch_candidates)
+            ]
+            token_rows += [base.tokens[row : row + 1] for row in range(len(token_rows), batch)]
             changed = base.but(tokens=torch.cat(token_rows))
             change = rounding.max_change(out, adapter.run(changed, path))
             if not change.any():
                 continue
             for row, perturbation in enumerate(batch_candidates):
-                hidden = ~(session.allowed_mask(length, row) & perturbation.mask).any(1) if not session.claim.is_uniform else \
-                    ~(allowed & perturbation.mask).any(1)
+                hidden = (
+                    ~(session.allowed_mask(length, row) & perturbation.mask).any(1)
+                    if not session.claim.is_uniform
+                    else ~(allowed & perturbation.mask).any(1)
+                )
                 hits = (change[row].cpu() > 0) & hidden
-                if hits.any() and confirm(session, path, base, changed, row, hits, change[row].cpu(), scale, perturbation):
+                if hits.any() and confirm(
+                    session, path, base, changed, row, hits, change[row].cpu(), scale, perturbation
+                ):
                     return
 
 
-def confirm(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, hits: Tensor, change: Tensor, scale: float,
-           perturbation: Perturbation) -> bool:
-    """A change where there must be none: is it more than rounding, is it this row's own doing, and which source does it?"""
+def confirm(
+    session: AuditSession,
+    path: CodePath,
+    base: Inputs,
+    changed: Inputs,
+    row: int,
+    hits: Tensor,
+    change: Tensor,
+    scale: float,
+    perturbation: Perturbation,
+) -> bool:
+    """A change where there must be none: is it more than rounding, is it this row's own doing, and which
+    source does it?
+    """
     adapter = session.adapter
     reader = int(torch.where(hits, change, -1.0).argmax())
     relative = float(change[reader]) / scale
@@ -140,35 +173,71 @@ def confirm(session: AuditSession, path: CodePath, base: Inputs, changed: Inputs
             return False  # the batch check sees to it
         reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
         relative = float(row_change[reader]) / scale
-    if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, _jittered_pairs(session, base, row_changed, reader, perturbation)):
+    if not rounding.is_real_change(
+        session,
+        path,
+        base,
+        row_changed,
+        row,
+        reader,
+        relative,
+        _jittered_pairs(session, base, row_changed, reader, perturbation),
+    ):
         return False
-    source, source_changed, largest = _strongest_source(session, path, base, row_changed, row, reader, perturbation)
-    findings.add_future_finding(session, path, base, source_changed, row, reader, source, max(relative, largest / scale), "substitution")
+    source, source_changed, largest = _strongest_source(
+        session, path, base, row_changed, row, reader, perturbation
+    )
+    findings.add_future_finding(
+        session,
+        path,
+        base,
+        source_changed,
+        row,
+        reader,
+        source,
+        max(relative, largest / scale),
+        "substitution",
+    )
     return True
 
 
-def _strongest_source(session: AuditSession, path: CodePath, base: Inputs, row_changed: Inputs, row: int, reader: int,
-            perturbation: Perturbation) -> tuple[int, Inputs, float]:
+def _strongest_source(
+    session: AuditSession,
+    path: CodePath,
+    base: Inputs,
+    row_changed: Inputs,
+    row: int,
+    reader: int,
+    perturbation: Perturbation,
+) -> tuple[int, Inputs, float]:
     """The one position that moves the reader most, where one alone does."""
     adapter = session.adapter
     out = adapter.run(base, path)
-    best, best_inputs, largest = int(perturbation.mask.nonzero()[0]), row_changed, 0.0
+    best = int(perturbation.mask.nonzero()[0])
+    best_inputs = row_changed
+    largest = 0.0
     for k in perturbation.mask.nonzero().flatten().tolist()[:64]:
         source_changed = base.but(tokens=base.tokens.clone())
         source_changed.tokens[row, k] = row_changed.tokens[row, k]
         change = float(rounding.max_change(out, adapter.run(source_changed, path))[row, reader])
         if change > largest:
-            best, best_inputs, largest = k, source_changed, change
+            best = k
+            best_inputs = source_changed
+            largest = change
     return best, best_inputs, largest
 
 
-def _jittered_pairs(session: AuditSession, base: Inputs, row_changed: Inputs, reader: int, perturbation: Perturbation) -> list[tuple[Inputs, Inputs]]:
+def _jittered_pairs(
+    session: AuditSession, base: Inputs, row_changed: Inputs, reader: int, perturbation: Perturbation
+) -> list[tuple[Inputs, Inputs]]:
     """The same change with something else beside it: a longer text, other words where nothing was changed."""
     sampler, batch, length = session.adapter.sampler, *base.tokens.shape[:2]
     out = []
     for extra_length in (1, 3):
         tail = sampler.sample(batch, extra_length, 900 + extra_length)
-        out.append(tuple(inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed)))
+        out.append(
+            tuple(inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed))
+        )
     for position in (0, length - 1):
         if position != reader and not perturbation.mask[position]:
             replacement = sampler.resample(base.tokens, 77)[:, position]

@@ -42,9 +42,12 @@ def gradients(session: AuditSession, path: CodePath, length: int) -> None:
             changed = base.but(tokens=base.tokens.clone())
             changed.tokens[0, source] = adapter.sampler.resample(base.tokens, 11)[0, source]
             change = rounding.change_on_path(session, path, base, changed, 0, reader)
-            finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)  # too small for its own precision
+            # too small for its own precision
+            finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)
             with adapter.on_path(finding_path):
-                findings.add_future_finding(session, finding_path, base, changed, 0, reader, source, change or relative, "gradient")
+                findings.add_future_finding(
+                    session, finding_path, base, changed, 0, reader, source, change or relative, "gradient"
+                )
             return
 
 
@@ -57,15 +60,22 @@ def _position_gradients(out: Tensor, leaf: Tensor, readers: range) -> Iterator[t
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                gradient, = torch.autograd.grad((reader_output * direction).sum(), leaf, retain_graph=True, allow_unused=True)
+                (gradient,) = torch.autograd.grad(
+                    (reader_output * direction).sum(), leaf, retain_graph=True, allow_unused=True
+                )
         except RuntimeError as error:
             raise CallError(f"no gradients: {str(error)[:160]}") from error
         if gradient is None:
             continue
-        yield reader, torch.nan_to_num(gradient[0].abs().reshape(len(gradient[0]), -1).amax(1).double(), nan=0.0).cpu()
+        yield (
+            reader,
+            torch.nan_to_num(gradient[0].abs().reshape(len(gradient[0]), -1).amax(1).double(), nan=0.0).cpu(),
+        )
 
 
-def _persists_in_float64(session: AuditSession, path: CodePath, base: Inputs, reader: int, source: int, relative: float) -> bool:
+def _persists_in_float64(
+    session: AuditSession, path: CodePath, base: Inputs, reader: int, source: int, relative: float
+) -> bool:
     """Does a small gradient stay when rounding becomes finer?"""
     if not session.supports_float64:
         return relative > 1e-6
@@ -73,8 +83,10 @@ def _persists_in_float64(session: AuditSession, path: CodePath, base: Inputs, re
     try:
         with session.adapter.on_path(float64_path):
             out, leaf = interventions.run_with_grad(session.adapter, base, float64_path)
-            (_, gradient), = _position_gradients(out, leaf, range(reader, reader + 1))
+            ((_, gradient),) = _position_gradients(out, leaf, range(reader, reader + 1))
     except (CallError, interventions.UntracedError, ValueError):
         return relative > 1e-6
     relative_float64 = float(gradient[source]) / max(float(gradient.max()), 1e-300)
-    return relative_float64 > relative / 100 and (session.is_pure_float64(float64_path) or relative_float64 > 1e-6 or relative_float64 < 1e-9)
+    return relative_float64 > relative / 100 and (
+        session.is_pure_float64(float64_path) or relative_float64 > 1e-6 or relative_float64 < 1e-9
+    )

@@ -19,7 +19,7 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 from keepleft.nn.loss import IGNORE_INDEX
 
-MAX_LENGTH = 300                   # no longer text is tried
+MAX_LENGTH = 300  # no longer text is tried
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,17 @@ class LabelArgument:
 
     adapter: ModelAdapter
     name: str
-    shift: int                # a label at t is judged by the scores at t - expected
-    has_role: bool                  # is it one of the audit's own roles?
-    count_argument: str | None = None   # the argument that says how many labels there are, where it is given
+    shift: int  # a label at t is judged by the scores at t - expected
+    has_role: bool  # is it one of the audit's own roles?
+    count_argument: str | None = None  # the argument that says how many labels there are, where it is given
 
     def with_labels(self, inputs: Inputs, labels: Tensor) -> Inputs:
         extra = {} if self.count_argument is None else {self.count_argument: torch.tensor(1)}
-        return inputs.but(labels=labels, extra=extra) if self.has_role else inputs.but(extra={**extra, self.name: labels})
+        return (
+            inputs.but(labels=labels, extra=extra)
+            if self.has_role
+            else inputs.but(extra={**extra, self.name: labels})
+        )
 
     def loss(self, inputs: Inputs, labels: Tensor, path: CodePath) -> float:
         return float(_scalar_loss(logits_and_loss(self.adapter, self.with_labels(inputs, labels), path)[1]))
@@ -42,20 +46,33 @@ class LabelArgument:
 
 def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
     adapter = session.adapter
-    label_argument = _find_label_argument(session, paths[0]) if isinstance(adapter.sampler, TokenSampler) else None
+    label_argument = (
+        _find_label_argument(session, paths[0]) if isinstance(adapter.sampler, TokenSampler) else None
+    )
     if label_argument is None:
         session.skip("labels", "the model takes no labels")
         return
     for path in session.within_budget(paths[:2], "labels, further paths"):
         with session.skip_on_error(f"labels, {path.label(2)}"), adapter.on_path(path):
             num_comparisons = session.num_comparisons
-            if not _logits_ignore_labels(session, path, label_argument) or not _decoder_input_is_shifted(session, path, label_argument):
+            if not _logits_ignore_labels(session, path, label_argument) or not _decoder_input_is_shifted(
+                session, path, label_argument
+            ):
                 continue
             session.num_comparisons = num_comparisons  # labels are checked once a loss was explained
             count_argument = adapter.signature.argument_for("count")
             count_arguments = (None, count_argument) if count_argument is not None else (None,)
-            variants = [LabelArgument(adapter, label_argument.name, label_argument.shift, label_argument.has_role, name) for name in count_arguments]
-            trials = [(variants[0], 2)] if session.reduced_coverage else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
+            variants = [
+                LabelArgument(
+                    adapter, label_argument.name, label_argument.shift, label_argument.has_role, name
+                )
+                for name in count_arguments
+            ]
+            trials = (
+                [(variants[0], 2)]
+                if session.reduced_coverage
+                else [(variant, batch_size) for variant in variants for batch_size in (2, 1)]
+            )
             if all(_labels_aligned(session, path, variant, batch_size) for variant, batch_size in trials):
                 _check_accumulation(session, path)
                 if not session.reduced_coverage:
@@ -63,21 +80,33 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
 
 
 def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument | None:
-    """The argument that takes labels: by its name; or a second sequence that moves no scores, while a loss comes out."""
+    """The argument that takes labels: by its name; or a second sequence that moves no scores, while a loss
+    comes out.
+    """
     adapter = session.adapter
     shift = 1 if adapter.source_argument is None and not session.claims_nothing else 0
     for role in ("labels", "targets"):
         name = adapter.signature.argument_for(role)
         if name is not None:
             return LabelArgument(adapter, name, shift if role == "labels" else 0, True)
-    candidates = [name for name in adapter.signature.arguments_for("target") if name not in (adapter.main_argument, adapter.source_argument)]
+    candidates = [
+        name
+        for name in adapter.signature.arguments_for("target")
+        if name not in (adapter.main_argument, adapter.source_argument)
+    ]
     for name in candidates:
         label_argument = LabelArgument(adapter, name, 0, False)
         inputs = adapter.make_inputs(2, seed=180)
         try:
             with adapter.on_path(path):
-                logits, loss_value = logits_and_loss(adapter, label_argument.with_labels(inputs, inputs.tokens), path)
-                other_logits, _ = logits_and_loss(adapter, label_argument.with_labels(inputs, adapter.sampler.resample(inputs.tokens, 182)), path)
+                logits, loss_value = logits_and_loss(
+                    adapter, label_argument.with_labels(inputs, inputs.tokens), path
+                )
+                other_logits, _ = logits_and_loss(
+                    adapter,
+                    label_argument.with_labels(inputs, adapter.sampler.resample(inputs.tokens, 182)),
+                    path,
+                )
         except CallError:
             continue
         if loss_value is not None and torch.equal(logits, other_logits):
@@ -96,14 +125,35 @@ def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument:
     def describe(row: int, reader: int, module: str, size: str) -> str:
         return f"the scores at position {reader} move {size} when labels change, through {module}: the model reads its answers"
 
-    return agree(session, path, CallPair("labels", base, label_argument.with_labels(inputs, new_labels), positions, positions, True, describe, None, "read"))
+    return agree(
+        session,
+        path,
+        CallPair(
+            "labels",
+            base,
+            label_argument.with_labels(inputs, new_labels),
+            positions,
+            positions,
+            True,
+            describe,
+            None,
+            "read",
+        ),
+    )
 
 
 def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
-    """Where the decoder's input is made from labels, it is shifted: the scores at t have not read the label at t."""
+    """Where the decoder's input is made from labels, it is shifted: the scores at t have not read the label
+    at t.
+    """
     adapter = session.adapter
-    if adapter.source_argument is None or not label_argument.has_role or adapter.main_argument in adapter.signature.required or session.claims_nothing \
-            or session.has_finding("future"):
+    if (
+        adapter.source_argument is None
+        or not label_argument.has_role
+        or adapter.main_argument in adapter.signature.required
+        or session.claims_nothing
+        or session.has_finding("future")
+    ):
         return True
     inputs = adapter.make_inputs(2, seed=183)
     batch_size, length = inputs.tokens.shape[:2]
@@ -113,7 +163,9 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
         arguments = adapter.arguments(inputs.but(labels=labels), path)
         del arguments[adapter.main_argument]
         with torch.no_grad():
-            return adapter.select_output(adapter.invoke(adapter.entry_point, arguments), batch_size, length).detach()
+            return adapter.select_output(
+                adapter.invoke(adapter.entry_point, arguments), batch_size, length
+            ).detach()
 
     try:
         base_logits = logits_for(inputs.tokens)
@@ -123,14 +175,28 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
     for position in sorted({0, 1, length // 2, length - 1}):
         changed_labels = inputs.tokens.clone()
         changed_labels[:, position:] = new_labels[:, position:]
-        change = rounding.max_change(base_logits, logits_for(changed_labels))[:, :position + 1].amax(0).cpu() / scale
+        change = (
+            rounding.max_change(base_logits, logits_for(changed_labels))[:, : position + 1].amax(0).cpu()
+            / scale
+        )
         path_label = session.record_path(path, batch_size, length)
         if float(change.max()) > rounding.MAX_ROUNDING_ULPS * torch.finfo(base_logits.dtype).eps:
             reader = int(change.argmax())
-            session.add_finding(Finding("labels", reader, position, float(change.max()), f"{path_label}, {label_argument.name} without {adapter.main_argument}", "",
-                                f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
-                                f"{remedies.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
-                                "to the right, behind a start token, before they become the decoder's input.", "labels"), "fed")
+            session.add_finding(
+                Finding(
+                    "labels",
+                    reader,
+                    position,
+                    float(change.max()),
+                    f"{path_label}, {label_argument.name} without {adapter.main_argument}",
+                    "",
+                    f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
+                    f"{remedies.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
+                    "to the right, behind a start token, before they become the decoder's input.",
+                    "labels",
+                ),
+                "fed",
+            )
             return False
     return True
 
@@ -138,11 +204,23 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
 class LabelLossProbe:
     """A call, what its scores make of each word, and what loss comes of labels."""
 
-    def __init__(self, session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int, length: int | None) -> None:
-        self.session, self.path, self.label_argument, adapter = session, path, label_argument, session.adapter
+    def __init__(
+        self,
+        session: AuditSession,
+        path: CodePath,
+        label_argument: LabelArgument,
+        batch_size: int,
+        length: int | None,
+    ) -> None:
+        self.session = session
+        self.path = path
+        self.label_argument = label_argument
+        adapter = session.adapter
         self.inputs = adapter.make_inputs(batch_size, length, seed=180)
         self.batch_size, self.length = self.inputs.tokens.shape[:2]
-        logits, loss_value = logits_and_loss(adapter, label_argument.with_labels(self.inputs, self.inputs.tokens), path)
+        logits, loss_value = logits_and_loss(
+            adapter, label_argument.with_labels(self.inputs, self.inputs.tokens), path
+        )
         if loss_value is None:
             raise CallError("no loss comes out when labels are given")
         self.logprobs = torch.log_softmax(logits.double(), -1).cpu()
@@ -174,46 +252,86 @@ class LabelLossProbe:
             if early and (not losses.isfinite().all() or _is_constant(losses)):
                 return 1.0
             if not losses.isfinite().all():
-                losses = self.losses_at(self.inputs.tokens, row, position)  # it may be the only one, and left out: a mean over nothing
+                # it may be the only one, and left out: a mean over nothing
+                losses = self.losses_at(self.inputs.tokens, row, position)
             if losses.isfinite().all() and _is_constant(losses):
                 self.record_comparison()
-                session.add_finding(Finding("labels", None, position, 1.0, self.path_label, "", f"the label at position {position} is judged by nothing: "
-                                    f"the loss is the same whatever it is; {remedies.remedy('labels', '')}.", "labels"),
-                            "unjudged")
+                session.add_finding(
+                    Finding(
+                        "labels",
+                        None,
+                        position,
+                        1.0,
+                        self.path_label,
+                        "",
+                        f"the label at position {position} is judged by nothing: "
+                        f"the loss is the same whatever it is; {remedies.remedy('labels', '')}.",
+                        "labels",
+                    ),
+                    "unjudged",
+                )
                 return None
             if not losses.isfinite().all():
                 raise CallError(f"the loss of the one label at position {position} is not a number")
-            raise CallError(f"no scores explain the loss of the label at position {position} (another loss than cross-entropy?)")
+            raise CallError(
+                f"no scores explain the loss of the label at position {position} (another loss than cross-entropy?)"
+            )
         self.record_comparison()
         judged_row, judged_position, weight = match
         if judged_row != row or judged_position != position - shift:
-            session.add_finding(Finding("labels", judged_position, position, 1.0, self.path_label, "", _misalignment_message(row, position, judged_row, judged_position, shift)
-                                + f"; {remedies.remedy('labels', '')}.", "labels"))
+            session.add_finding(
+                Finding(
+                    "labels",
+                    judged_position,
+                    position,
+                    1.0,
+                    self.path_label,
+                    "",
+                    _misalignment_message(row, position, judged_row, judged_position, shift)
+                    + f"; {remedies.remedy('labels', '')}.",
+                    "labels",
+                )
+            )
             return None
         return weight
 
     def check_all_labels(self) -> bool:
-        """All labels at once: the loss follows the sum of all surprises. Where it does not, each label is looked at."""
+        """All labels at once: the loss follows the sum of all surprises.
+
+        Where it does not, each label is looked at.
+        """
         sampler, shift = self.session.adapter.sampler, self.label_argument.shift
-        label_sets = [sampler.sample(self.batch_size, self.length, 185 + n).clamp(max=self.logprobs.shape[-1] - 1) for n in range(6)]
-        losses = torch.tensor([self.label_argument.loss(self.inputs, labels, self.path) for labels in label_sets], dtype=torch.float64)
+        label_sets = [
+            sampler.sample(self.batch_size, self.length, 185 + n).clamp(max=self.logprobs.shape[-1] - 1)
+            for n in range(6)
+        ]
+        losses = torch.tensor(
+            [self.label_argument.loss(self.inputs, labels, self.path) for labels in label_sets],
+            dtype=torch.float64,
+        )
         nlls = torch.stack([self._nll(labels)[:, shift:].sum() for labels in label_sets])
         if _match_losses(losses, nlls[None, None]) is not None:
             self.record_comparison()
             return True
-        return all(self.check_label(label_sets[0], row, position) is not None for row, position in self._outliers(label_sets[0], label_sets[1])[:3])
+        return all(
+            self.check_label(label_sets[0], row, position) is not None
+            for row, position in self._outliers(label_sets[0], label_sets[1])[:3]
+        )
 
     def _nll(self, labels: Tensor) -> Tensor:
         """(B, T) of each label; zero where nothing foresees it."""
         shift = self.label_argument.shift
         out = torch.zeros(labels.shape, dtype=torch.float64)
-        out[:, shift:] = -self.logprobs[:, :self.length - shift].gather(-1, labels[:, shift:, None])[..., 0]
+        out[:, shift:] = -self.logprobs[:, : self.length - shift].gather(-1, labels[:, shift:, None])[..., 0]
         return out
 
     def _outliers(self, base_labels: Tensor, other_labels: Tensor) -> list[tuple[int, int]]:
         """Labels whose change moves the loss by more or less than it should, compared with most others."""
-        base_loss, base_nll = self.label_argument.loss(self.inputs, base_labels, self.path), self._nll(base_labels)
-        other_nll, positions, weights = self._nll(other_labels), [], []
+        base_loss = self.label_argument.loss(self.inputs, base_labels, self.path)
+        base_nll = self._nll(base_labels)
+        other_nll = self._nll(other_labels)
+        positions = []
+        weights = []
         for position in range(self.label_argument.shift, self.length):
             row = position % self.batch_size
             labels = base_labels.clone()
@@ -221,15 +339,22 @@ class LabelLossProbe:
             nll_change = float(other_nll[row, position] - base_nll[row, position])
             if abs(nll_change) > 1e-3:
                 positions.append((row, position))
-                weights.append((self.label_argument.loss(self.inputs, labels, self.path) - base_loss) / nll_change)
+                weights.append(
+                    (self.label_argument.loss(self.inputs, labels, self.path) - base_loss) / nll_change
+                )
         if not weights:
             return []
         weight_tensor = torch.tensor(weights, dtype=torch.float64)
         median = weight_tensor.median()
-        return [positions[n] for n in ((weight_tensor - median).abs() > 0.05 * median.abs()).nonzero().flatten().tolist()]
+        return [
+            positions[n]
+            for n in ((weight_tensor - median).abs() > 0.05 * median.abs()).nonzero().flatten().tolist()
+        ]
 
 
-def _labels_aligned(session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int) -> bool:
+def _labels_aligned(
+    session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int
+) -> bool:
     """One label at a time: several values for it, and the scores that explain the losses; then all of them."""
     probe = LabelLossProbe(session, path, label_argument, batch_size, None)
     length = probe.length
@@ -237,23 +362,49 @@ def _labels_aligned(session: AuditSession, path: CodePath, label_argument: Label
     base_labels = torch.full((batch_size, length), ignore_value)
     if ignore_value not in (IGNORE_INDEX, -1):
         base_labels = probe.inputs.tokens
-    positions = ((1, length // 2), (0, length - 1), (1, 1), (1, 0), (0, 2)) if batch_size > 1 else ((0, length // 2), (0, length - 1))
+    positions = (
+        ((1, length // 2), (0, length - 1), (1, 1), (1, 0), (0, 2))
+        if batch_size > 1
+        else ((0, length // 2), (0, length - 1))
+    )
     for row, position in positions:
         weight = probe.check_label(base_labels, row, min(position, length - 1))
         if weight is None:
             return False
-        if ignore_value == IGNORE_INDEX and abs(weight - 1) > 0.02 and any(abs(weight * n - 1) < 0.02 for n in
-                                                             (batch_size * length, batch_size * (length - 1), length, length - 1)):
-            session.add_finding(Finding("labels", position - label_argument.shift, position, abs(weight - 1), probe.path_label, "", f"labels of {IGNORE_INDEX} are "
-                                f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; divide "
-                                "by the number of labels that are judged.", "labels"), "ignored")
+        if (
+            ignore_value == IGNORE_INDEX
+            and abs(weight - 1) > 0.02
+            and any(
+                abs(weight * n - 1) < 0.02
+                for n in (batch_size * length, batch_size * (length - 1), length, length - 1)
+            )
+        ):
+            session.add_finding(
+                Finding(
+                    "labels",
+                    position - label_argument.shift,
+                    position,
+                    abs(weight - 1),
+                    probe.path_label,
+                    "",
+                    f"labels of {IGNORE_INDEX} are "
+                    f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; divide "
+                    "by the number of labels that are judged.",
+                    "labels",
+                ),
+                "ignored",
+            )
             return False
     return label_argument.count_argument is not None or probe.check_all_labels()
 
 
 def _check_long_sequence(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:
-    """Losses in chunks go wrong where a chunk ends: one text that is longer than most chunks, or as long as it can be."""
-    longer_lengths = sorted(n for n in session.lengths if session.adapter.length < n < session.rejected_length)
+    """Losses in chunks go wrong where a chunk ends: one text that is longer than most chunks, or as long as
+    it can be.
+    """
+    longer_lengths = sorted(
+        n for n in session.lengths if session.adapter.length < n < session.rejected_length
+    )
     max_length = min(session.budget.max_length, MAX_LENGTH) + 1
     for length in ([max_length] if max_length < session.rejected_length else []) + longer_lengths[:-4:-1]:
         try:
@@ -269,7 +420,9 @@ def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath)
         labels = torch.full(inputs.tokens.shape[:2], value)
         labels[:, 2:] = inputs.tokens[:, 2:]
         try:
-            if _scalar_loss(logits_and_loss(label_argument.adapter, label_argument.with_labels(inputs, labels), path)[1]).isfinite():
+            if _scalar_loss(
+                logits_and_loss(label_argument.adapter, label_argument.with_labels(inputs, labels), path)[1]
+            ).isfinite():
                 return value
         except CallError:
             continue
@@ -278,11 +431,15 @@ def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath)
 
 def _misalignment_message(row: int, position: int, judged_row: int, judged_position: int, shift: int) -> str:
     if judged_row != row:
-        return (f"the label at position {position} of row {row} is judged by the scores at position {judged_position} of row {judged_row}: the shift "
-                "crosses rows")
+        return (
+            f"the label at position {position} of row {row} is judged by the scores at position {judged_position} of row {judged_row}: the shift "
+            "crosses rows"
+        )
     if judged_position == position and shift:
-        return (f"the label at position {position} is judged by the scores at that very position, which have seen it: labels are not "
-                "shifted")
+        return (
+            f"the label at position {position} is judged by the scores at that very position, which have seen it: labels are not "
+            "shifted"
+        )
     if judged_position < position - shift:
         return f"the label at position {position} is judged by the scores at position {judged_position}: labels are shifted twice"
     return f"the label at position {position} is judged by the scores at position {judged_position}, not {position - shift}"
@@ -308,7 +465,9 @@ def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None
 
 
 def _check_accumulation(session: AuditSession, path: CodePath) -> None:
-    """Small batches one after the other, each told how many labels there are in all, must add up to the large one."""
+    """Small batches one after the other, each told how many labels there are in all, must add up to the large
+    one.
+    """
     adapter = session.adapter
     count_argument = adapter.signature.argument_for("count")
     if count_argument is None:
@@ -319,13 +478,30 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
     extra = {count_argument: torch.tensor(int((labels[:, 1:] != IGNORE_INDEX).sum()))}
     full_loss = _scalar_loss(logits_and_loss(adapter, inputs.but(labels=labels, extra=extra), path)[1])
     row_slices = [slice(n, n + 1) for n in range(2)]
-    row_losses = [_scalar_loss(logits_and_loss(adapter, inputs.select_rows(row_slice).but(labels=labels[row_slice], extra=extra), path)[1]) for row_slice in row_slices]
+    row_losses = [
+        _scalar_loss(
+            logits_and_loss(
+                adapter, inputs.select_rows(row_slice).but(labels=labels[row_slice], extra=extra), path
+            )[1]
+        )
+        for row_slice in row_slices
+    ]
     relative_error = abs(float(full_loss) - float(sum(row_losses))) / max(abs(float(full_loss)), 1e-12)
     if relative_error > 1e-3:
-        session.add_finding(Finding("labels", None, None, relative_error, session.record_path(path, 2), "",
-                            f"accumulation is not the full batch: two small batches add up to {float(sum(row_losses)):.4g}, the "
-                            f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by nothing else.",
-                            "labels"), "accumulation")
+        session.add_finding(
+            Finding(
+                "labels",
+                None,
+                None,
+                relative_error,
+                session.record_path(path, 2),
+                "",
+                f"accumulation is not the full batch: two small batches add up to {float(sum(row_losses)):.4g}, the "
+                f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by nothing else.",
+                "labels",
+            ),
+            "accumulation",
+        )
 
 
 def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tuple[Tensor, Any]:
@@ -336,12 +512,17 @@ def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tu
     logits = adapter.select_output(out, batch_size, length)
     floats = [tensor for _, tensor in outputs.float_tensors(out)]
     if logits.dim() < 3:  # a loss for each label may stand where scores stand without labels
-        logits = next((tensor for tensor in floats if tensor.dim() == 3 and tensor.shape[:2] == (batch_size, length)), logits)
+        logits = next(
+            (tensor for tensor in floats if tensor.dim() == 3 and tensor.shape[:2] == (batch_size, length)),
+            logits,
+        )
     loss_value = outputs.find(out, ("loss", "lm_loss"))
     if loss_value is None:
         loss_value = next((tensor for tensor in floats if tensor.dim() == 0 or tensor.shape == (1,)), None)
     if loss_value is None:
-        label_shapes = [(batch_size, n) for n in (length, length - 1)] + [(batch_size * n,) for n in (length, length - 1)]
+        label_shapes = [(batch_size, n) for n in (length, length - 1)] + [
+            (batch_size * n,) for n in (length, length - 1)
+        ]
         loss_value = next((tensor for tensor in floats if tuple(tensor.shape) in label_shapes), None)
     return logits, loss_value
 

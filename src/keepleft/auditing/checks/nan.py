@@ -21,16 +21,29 @@ LONG_LENGTH = 192  # tokens: half of something, so often, is nothing in single p
 
 
 def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
-    """In the model's own precision, forward and backward; in coarser ones, forward and only where a mask makes it NaN."""
-    for path in session.within_budget([path for path in paths if path.dtype not in HALF_DTYPES], "nan, further paths"):
+    """In the model's own precision, forward and backward; in coarser ones, forward and only where a mask
+    makes it NaN.
+    """
+    for path in session.within_budget(
+        [path for path in paths if path.dtype not in HALF_DTYPES], "nan, further paths"
+    ):
         for case, inputs, real_mask in _cases(session):
-            with session.skip_on_error(f"nan, {case}, {path.label(*inputs.tokens.shape[:2])}"), session.adapter.on_path(path):
-                if _check_forward(session, path, case, inputs) and (inputs.keep_mask is not None or not session.reduced_coverage):
+            with (
+                session.skip_on_error(f"nan, {case}, {path.label(*inputs.tokens.shape[:2])}"),
+                session.adapter.on_path(path),
+            ):
+                if _check_forward(session, path, case, inputs) and (
+                    inputs.keep_mask is not None or not session.reduced_coverage
+                ):
                     _check_backward(session, path, case, inputs, real_mask)
     if not session.reduced_coverage:
         _check_long_sequence(session)
-    if any(path.dtype in HALF_DTYPES for path in (*paths, *all_paths)):  # a copy in another precision is not too much to ask
-        for dtype in session.within_budget([dtype for dtype in HALF_DTYPES if dtype != session.adapter.dtype], "nan in coarser numbers"):
+    if any(
+        path.dtype in HALF_DTYPES for path in (*paths, *all_paths)
+    ):  # a copy in another precision is not too much to ask
+        for dtype in session.within_budget(
+            [dtype for dtype in HALF_DTYPES if dtype != session.adapter.dtype], "nan in coarser numbers"
+        ):
             path = CodePath(dtype=dtype)
             if ("nan", path) not in session.visited_paths:
                 session.visited_paths.add(("nan", path))
@@ -42,7 +55,11 @@ def _cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
     """What may leave a query with nothing to see, with the places whose outputs are wanted."""
     adapter = session.adapter
     for length in (1, 2, adapter.length):
-        yield f"{length} positions", adapter.make_inputs(2, length, seed=70), torch.ones(2, length, dtype=torch.bool)
+        yield (
+            f"{length} positions",
+            adapter.make_inputs(2, length, seed=70),
+            torch.ones(2, length, dtype=torch.bool),
+        )
     yield "one row", adapter.make_inputs(1, seed=70), torch.ones(1, adapter.length, dtype=torch.bool)
     yield from _padding_cases(session)
 
@@ -54,17 +71,31 @@ def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]
     if adapter.padding_argument is not None:
         left_mask = make_keep_mask(torch.tensor([length, length - 4]), length, "left")
         if adapter.padding_argument.form != "lengths":
-            yield "padding on the left", pad_inputs(adapter, adapter.make_inputs(2, seed=71), left_mask, "left", False), left_mask
+            yield (
+                "padding on the left",
+                pad_inputs(adapter, adapter.make_inputs(2, seed=71), left_mask, "left", False),
+                left_mask,
+            )
         empty_mask = make_keep_mask(torch.tensor([length, length - 4, 0]), length, "right")
-        yield "a row of nothing but padding", pad_inputs(adapter, adapter.make_inputs(3, seed=72), empty_mask, "right", False), empty_mask
+        yield (
+            "a row of nothing but padding",
+            pad_inputs(adapter, adapter.make_inputs(3, seed=72), empty_mask, "right", False),
+            empty_mask,
+        )
     if adapter.source_padding_argument is not None:
         empty_mask = make_keep_mask(torch.tensor([adapter.source_length, 0]), adapter.source_length, "right")
-        yield ("a source of nothing but padding", adapter.make_inputs(2, seed=73).but(source_keep_mask=empty_mask),
-               torch.ones(2, length, dtype=torch.bool))
+        yield (
+            "a source of nothing but padding",
+            adapter.make_inputs(2, seed=73).but(source_keep_mask=empty_mask),
+            torch.ones(2, length, dtype=torch.bool),
+        )
 
 
 def _check_long_sequence(session: AuditSession) -> None:
-    """One long text: products of many decays come to nothing, sums to infinity. A table of positions may end before."""
+    """One long text: products of many decays come to nothing, sums to infinity.
+
+    A table of positions may end before.
+    """
     adapter, path = session.adapter, CodePath()
     lengths = sorted({max(LONG_LENGTH, session.budget.max_length), *session.lengths}, reverse=True)
     for length in [n for n in lengths if adapter.length < n < session.rejected_length][:4]:
@@ -84,7 +115,9 @@ def _check_half_precision(session: AuditSession, path: CodePath) -> None:
     adapter = session.adapter
     if adapter.run(adapter.make_inputs(2, 1, seed=70), path).isnan().any():
         return
-    if not session.claims_nothing and not _check_forward(session, path, "3 positions", adapter.make_inputs(2, 3, seed=70)):  # the first hides nothing
+    if not session.claims_nothing and not _check_forward(
+        session, path, "3 positions", adapter.make_inputs(2, 3, seed=70)
+    ):  # the first hides nothing
         return
     for case, inputs, _ in _padding_cases(session):
         unmasked = inputs.but(keep_mask=None, source_keep_mask=None, positions=None)
@@ -98,7 +131,9 @@ def _check_forward(session: AuditSession, path: CodePath, case: str, inputs: Inp
     return not add_nan_finding(session, path, inputs, out, f"with {case}", case)
 
 
-def _check_backward(session: AuditSession, path: CodePath, case: str, inputs: Inputs, real_mask: Tensor) -> None:
+def _check_backward(
+    session: AuditSession, path: CodePath, case: str, inputs: Inputs, real_mask: Tensor
+) -> None:
     """Only what is wanted is judged; the gradients of weights must still be numbers."""
     adapter = session.adapter
     if adapter.module is None:
@@ -111,7 +146,9 @@ def _check_backward(session: AuditSession, path: CodePath, case: str, inputs: In
         with torch.enable_grad():
             out = adapter.select_output(adapter.run_raw(inputs, path), *inputs.tokens.shape[:2])
             real_output = out[real_mask.to(out.device)]
-            direction = torch.randn(real_output.shape, generator=torch.Generator().manual_seed(3)).to(real_output)
+            direction = torch.randn(real_output.shape, generator=torch.Generator().manual_seed(3)).to(
+                real_output
+            )
             return (real_output * direction).sum()
 
     value = loss()
@@ -136,7 +173,18 @@ def _check_backward(session: AuditSession, path: CodePath, case: str, inputs: In
         for p, grad in zip(parameters, saved_grads, strict=True):
             p.grad = grad
     path_label = session.record_path(path, *inputs.tokens.shape[:2]) + f", {case}"
-    session.add_finding(Finding("nan", None, None, float("inf"), path_label, name,
-                        f"what comes out are numbers, but gradients are NaN or infinite with {case}, through "
-                        f"{name or adapter.name}; {remedies.remedy('nan', '')}, and choose between values before they are "
-                        "computed, not after.", "gradient"), "backward")
+    session.add_finding(
+        Finding(
+            "nan",
+            None,
+            None,
+            float("inf"),
+            path_label,
+            name,
+            f"what comes out are numbers, but gradients are NaN or infinite with {case}, through "
+            f"{name or adapter.name}; {remedies.remedy('nan', '')}, and choose between values before they are "
+            "computed, not after.",
+            "gradient",
+        ),
+        "backward",
+    )

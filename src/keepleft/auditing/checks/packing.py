@@ -15,7 +15,8 @@ from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
 from keepleft.auditing.session import AuditSession
 
-CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")  # where each text ends, counted through the row
+# where each text ends, counted through the row
+CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")
 MAX_SEQLEN_ARGUMENTS = ("max_seqlen", "max_seq_len_in_batch")
 MIN_LENGTH = 4  # fewer positions are no pack
 
@@ -33,7 +34,12 @@ class PackedRow:
 
     @property
     def segments(self) -> Tensor:
-        return torch.cat([torch.full((n,), segment_id) for n, segment_id in zip(self.lengths, self.segment_ids, strict=True)])
+        return torch.cat(
+            [
+                torch.full((n,), segment_id)
+                for n, segment_id in zip(self.lengths, self.segment_ids, strict=True)
+            ]
+        )
 
     @property
     def positions(self) -> Tensor:
@@ -45,22 +51,28 @@ class PackingArguments:
     """How a model is told which text a token belongs to."""
 
     adapter: ModelAdapter
-    mode: str                # segments, positions, ends or mask
-    name: str = ""          # of the argument, for ends and mask
-    with_positions: bool = True     # are positions given as well, where they can be?
+    mode: str  # segments, positions, ends or mask
+    name: str = ""  # of the argument, for ends and mask
+    with_positions: bool = True  # are positions given as well, where they can be?
 
     def pack(self, inputs: Inputs, rows: Sequence[PackedRow]) -> Inputs:
         adapter = self.adapter
         segments = torch.stack([row.segments for row in rows])
-        gives_positions = self.mode == "positions" or (self.with_positions and adapter.positions_argument is not None and not adapter.facts.is_keepleft)
-        inputs = inputs.but(positions=torch.stack([row.positions for row in rows]) if gives_positions else None)
+        gives_positions = self.mode == "positions" or (
+            self.with_positions and adapter.positions_argument is not None and not adapter.facts.is_keepleft
+        )
+        inputs = inputs.but(
+            positions=torch.stack([row.positions for row in rows]) if gives_positions else None
+        )
         if self.mode == "segments":
             return inputs.but(segments=segments)
         if self.mode == "mask":
             return inputs.but(extra={self.name: segments})
         if self.mode == "ends":
             cu_seqlens = torch.tensor([0, *accumulate(rows[0].lengths)], dtype=torch.int32)
-            max_seqlens = {name: max(rows[0].lengths) for name in MAX_SEQLEN_ARGUMENTS if name in adapter.signature.names}
+            max_seqlens = {
+                name: max(rows[0].lengths) for name in MAX_SEQLEN_ARGUMENTS if name in adapter.signature.names
+            }
             return inputs.but(extra={self.name: cu_seqlens, **max_seqlens})
         return inputs
 
@@ -82,11 +94,18 @@ def packing(session: AuditSession, paths: Sequence[CodePath]) -> None:
         return
     for path in session.within_budget(paths, "packing, further paths"):
         for layout, rows in _layouts(session, packing_arguments):
-            num_precisions = 2 if layout == "three texts" else int(session.budget.exhaustive or path == paths[0])
+            num_precisions = (
+                2 if layout == "three texts" else int(session.budget.exhaustive or path == paths[0])
+            )
             with session.skip_on_error(f"packing, {layout}, {path.label(len(rows))}"):
                 if not _check_documents(session, path, packing_arguments, rows, num_precisions):
                     break
-    if packing_arguments.mode == "segments" and adapter.positions_argument is not None and not adapter.facts.is_keepleft and not session.has_finding("packing"):
+    if (
+        packing_arguments.mode == "segments"
+        and adapter.positions_argument is not None
+        and not adapter.facts.is_keepleft
+        and not session.has_finding("packing")
+    ):
         _check_without_positions(session, paths[0])
 
 
@@ -96,7 +115,12 @@ def _find_packing_arguments(adapter: ModelAdapter) -> PackingArguments | None:
     padding_argument = adapter.padding_argument
     if padding_argument is not None and padding_argument.form == "keep":
         example_mask = adapter.example_arguments.get(padding_argument.name)
-        if isinstance(example_mask, Tensor) and example_mask.dim() == 2 and not example_mask.is_floating_point() and int(example_mask.max()) > 1:
+        if (
+            isinstance(example_mask, Tensor)
+            and example_mask.dim() == 2
+            and not example_mask.is_floating_point()
+            and int(example_mask.max()) > 1
+        ):
             return PackingArguments(adapter, "mask", padding_argument.name)
     cu_seqlens_name = next((name for name in CU_SEQLENS_ARGUMENTS if name in adapter.signature.names), None)
     if cu_seqlens_name is not None:
@@ -108,31 +132,45 @@ def _layouts(session: AuditSession, packing_arguments: PackingArguments) -> list
     """Three texts; two rows of many, some of one token, with large numbers; and the number 0."""
     adapter, is_keepleft = session.adapter, session.adapter.facts.is_keepleft
     length = adapter.length
-    three_lengths = _fill_lengths((5, 4), length) if length > 10 else _fill_lengths((length // 3, length // 3), length)
+    three_lengths = (
+        _fill_lengths((5, 4), length) if length > 10 else _fill_lengths((length // 3, length // 3), length)
+    )
     out = [("three texts", [PackedRow(three_lengths, tuple(range(1, len(three_lengths) + 1)))])]
     if session.budget.exhaustive and not is_keepleft and packing_arguments.mode == "segments":
         out.append(("texts out of order", [PackedRow(three_lengths, (2, 1, 3))]))
-    many_lengths, other_lengths = _fill_lengths((2, 1, 1, 3, 1, 2), length), _fill_lengths((1, 3, 1, 1, 4), length)
-    rows = [PackedRow(many_lengths, tuple(range(1, len(many_lengths) + 1))), PackedRow(other_lengths, (3, 7, 8, 12, 40, 41)[:len(other_lengths)])]
+    many_lengths = _fill_lengths((2, 1, 1, 3, 1, 2), length)
+    other_lengths = _fill_lengths((1, 3, 1, 1, 4), length)
+    rows = [
+        PackedRow(many_lengths, tuple(range(1, len(many_lengths) + 1))),
+        PackedRow(other_lengths, (3, 7, 8, 12, 40, 41)[: len(other_lengths)]),
+    ]
     if packing_arguments.mode == "ends":
         return [*out, *((f"{len(row.lengths)} texts", [row]) for row in rows)]
     out.append(("many texts in two rows", rows))
     if packing_arguments.mode in ("segments", "mask"):
         zero_last = PackedRow(three_lengths, (*range(1, len(three_lengths)), 0))
         zero_first = PackedRow(_fill_lengths((3, 2), length), (0, 1, 2))
-        out.append(("a text numbered 0", [zero_last] if is_keepleft or packing_arguments.mode == "mask" else [zero_first, zero_last]))
+        out.append(
+            (
+                "a text numbered 0",
+                [zero_last] if is_keepleft or packing_arguments.mode == "mask" else [zero_first, zero_last],
+            )
+        )
     return out
 
 
 def _fill_lengths(lengths: tuple[int, ...], length: int) -> tuple[int, ...]:
     """As many of these as fit, and the rest as one more."""
     ends = [end for end in accumulate(lengths) if end < length]
-    return (*lengths[:len(ends)], length - (ends[-1] if ends else 0))
+    return (*lengths[: len(ends)], length - (ends[-1] if ends else 0))
 
 
 def _check_positions_only(session: AuditSession, packing_arguments: PackingArguments, path: CodePath) -> None:
-    """Only positions can begin anew. Some models keep texts apart by that alone, others do not claim to: no leak is told, but
-    a line that says so."""
+    """Only positions can begin anew.
+
+    Some models keep texts apart by that alone, others do not claim to: no leak is told, but a line that says
+    so.
+    """
     use_cache = session.adapter.signature.argument_for("use_cache")
     paths = [path.but(extra_arguments=((use_cache, False),)), path] if use_cache is not None else [path]
     layout, rows = _layouts(session, packing_arguments)[0]
@@ -148,8 +186,11 @@ def _check_positions_only(session: AuditSession, packing_arguments: PackingArgum
         if not all(separated):
             session.note(f"positions that begin anew keep packed texts apart only with {use_cache}=False")
     elif separated:
-        session.skip("packing", "positions that begin anew do not keep texts apart here, and there are no segment ids: give a "
-                     "4-D mask, or do not pack")
+        session.skip(
+            "packing",
+            "positions that begin anew do not keep texts apart here, and there are no segment ids: give a "
+            "4-D mask, or do not pack",
+        )
 
 
 def _check_without_positions(session: AuditSession, path: CodePath) -> None:
@@ -158,31 +199,53 @@ def _check_without_positions(session: AuditSession, path: CodePath) -> None:
     dry_run, rows = _dry_run_session(session), _layouts(session, packing_arguments)[0][1]
     with dry_run.skip_on_error("packing"):
         if not _check_documents(dry_run, path, packing_arguments, rows, 1):
-            session.note(f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: give "
-                         f"{session.adapter.positions_argument} that begin anew with each text as well")
+            session.note(
+                f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: give "
+                f"{session.adapter.positions_argument} that begin anew with each text as well"
+            )
 
 
 def _dry_run_session(session: AuditSession) -> AuditSession:
     """Findings in it are not told."""
-    return AuditSession(session.adapter, session.claim, session.layers, session.budget, session.checks, supports_float64=session.supports_float64,
-                   float64_purity=session.float64_purity, quantized=session.quantized, started_at=session.started_at)
+    return AuditSession(
+        session.adapter,
+        session.claim,
+        session.layers,
+        session.budget,
+        session.checks,
+        supports_float64=session.supports_float64,
+        float64_purity=session.float64_purity,
+        quantized=session.quantized,
+        started_at=session.started_at,
+    )
 
 
-def _check_documents(session: AuditSession, path: CodePath, packing_arguments: PackingArguments, rows: Sequence[PackedRow], num_precisions: int) -> bool:
-    """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with itself alone, in
-    so many precisions, the finest first."""
+def _check_documents(
+    session: AuditSession,
+    path: CodePath,
+    packing_arguments: PackingArguments,
+    rows: Sequence[PackedRow],
+    num_precisions: int,
+) -> bool:
+    """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with
+    itself alone, in so many precisions, the finest first.
+    """
     adapter = session.adapter
     inputs = adapter.make_inputs(len(rows), seed=90)
     packed = packing_arguments.pack(inputs, rows)
     with adapter.on_path(path):
         if not _has_no_nan(session, path, packed):
             return False
-        zero_is_ordinary = 0 not in sum((row.segment_ids for row in rows), ()) or _zero_is_ordinary(session, path, packing_arguments)
+        zero_is_ordinary = 0 not in sum((row.segment_ids for row in rows), ()) or _zero_is_ordinary(
+            session, path, packing_arguments
+        )
         if not _documents_are_separate(session, path, packed, rows, zero_is_ordinary):
             return False
     for precision_path in dict.fromkeys([session.in_float64(path), path][:num_precisions]):
         with adapter.on_path(precision_path):
-            if not _documents_match_alone(session, precision_path, packing_arguments, packed, rows, zero_is_ordinary):
+            if not _documents_match_alone(
+                session, precision_path, packing_arguments, packed, rows, zero_is_ordinary
+            ):
                 return False
     return True
 
@@ -191,7 +254,14 @@ def _has_no_nan(session: AuditSession, path: CodePath, packed: Inputs) -> bool:
     """Are they numbers? A text that sees nothing is not."""
     if "nan" not in session.checks or path.dtype is not None:
         return True
-    return not add_nan_finding(session, path, packed, session.cached_run(packed, path), "where several texts share a row", "packed texts")
+    return not add_nan_finding(
+        session,
+        path,
+        packed,
+        session.cached_run(packed, path),
+        "where several texts share a row",
+        "packed texts",
+    )
 
 
 def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: PackingArguments) -> bool:
@@ -200,50 +270,89 @@ def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: 
     if adapter.facts.is_keepleft or packing_arguments.mode == "mask":
         return False
     inputs = adapter.make_inputs(1, seed=92)
-    output_one, output_zero = (adapter.run(packing_arguments.pack(inputs, [PackedRow((adapter.length,), (segment_id,))]), path) for segment_id in (1, 0))
+    output_one, output_zero = (
+        adapter.run(packing_arguments.pack(inputs, [PackedRow((adapter.length,), (segment_id,))]), path)
+        for segment_id in (1, 0)
+    )
     return torch.equal(output_one, output_zero)
 
 
-def _documents_are_separate(session: AuditSession, path: CodePath, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool) -> bool:
+def _documents_are_separate(
+    session: AuditSession, path: CodePath, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool
+) -> bool:
     adapter = session.adapter
     new = adapter.sampler.resample(packed.tokens, 91)
-    document_ids = torch.stack([torch.cat([torch.full((length,), n) for n, length in enumerate(row.lengths)]) for row in rows])
+    document_ids = torch.stack(
+        [torch.cat([torch.full((length,), n) for n, length in enumerate(row.lengths)]) for row in rows]
+    )
     compared = torch.stack([row.segments for row in rows]) != 0
     if zero_is_ordinary:
         compared = torch.ones_like(compared)
     for changed_document in range(int(document_ids.max()) + 1):
         changed_mask = document_ids == changed_document
-        tokens = torch.where(changed_mask.view(*changed_mask.shape, *[1] * (new.dim() - 2)), new, packed.tokens)
+        tokens = torch.where(
+            changed_mask.view(*changed_mask.shape, *[1] * (new.dim() - 2)), new, packed.tokens
+        )
         changed_inputs = packed.but(tokens=tokens)
         for n, row in enumerate(rows):
             columns = (~changed_mask & compared)[n].nonzero()
             if changed_document >= len(row.lengths) or not len(columns):
                 continue
-            positions, source = torch.cat([torch.full_like(columns, n), columns], 1), row.starts[changed_document]
+            positions = torch.cat([torch.full_like(columns, n), columns], 1)
+            source = row.starts[changed_document]
 
             def describe(row: int, reader: int, module: str, size: str, source: int = source) -> str:
-                return (f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} when the text "
-                        f"that begins at position {source} changes, through {module}")
+                return (
+                    f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} when the text "
+                    f"that begins at position {source} changes, through {module}"
+                )
 
-            if not agree(session, path, CallPair("packing", packed, changed_inputs, positions, positions, True, describe, source)):
+            if not agree(
+                session,
+                path,
+                CallPair("packing", packed, changed_inputs, positions, positions, True, describe, source),
+            ):
                 return False
     return True
 
 
-def _documents_match_alone(session: AuditSession, path: CodePath, packing_arguments: PackingArguments, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool) -> bool:
+def _documents_match_alone(
+    session: AuditSession,
+    path: CodePath,
+    packing_arguments: PackingArguments,
+    packed: Inputs,
+    rows: Sequence[PackedRow],
+    zero_is_ordinary: bool,
+) -> bool:
     for n, row in enumerate(rows):
         for document, (start, length) in enumerate(zip(row.starts, row.lengths, strict=True)):
             if row.segment_ids[document] == 0 and not zero_is_ordinary:
                 continue
-            single = packing_arguments.pack_single(Inputs(packed.tokens[n:n + 1, start:start + length],
-                                       None if packed.source is None else packed.source[n:n + 1]))
+            single = packing_arguments.pack_single(
+                Inputs(
+                    packed.tokens[n : n + 1, start : start + length],
+                    None if packed.source is None else packed.source[n : n + 1],
+                )
+            )
             positions = torch.stack([torch.zeros(length, dtype=torch.long), torch.arange(length)], 1)
 
             def describe(row: int, reader: int, module: str, size: str, document: int = document) -> str:
-                return (f"text {document + 1} of a packed row is another than alone: position {reader} of row {row} moves {size}, "
-                        f"through {module}; nothing of its neighbours leaks, so positions are probably not counted anew")
+                return (
+                    f"text {document + 1} of a packed row is another than alone: position {reader} of row {row} moves {size}, "
+                    f"through {module}; nothing of its neighbours leaks, so positions are probably not counted anew"
+                )
 
-            call_pair = CallPair("packing", single, packed, positions, positions + torch.tensor([n, start]), False, describe, start, "alone")
+            call_pair = CallPair(
+                "packing",
+                single,
+                packed,
+                positions,
+                positions + torch.tensor([n, start]),
+                False,
+                describe,
+                start,
+                "alone",
+            )
             if not agree(session, path, call_pair):
                 return False
     return True

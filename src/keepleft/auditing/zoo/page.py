@@ -25,8 +25,20 @@ code { font-size: .9em } small { color: GrayText } details { margin: .1rem 0 }
 
 def as_json(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
     counts = Counter(row.verdict for row in rows)
-    return json.dumps(json_safe({"about": about, "counts": dict(sorted(counts.items())), "rows": [asdict(row) for row in rows]}),
-                      indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            json_safe(
+                {
+                    "about": about,
+                    "counts": dict(sorted(counts.items())),
+                    "rows": [asdict(row) for row in rows],
+                }
+            ),
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
@@ -34,21 +46,27 @@ def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
     counts = Counter(row.verdict for row in rows)
     order = {LEAK: 0, SKIPPED: 1, CLEAN: 2}
     about_text = ", ".join(f"{name} {value}" for name, value in about.items())
-    out = ["<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-           f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
-           f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
-           f"skipped. <small>{escape(about_text)}</small></p>",
-           "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this "
-           "build of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
-           "<table><tr><th>class<th>verdict<th>what was found<th>not checked"]
+    out = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
+        f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
+        f"skipped. <small>{escape(about_text)}</small></p>",
+        "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this "
+        "build of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
+        "<table><tr><th>class<th>verdict<th>what was found<th>not checked",
+    ]
     for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
         findings_html = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
         unchecked_html = "".join(f"<div>{escape(line)}</div>" for line in row.left)
-        out.append(f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td class={row.verdict}>"
-                   f"{row.verdict}<td>{findings_html}<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>")
+        out.append(
+            f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td class={row.verdict}>"
+            f"{row.verdict}<td>{findings_html}<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>"
+        )
     return "\n".join([*out, "</table></html>\n"])
 
 
 def _finding(finding: dict[str, object]) -> str:
-    return (f"<div><b>{escape(str(finding['kind']))}</b> {escape(str(finding['message']))}<br><small>"
-            f"{escape(str(finding['path']))}</small></div>")
+    return (
+        f"<div><b>{escape(str(finding['kind']))}</b> {escape(str(finding['message']))}<br><small>"
+        f"{escape(str(finding['path']))}</small></div>"
+    )

@@ -1,4 +1,6 @@
-"""Random weights that make every path matter: fresh models have near-uniform attention, no biases and closed gates."""
+"""Random weights that make every path matter: fresh models have near-uniform attention, no biases and closed
+gates.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 # recurrences and state spaces: these have a meaning, and what the class itself draws is sensible
-UNCHANGED_PARAMETERS = re.compile(r"(^|[._])(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|time_mix\w*|recurrent_param|inv_freq)$")
+UNCHANGED_PARAMETERS = re.compile(
+    r"(^|[._])(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|time_mix\w*|recurrent_param|inv_freq)$"
+)
 
 
 @torch.no_grad()
 def randomize_weights(model: nn.Module, seed: int) -> nn.Module:
-    """The same model, its weights drawn again: matrices by their fan-in, norms near 1, biases and gates awake."""
+    """The same model, its weights drawn again: matrices by their fan-in, norms near 1, biases and gates
+    awake.
+    """
     rng = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, weight in model.named_parameters():
@@ -24,7 +30,9 @@ def randomize_weights(model: nn.Module, seed: int) -> nn.Module:
         if weight.dim() < 2 or "norm" in name.lower():
             if not _is_well_scaled(weight):
                 weight.zero_()
-            if float(weight.max() - weight.min()) < 1e-6:  # norms, biases, gates: around the constant that they begin with
+            if (
+                float(weight.max() - weight.min()) < 1e-6
+            ):  # norms, biases, gates: around the constant that they begin with
                 weight.add_(0.2 * noise)
         else:
             std = 0.5 if id(weight) in embeddings else 1 / math.sqrt(_fan_in(model, name, weight))

@@ -1,4 +1,6 @@
-"""Every class audited in a process of its own, with a time limit: a crash or a hang costs one row of the table."""
+"""Every class audited in a process of its own, with a time limit: a crash or a hang costs one row of the
+table.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-LEAK, CLEAN, SKIPPED = "leak", "clean", "skipped"
+LEAK = "leak"
+CLEAN = "clean"
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
@@ -16,11 +20,11 @@ class ZooRow:
     """What came of one class."""
 
     name: str
-    verdict: str                            # clean, leak or skipped
-    why: str = ""                           # it was skipped
+    verdict: str  # clean, leak or skipped
+    why: str = ""  # it was skipped
     findings: tuple[dict[str, Any], ...] = ()
     checked: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()              # what was not checked of it
+    left: tuple[str, ...] = ()  # what was not checked of it
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     weights: int = 0
@@ -48,11 +52,23 @@ def audit_class(name: str, budget: str) -> ZooRow:
         return ZooRow(name, SKIPPED, f"it could not be audited: {type(error).__name__}: {str(error)[:200]}")
     report_dict = report.dict()
     verdict = {"clean": CLEAN, "leak": LEAK}.get(report.verdict, SKIPPED)
-    return ZooRow(name, verdict, "; ".join(report.blocked), tuple(report_dict["findings"]), report.checked, report.skipped, report.notes,
-               round(time.monotonic() - started, 1), sum(p.numel() for p in model.parameters()), report.about)
+    return ZooRow(
+        name,
+        verdict,
+        "; ".join(report.blocked),
+        tuple(report_dict["findings"]),
+        report.checked,
+        report.skipped,
+        report.notes,
+        round(time.monotonic() - started, 1),
+        sum(p.numel() for p in model.parameters()),
+        report.about,
+    )
 
 
-def run(names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1) -> Iterator[ZooRow]:
+def run(
+    names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1
+) -> Iterator[ZooRow]:
     """A row for each class, as they come."""
     import torch
 

@@ -6,8 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-HIDDEN_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, INTERMEDIATE_SIZE = 64, 4, 2, 16, 48
-VOCAB_SIZE, MAX_POSITIONS, NUM_LAYERS, MAX_LAYERS = 99, 64, 2, 4
+HIDDEN_SIZE = 64
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
+HEAD_DIM = 16
+INTERMEDIATE_SIZE = 48
+VOCAB_SIZE = 99
+MAX_POSITIONS = 64
+NUM_LAYERS = 2
+MAX_LAYERS = 4
 LOWEST_SPECIAL = 60  # tokens from here on may be special; below 5 are pad, bos, eos, start, unknown
 
 # (what the name must look like, the largest that the number may be); the first that fits is taken
@@ -15,10 +22,16 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^(type|task_type|segment)_vocab_size$", 2),
     (r"codebook_size", 64),
     (r"vocab|^num_embeddings$|^num_embeds$|^cardinality$|num_centroids", VOCAB_SIZE),
-    (r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|^model_max", MAX_POSITIONS),
+    (
+        r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|^model_max",
+        MAX_POSITIONS,
+    ),
     (r"max_.*(image|crop)", 16),
     (r"sliding_window|window_size|attention_window|local_attention|rel_extent|keep_window", 5),
-    (r"floor_scale|chroma_length|chunk|block_size|local_radius|index_kpool|context_size|attention_context", 4),
+    (
+        r"floor_scale|chroma_length|chunk|block_size|local_radius|index_kpool|context_size|attention_context",
+        4,
+    ),
     (r"index_top_?k|topk_blocks", 4),
     (r"(key_value|kv|query)_(heads|groups)|kv_n_heads|num_key_heads|(^|_)n_?groups$|o_groups", NUM_KV_HEADS),
     (r"heads_per", 2),
@@ -30,7 +43,10 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"shared_expert.*(size|dim)", INTERMEDIATE_SIZE),
     (r"shared_experts$", 1),
     (r"expert_group|^n_group$", 2),
-    (r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|expert_ffn", INTERMEDIATE_SIZE),
+    (
+        r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|expert_ffn",
+        INTERMEDIATE_SIZE,
+    ),
     (r"experts$|expert_num", 4),
     (r"_period$|_interval$|_step$|_frequency$|every_n|_pattern$|layer_group_size$", 2),
     (r"first_k_dense|dense_layers$|layer_(start|end)_index$", 1),
@@ -42,8 +58,11 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"d_conv|kernel|conv_l_cache|conv1d_width", 4),
     (r"patch_size", 4),
     (r"(image|crop)_size|resolution|pos_emb_(height|width)", 16),
-    (r"num_position_embeddings|num_patches|image_tokens|seq_length|tokens_per_image|query_tokens|n_latents|query_num|position_"
-     r"embedding_size|max_num_patches|prompt_length", 16),
+    (
+        r"num_position_embeddings|num_patches|image_tokens|seq_length|tokens_per_image|query_tokens|n_latents|query_num|position_"
+        r"embedding_size|max_num_patches|prompt_length",
+        16,
+    ),
     (r"mel|input_feat|feature_size", 16),
     (r"num_codebooks|num_quantizers|code_groups", 3),
     (r"downsample_hidden", 16),
@@ -51,11 +70,15 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"query_pre_attn_scalar", HEAD_DIM),
     (r"buckets", 8),
     (r"max_distance", 12),
-    (r"^(hidden|d_model|n_embd|embed|emb|projection)|hidden_size|_dim$|_size$|width|channels?$|_dims$|^d_rel$|dimension$|^scale$",
-     HIDDEN_SIZE),
+    (
+        r"^(hidden|d_model|n_embd|embed|emb|projection)|hidden_size|_dim$|_size$|width|channels?$|_dims$|^d_rel$|dimension$|^scale$",
+        HIDDEN_SIZE,
+    ),
 )
-UNCHANGED_FIELDS = re.compile(r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|feed_forward|"
-                  r"rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels")
+UNCHANGED_FIELDS = re.compile(
+    r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|feed_forward|"
+    r"rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels"
+)
 MAX_LIST_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^depths$|^channel_multiplier$", 1),
     (r"heads", NUM_HEADS),
@@ -63,19 +86,34 @@ MAX_LIST_FIELDS: tuple[tuple[str, int], ...] = (
     (r"intermediate", INTERMEDIATE_SIZE),
     (r"^(embed_dim|hidden_sizes)$|channels|_channel_size$", 16),
 )
-MROPE_MODEL_TYPES = ("paddleocr_vl_text", "qwen2_vl_text", "qwen2_5_vl_text", "glm_ocr_text", "glm4v_text", "glm4v_moe_text")
-NONE_DEFAULTS = {"head_dim": HEAD_DIM, "num_key_value_heads": NUM_KV_HEADS, "sliding_window": 5}  # where nothing is said
-TOKEN_ID_FIELD = re.compile(r"^(?!.*layer).*(token|bos|eos|pad|start|end|newline|nothink|patch|image|video|audio|unk|mask)_"
-                   r"(id|index|ids)$")
+MROPE_MODEL_TYPES = (
+    "paddleocr_vl_text",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "glm_ocr_text",
+    "glm4v_text",
+    "glm4v_moe_text",
+)
+# where nothing is said
+NONE_DEFAULTS = {"head_dim": HEAD_DIM, "num_key_value_heads": NUM_KV_HEADS, "sliding_window": 5}
+TOKEN_ID_FIELD = re.compile(
+    r"^(?!.*layer).*(token|bos|eos|pad|start|end|newline|nothink|patch|image|video|audio|unk|mask)_"
+    r"(id|index|ids)$"
+)
 LAYER_INDEX_FIELD = re.compile(r"layers?$|idxs?$|indexes$|indices$|layer_ids$")
 
 
 def shrink(config: Any, overrides: dict[str, dict[str, Any]]) -> Any:
-    """The configuration itself, made small in place, with all that it holds. `changes`: exceptions by type, or by class."""
+    """The configuration itself, made small in place, with all that it holds.
+
+    `changes`: exceptions by type, or by class.
+    """
     special_tokens: dict[str, int] = {}
     for sub_config in sub_configs(config):
         _shrink_fields(sub_config, special_tokens)
-        for name, value in (overrides.get(sub_config.model_type) or overrides.get(type(sub_config).__name__) or {}).items():
+        for name, value in (
+            overrides.get(sub_config.model_type) or overrides.get(type(sub_config).__name__) or {}
+        ).items():
             value = value(sub_config) if callable(value) else value
             if hasattr(value, "model_type"):
                 vars(sub_config)[name] = value  # past the check that it is of one class
@@ -93,7 +131,8 @@ def sub_configs(config: Any) -> Iterator[Any]:
 
 
 def _shrink_fields(config: Any, special_tokens: dict[str, int]) -> None:
-    layer_overrides = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_overrides", {})  # layers that differ in numbers
+    # layers that differ in numbers
+    layer_overrides = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_overrides", {})
     if layer_overrides:
         config.per_layer_config = None
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
@@ -117,9 +156,14 @@ def _shrink_fields(config: Any, special_tokens: dict[str, int]) -> None:
             setattr(config, name, _shrink_rope(value))
     _fix_dependent_fields(config, fields)
     if layer_overrides:
-        config.per_layer_config = {new: {name: 2 * HEAD_DIM if name == "head_dim" else _shrink_int(name, value)
-                                         for name, value in layer_overrides[old].items()}
-                                   for new, old in enumerate(layer_indices) if old in layer_overrides}
+        config.per_layer_config = {
+            new: {
+                name: 2 * HEAD_DIM if name == "head_dim" else _shrink_int(name, value)
+                for name, value in layer_overrides[old].items()
+            }
+            for new, old in enumerate(layer_indices)
+            if old in layer_overrides
+        }
 
 
 def _shrink_list(name: str, values: Any) -> Any:
@@ -144,7 +188,13 @@ def _token_id(name: str, value: Any, special_tokens: dict[str, int]) -> Any:
     if value is None or value < 0:
         return value
     name = name.removeprefix("t2u_")
-    fixed_ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "unk_token_id": 4}
+    fixed_ids = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "unk_token_id": 4,
+    }
     name = re.sub(r"index$", "id", name)
     if name not in special_tokens:
         num_assigned = len(special_tokens.keys() - fixed_ids.keys())
@@ -168,28 +218,50 @@ def _shrink_rope(value: dict[str, Any]) -> dict[str, Any]:
 def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
     """What belonged together stays together: sums and products of the numbers that there were."""
     current = vars(config)
-    if "qk_rope_head_dim" in original and "qk_nope_head_dim" in original:  # latent attention: one key and value for each query head
+    if (
+        "qk_rope_head_dim" in original and "qk_nope_head_dim" in original
+    ):  # latent attention: one key and value for each query head
         qk_head_dim = current["qk_rope_head_dim"] + current["qk_nope_head_dim"]
         for name in original.keys() & {"qk_head_dim", "head_dim"}:
-            setattr(config, name, current["qk_rope_head_dim"] if original[name] == original["qk_rope_head_dim"] else qk_head_dim)
+            setattr(
+                config,
+                name,
+                current["qk_rope_head_dim"]
+                if original[name] == original["qk_rope_head_dim"]
+                else qk_head_dim,
+            )
         if "kv_lora_rank" in original and "num_key_value_heads" in original:
             config.num_key_value_heads = config.num_attention_heads
     hidden_size, original_hidden_size = current.get("hidden_size"), original.get("hidden_size")
-    expand = next((original[name] for name in ("expand", "mamba_expand") if isinstance(original.get(name), int)), None)
+    expand = next(
+        (original[name] for name in ("expand", "mamba_expand") if isinstance(original.get(name), int)), None
+    )
     if hidden_size and expand:  # state spaces: their inner width
         if original.get("intermediate_size") == expand * original_hidden_size:
             config.intermediate_size = expand * hidden_size
-        for heads_field, head_dim_field in (("num_heads", "head_dim"), ("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim"),
-                            ("n_mamba_heads", "mamba_headdim")):
+        for heads_field, head_dim_field in (
+            ("num_heads", "head_dim"),
+            ("mamba_n_heads", "mamba_d_head"),
+            ("mamba_num_heads", "mamba_head_dim"),
+            ("n_mamba_heads", "mamba_headdim"),
+        ):
             if isinstance(original.get(head_dim_field), int) and isinstance(original.get(heads_field), int):
                 setattr(config, head_dim_field, expand * hidden_size // current[heads_field])
         if "mamba_d_ssm" in original:
             config.mamba_d_ssm = expand * hidden_size
     ignored_rope_keys = getattr(type(config), "ignore_keys_at_rope_validation", None) or ()
     rope = current.get("rope_parameters")
-    if isinstance(rope, dict) and ("mrope_section" in ignored_rope_keys or config.model_type in MROPE_MODEL_TYPES):
+    if isinstance(rope, dict) and (
+        "mrope_section" in ignored_rope_keys or config.model_type in MROPE_MODEL_TYPES
+    ):
         for rope_fields in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-            num_pairs = int((current.get("head_dim") or hidden_size // NUM_HEADS) * rope_fields.get("partial_rotary_factor", 1)) // 2
+            num_pairs = (
+                int(
+                    (current.get("head_dim") or hidden_size // NUM_HEADS)
+                    * rope_fields.get("partial_rotary_factor", 1)
+                )
+                // 2
+            )
             rope_fields["mrope_section"] = [num_pairs - 2 * (num_pairs // 3), num_pairs // 3, num_pairs // 3]
     if "max_window_layers" in original and set(current.get("layer_types") or ()) == {"full_attention"}:
         for name in original.keys() & {"use_sliding_window"}:
@@ -203,17 +275,42 @@ def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
 
 
 def _shrink_layers(config: Any, fields: dict[str, Any], layer_overrides: dict[int, Any]) -> list[int]:
-    """Fewer layers: a few that stand for all kinds that there are, with the lists that say something of each cut to them."""
-    name, count = next(((name, value) for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
-                        if isinstance(value := fields.get(name), int)), ("", len(fields.get("layers_block_type") or ())))
+    """Fewer layers: a few that stand for all kinds that there are, with the lists that say something of each
+    cut to them.
+    """
+    name, count = next(
+        (
+            (name, value)
+            for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
+            if isinstance(value := fields.get(name), int)
+        ),
+        ("", len(fields.get("layers_block_type") or ())),
+    )
     if count <= NUM_LAYERS:
         return list(range(count))
-    per_layer = {name: list(value) for name, value in fields.items() if isinstance(value, list | tuple) and len(value) == count}
-    index_lists = {name: value for name, value in fields.items() if isinstance(value, list) and LAYER_INDEX_FIELD.search(name) and value
-              and all(isinstance(item, int) for item in value) and value == sorted(set(value)) and value[-1] < count}
+    per_layer = {
+        name: list(value)
+        for name, value in fields.items()
+        if isinstance(value, list | tuple) and len(value) == count
+    }
+    index_lists = {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, list)
+        and LAYER_INDEX_FIELD.search(name)
+        and value
+        and all(isinstance(item, int) for item in value)
+        and value == sorted(set(value))
+        and value[-1] < count
+    }
     per_layer = {name: value for name, value in per_layer.items() if name not in index_lists}
-    layer_attributes = [*per_layer.values(), *([n in value for n in range(count)] for value in [*index_lists.values(), layer_overrides])]
-    layer_indices = _representative_layers([tuple(str(attribute[n]) for attribute in layer_attributes) for n in range(count)])
+    layer_attributes = [
+        *per_layer.values(),
+        *([n in value for n in range(count)] for value in [*index_lists.values(), layer_overrides]),
+    ]
+    layer_indices = _representative_layers(
+        [tuple(str(attribute[n]) for attribute in layer_attributes) for n in range(count)]
+    )
     if name:
         setattr(config, name, len(layer_indices))
     for name, value in per_layer.items():
@@ -225,7 +322,9 @@ def _shrink_layers(config: Any, fields: dict[str, Any], layer_overrides: dict[in
 
 
 def _representative_layers(layer_kinds: list[tuple[str, ...]]) -> list[int]:
-    """Numbers of a few layers, so that each combination of kinds is there, or each kind where these would be too many."""
+    """Numbers of a few layers, so that each combination of kinds is there, or each kind where these would be
+    too many.
+    """
     indices = sorted(layer_kinds.index(kind) for kind in set(layer_kinds))
     if len(indices) > MAX_LAYERS:
         covered: set[tuple[int, str]] = set()

@@ -1,4 +1,6 @@
-"""Every language model of the installed transformers, tiny and random: a few layers of each kind, on CPU, with no network."""
+"""Every language model of the installed transformers, tiny and random: a few layers of each kind, on CPU,
+with no network.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,19 @@ __all__ = ["UnbuildableError", "classes", "example", "tiny_model"]
 CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 MAX_PARAMETERS = 2_000_000  # weights of one model
 DRAFT_MODEL_REASON = "it drafts for another model and must be given the keys and values of that one"
-SUB_CONFIG_FIELDS = {"CsmDepthDecoderForCausalLM": "depth_decoder_config"}  # made from a part of the configuration that it names
+# made from a part of the configuration that it names
+SUB_CONFIG_FIELDS = {"CsmDepthDecoderForCausalLM": "depth_decoder_config"}
 REQUIRED_SUB_CONFIGS = {  # parts of a configuration that some releases want to be told
     "MusicgenForConditionalGeneration": {
-        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"},
+        "text_encoder": "T5Config",
+        "audio_encoder": "EncodecConfig",
+        "decoder": "MusicgenDecoderConfig",
+    },
     "MusicgenMelodyForConditionalGeneration": {
-        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"},
+        "text_encoder": "T5Config",
+        "audio_encoder": "EncodecConfig",
+        "decoder": "MusicgenMelodyDecoderConfig",
+    },
 }
 UNSUPPORTED_CLASSES = {
     "ClvpModelForConditionalGeneration": "it compares speech with text: what it gives out has no place for each token",
@@ -44,11 +53,17 @@ class UnbuildableError(ValueError):
 
 def classes() -> list[str]:
     """The names of all classes of transformers that write text; AutoModel… only chooses among them."""
-    return sorted(name for name in dir(import_module("transformers")) if name.endswith(CLASS_SUFFIXES) and not name.startswith("Auto"))
+    return sorted(
+        name
+        for name in dir(import_module("transformers"))
+        if name.endswith(CLASS_SUFFIXES) and not name.startswith("Auto")
+    )
 
 
 def tiny_model(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A tiny random model of this class, in eval mode, and arguments for its forward, which was tried once with them."""
+    """A tiny random model of this class, in eval mode, and arguments for its forward, which was tried once
+    with them.
+    """
     if name in UNSUPPORTED_CLASSES:
         raise UnbuildableError(name, UNSUPPORTED_CLASSES[name])
     try:
@@ -73,9 +88,14 @@ def tiny_model(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def _tiny_config(model_class: Any) -> Any:
     library = import_module("transformers")
-    sub_configs = {name: getattr(library, config_class)() for name, config_class in REQUIRED_SUB_CONFIGS.get(model_class.__name__, {}).items()}
+    sub_configs = {
+        name: getattr(library, config_class)()
+        for name, config_class in REQUIRED_SUB_CONFIGS.get(model_class.__name__, {}).items()
+    }
     full_config = model_class.config_class(**sub_configs)
-    config = shrink(getattr(full_config, SUB_CONFIG_FIELDS.get(model_class.__name__, ""), full_config), OVERRIDES)
+    config = shrink(
+        getattr(full_config, SUB_CONFIG_FIELDS.get(model_class.__name__, ""), full_config), OVERRIDES
+    )
     is_causal_lm = not model_class.__name__.endswith(CLASS_SUFFIXES[2]) and not config.is_encoder_decoder
     if is_causal_lm and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # BERT and its kin read both ways unless they are told to write
