@@ -1,4 +1,6 @@
-"""Does every kernel say what the reference says in float32, forward and backward? The largest errors, in the range of 1."""
+"""Does every kernel say what the reference says in float32, forward and backward? The largest errors, in the
+range of 1.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window
 from keepleft.models.stack import positions_from_segments
 
-BATCH, HEADS, LENGTH, WIDTH = 2, 4, 320, 64  # long enough for every form
+BATCH = 2
+HEADS = 4
+LENGTH = 320
+WIDTH = 64  # long enough for every form
 ALLOWED = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 class Case(NamedTuple):
     name: str
     mask: Mask
-    kind: str = "plain"      # plain, packed (padding at the end) or left (padding at the start)
+    kind: str = "plain"  # plain, packed (padding at the end) or left (padding at the start)
     kv_heads: int = HEADS
     bias: bool = False
 
@@ -75,10 +80,16 @@ def compare(case: Case, backend: str, dtype: torch.dtype, device: str) -> dict[s
     forward, backward = error(out, true), max(map(error, out_back, true_back))
     blind = ~grid.table(case.mask, batch=BATCH, heads=HEADS, device=torch.device(device)).any(-1)
     blind = blind.expand(BATCH, HEADS, LENGTH)
-    return {"case": case.name, "backend": backend, "type": str(dtype).removeprefix("torch."),
-            "forward": f"{forward:.1e}", "backward": f"{backward:.1e}", "blind rows": int(blind.sum()),
-            "are zeros": "yes" if not out[blind].any() else "no",  # any() is true of NaN too
-            "agrees": "yes" if max(forward, backward) <= ALLOWED[dtype] else "no"}
+    return {
+        "case": case.name,
+        "backend": backend,
+        "type": str(dtype).removeprefix("torch."),
+        "forward": f"{forward:.1e}",
+        "backward": f"{backward:.1e}",
+        "blind rows": int(blind.sum()),
+        "are zeros": "yes" if not out[blind].any() else "no",  # any() is true of NaN too
+        "agrees": "yes" if max(forward, backward) <= ALLOWED[dtype] else "no",
+    }
 
 
 def error(found: Tensor, true: Tensor) -> float:
@@ -100,6 +111,12 @@ def agreement(backends: tuple[str, ...], device: str, late: Callable[[], bool]) 
                     rows.append(compare(case, backend, dtype, device))
                 except Exception as problem:
                     why = " ".join(f"{type(problem).__name__}: {problem}".split())[:70]
-                    rows.append({"case": case.name, "backend": backend, "type": str(dtype).removeprefix("torch."),
-                                 "agrees": why})
+                    rows.append(
+                        {
+                            "case": case.name,
+                            "backend": backend,
+                            "type": str(dtype).removeprefix("torch."),
+                            "agrees": why,
+                        }
+                    )
     return rows

@@ -1,6 +1,7 @@
-"""No false alarm on a GPU, where kernels are not deterministic: honest models in bfloat16 and float32; leaks are found.
+"""No false alarm on a GPU, where kernels are not deterministic: honest models in bfloat16 and float32; leaks
+are found.
 
-    python bench/audit_gpu.py [--part 0/8]
+python bench/audit_gpu.py [--part 0/8]
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def main() -> None:
     wrong = 0
     for dtype in (torch.float32, torch.bfloat16):
         for preset in HONEST[part::parts]:
-            model = kl.build(kl.presets.small(getattr(kl.presets, preset)), generator=torch.Generator().manual_seed(0))
+            model = kl.build(
+                kl.presets.small(getattr(kl.presets, preset)), generator=torch.Generator().manual_seed(0)
+            )
             claim = kl.full if preset == "bert" else kl.causal
             wrong += shown(f"ours, {preset}", model.to(device, dtype), dtype, claim, "clean")
     from audit.honest import peers, plain
@@ -37,12 +40,22 @@ def main() -> None:
         for case in [*peers.HONEST, *rounding][part::parts]:
             target, example, *more = case.build()
             if isinstance(target, torch.nn.Module):
-                wrong += shown(case.name, target.to(device, dtype), dtype, claimed(case), "clean", example,
-                               **case.options, **(more[0] if more else {}))
+                wrong += shown(
+                    case.name,
+                    target.to(device, dtype),
+                    dtype,
+                    claimed(case),
+                    "clean",
+                    example,
+                    **case.options,
+                    **(more[0] if more else {}),
+                )
     for case in future.PLANTED[part::parts]:
         target, example, *more = case.build()
         if isinstance(target, torch.nn.Module):
-            wrong += shown(f"planted: {case.name}", target.to(device), torch.float32, claimed(case), "leak", example)
+            wrong += shown(
+                f"planted: {case.name}", target.to(device), torch.float32, claimed(case), "leak", example
+            )
     print(f"{wrong} verdicts are not as they should be")
 
 
@@ -57,9 +70,15 @@ def shown(name, model, dtype, claim, wanted, example=None, **options) -> int:
         print(f"{name:44} {str(dtype)[6:]:10} {type(error).__name__}: {error}")
         return 1
     bad = report.verdict != wanted
-    print(f"{name:44} {str(dtype)[6:]:10} {report.verdict:10} {report.calls:6} {report.seconds:8.1f}"
-          + (f"  <- {[str(finding) + ' | ' + finding.path for finding in report.findings] or report.blocked}" if bad else ""),
-          flush=True)
+    print(
+        f"{name:44} {str(dtype)[6:]:10} {report.verdict:10} {report.calls:6} {report.seconds:8.1f}"
+        + (
+            f"  <- {[str(finding) + ' | ' + finding.path for finding in report.findings] or report.blocked}"
+            if bad
+            else ""
+        ),
+        flush=True,
+    )
     return int(bad)
 
 

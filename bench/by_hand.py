@@ -1,4 +1,6 @@
-"""The kernels of PyTorch called as an expert would who knows the scene beforehand: what a race is run against."""
+"""The kernels of PyTorch called as an expert would who knows the scene beforehand: what a race is run
+against.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def _varlen(scene: Scene, device: str) -> Hand:
         where, lengths = slice(None), torch.full((scene.batch,), scene.length, device=device)
     else:
         where = (scene.segments != 0).flatten()
-        lengths = torch.cat([row[row != 0].unique_consecutive(return_counts=True)[1] for row in scene.segments])
+        lengths = torch.cat(
+            [row[row != 0].unique_consecutive(return_counts=True)[1] for row in scene.segments]
+        )
     ends = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     longest = int(lengths.max())
 

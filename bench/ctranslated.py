@@ -13,14 +13,23 @@ from ctranslate2.specs.common_spec import Activation
 import keepleft as kl
 from keepleft.nn.position import sinusoidal_encoding
 
-ACTIVATIONS = {"relu": Activation.RELU, "gelu_tanh": Activation.GELUTanh, "silu": Activation.SWISH, "gelu": Activation.GELU}
+ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu_tanh": Activation.GELUTanh,
+    "silu": Activation.SWISH,
+    "gelu": Activation.GELU,
+}
 NAMES = ("<s>", "</s>", "<unk>")  # its special tokens stand first; the others are called by their numbers
 
 
 def write(model: Any, folder: Path) -> Path:
     """A directory that Translator or Generator reads, in float32."""
     design, vocabulary = model.design, [*NAMES, *map(str, range(len(NAMES), model.design.vocab))]
-    shape = dict(num_heads=design.heads, pre_norm=design.norm_first, activation=ACTIVATIONS[design.feedforward.activation])
+    shape = dict(
+        num_heads=design.heads,
+        pre_norm=design.norm_first,
+        activation=ACTIVATIONS[design.feedforward.activation],
+    )
     if design.encoder is None:
         spec = TransformerDecoderModelSpec.from_config(design.decoder.layers, **shape)
         spec.register_vocabulary(vocabulary)
@@ -56,7 +65,9 @@ def said(row: torch.Tensor) -> list[str]:
 
 def _stack(theirs: Any, ours: Any, embed: Any, design: kl.Design) -> None:
     theirs.scale_embeddings = design.scale_embedding
-    places = embed.position.weight if design.max_positions else sinusoidal_encoding(torch.arange(512), design.dim)
+    places = (
+        embed.position.weight if design.max_positions else sinusoidal_encoding(torch.arange(512), design.dim)
+    )
     theirs.position_encodings.encodings = _array(places)
     if design.norm_first:
         _norm(theirs.layer_norm, ours.norm)
@@ -65,7 +76,9 @@ def _stack(theirs: Any, ours: Any, embed: Any, design: kl.Design) -> None:
         _linear(spec.self_attention.linear[1], layer.self.out)
         _norm(spec.self_attention.layer_norm, layer.norm_self)
         if hasattr(layer, "cross"):
-            for part, linear in zip(spec.attention.linear, (layer.cross.q, layer.cross.kv, layer.cross.out), strict=True):
+            for part, linear in zip(
+                spec.attention.linear, (layer.cross.q, layer.cross.kv, layer.cross.out), strict=True
+            ):
                 _linear(part, linear)
             _norm(spec.attention.layer_norm, layer.norm_cross)
         _linear(spec.ffn.linear_0, layer.feed.up)
@@ -74,11 +87,13 @@ def _stack(theirs: Any, ours: Any, embed: Any, design: kl.Design) -> None:
 
 
 def _linear(spec: Any, linear: Any) -> None:
-    spec.weight, spec.bias = _array(linear.weight), _array(linear.bias)
+    spec.weight = _array(linear.weight)
+    spec.bias = _array(linear.bias)
 
 
 def _norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+    spec.gamma = _array(norm.weight)
+    spec.beta = _array(norm.bias)
 
 
 def _array(tensor: torch.Tensor) -> Any:

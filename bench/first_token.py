@@ -1,5 +1,6 @@
-"""How long the first token takes: reading a prompt with a cache, and all until the first token is there, against one forward
-pass over the prompt. The aim is at most 1.1 times as long. `--slope` also tells the speed of the tokens after the first.
+"""How long the first token takes: reading a prompt with a cache, and all until the first token is there,
+against one forward pass over the prompt. The aim is at most 1.1 times as long. `--slope` also tells the speed
+of the tokens after the first.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ def rounds(works: dict[str, Callable[[], Any]], count: int, device: str) -> dict
 def measured(model: Any, length: int, count: int, slope: bool, device: str) -> dict[str, Any]:
     prompt = torch.randint(3, model.design.vocab, (1, length), device=device)
     write_so_many = lambda n: lambda: kl.completions(model, None, prompt.tolist(), max_new_tokens=n)
-    found = rounds({"forward": lambda: model(prompt), "prefill": lambda: model.start(prompt), "first": write_so_many(1)},
-                   count, device)
+    found = rounds(
+        {"forward": lambda: model(prompt), "prefill": lambda: model.start(prompt), "first": write_so_many(1)},
+        count,
+        device,
+    )
     row: dict[str, Any] = {side: round(1000 * seconds, 2) for side, seconds in found.items()}
     row |= {f"{side} / forward": found[side] / found["forward"] for side in ("prefill", "first")}
     if slope:
@@ -58,9 +62,14 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     for name in chosen.models:
-        model = kl.build(DESIGNS[name], device=device, dtype=torch.bfloat16 if device == "cuda" else None).eval()
+        model = kl.build(
+            DESIGNS[name], device=device, dtype=torch.bfloat16 if device == "cuda" else None
+        ).eval()
         for length in chosen.lengths:
-            rows.append({"model": name, "prompt": length} | measured(model, length, chosen.rounds, chosen.slope, device))
+            rows.append(
+                {"model": name, "prompt": length}
+                | measured(model, length, chosen.rounds, chosen.slope, device)
+            )
             print(rows[-1], flush=True)
         del model
     show("milliseconds", rows)

@@ -1,8 +1,9 @@
-"""attend() on a GPU against the same kernels called by hand, in bfloat16: causal, windowed and packed batches.
+"""attend() on a GPU against the same kernels called by hand, in bfloat16: causal, windowed and packed
+batches.
 
-The peers: F.scaled_dot_product_attention, compiled FlexAttention with a mask written for the case, and varlen_attn on
-tokens that already lie end to end. see() is not in the ratio; its time and memory have columns of their own. Also: whether
-every kernel agrees with the reference.
+The peers: F.scaled_dot_product_attention, compiled FlexAttention with a mask written for the case, and
+varlen_attn on tokens that already lie end to end. see() is not in the ratio; its time and memory have columns
+of their own. Also: whether every kernel agrees with the reference.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ BACKENDS = ("sdpa", "flex", "varlen", None)  # None: whatever suits
 def tensors(scene: Scene, device: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
     """Queries, keys, values as a model makes them, heads beside tokens, and a gradient to send back."""
     generator = torch.Generator(device).manual_seed(0)
-    new = lambda: torch.randn(scene.batch, scene.length, HEADS, WIDTH, generator=generator, device=device, dtype=dtype)
+    new = lambda: torch.randn(
+        scene.batch, scene.length, HEADS, WIDTH, generator=generator, device=device, dtype=dtype
+    )
     return [new().transpose(1, 2).requires_grad_() for _ in range(3)], new().transpose(1, 2)
 
 
 def one(scene: Scene, backend: str | None, device: str, dtype: torch.dtype, seconds: float) -> dict[str, Any]:
     given, back = tensors(scene, device, dtype)
     grid = scene.grid(backend, device)
-    looking = partial(see, scene.mask, grid, batch=scene.batch, heads=HEADS, device=device, dtype=dtype, backend=backend)
+    looking = partial(
+        see, scene.mask, grid, batch=scene.batch, heads=HEADS, device=device, dtype=dtype, backend=backend
+    )
     sight = looking()
     hand = by_hand(sight.backend, scene, device)
     laid, laid_back = [hand.lay(x) for x in given], hand.lay(back).detach()
@@ -61,19 +66,33 @@ def one(scene: Scene, backend: str | None, device: str, dtype: torch.dtype, seco
 
     forward = race(ours, theirs, seconds=seconds, sample=0.01, device=device)
     both = race(ours_back, theirs_back, seconds=seconds, sample=0.01, device=device)
-    row = {"B": scene.batch, "T": scene.length, "scene": scene.name,
-           "backend": f"automatic: {sight.backend}" if backend is None else backend,
-           "ms": round(forward.ours * 1e3, 3), "by hand": round(forward.theirs * 1e3, 3), "ratio": round(forward.ratio, 3),
-           "+ back ms": round(both.ours * 1e3, 3), "+ back by hand": round(both.theirs * 1e3, 3),
-           "+ back ratio": round(both.ratio, 3), "≤ 1.1": "yes" if max(forward.ratio, both.ratio) <= TARGET else "no",
-           "see ms": round(waited(looking, 3, device) * 1e3, 3), "apart": round(apart, 4)}
+    row = {
+        "B": scene.batch,
+        "T": scene.length,
+        "scene": scene.name,
+        "backend": f"automatic: {sight.backend}" if backend is None else backend,
+        "ms": round(forward.ours * 1e3, 3),
+        "by hand": round(forward.theirs * 1e3, 3),
+        "ratio": round(forward.ratio, 3),
+        "+ back ms": round(both.ours * 1e3, 3),
+        "+ back by hand": round(both.theirs * 1e3, 3),
+        "+ back ratio": round(both.ratio, 3),
+        "≤ 1.1": "yes" if max(forward.ratio, both.ratio) <= TARGET else "no",
+        "see ms": round(waited(looking, 3, device) * 1e3, 3),
+        "apart": round(apart, 4),
+    }
     if device == "cuda":
-        row |= {"see MB": round(peak_on_gpu(looking) / 1e6, 1), "MB": round(peak_on_gpu(ours_back) / 1e6, 1),
-                "by hand MB": round(peak_on_gpu(theirs_back) / 1e6, 1)}
+        row |= {
+            "see MB": round(peak_on_gpu(looking) / 1e6, 1),
+            "MB": round(peak_on_gpu(ours_back) / 1e6, 1),
+            "by hand MB": round(peak_on_gpu(theirs_back) / 1e6, 1),
+        }
     return row
 
 
-def races(device: str, dtype: torch.dtype, seconds: float, late: Any, sizes: Any = SIZES) -> list[dict[str, Any]]:
+def races(
+    device: str, dtype: torch.dtype, seconds: float, late: Any, sizes: Any = SIZES
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for batch, length in sizes:
         for scene in scenes(batch, length, device):
@@ -88,8 +107,15 @@ def races(device: str, dtype: torch.dtype, seconds: float, late: Any, sizes: Any
                     print(f"done: {where}", file=sys.stderr, flush=True)
                 except Exception as problem:
                     print(f"{where}: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
-                    rows.append({"B": batch, "T": length, "scene": scene.name, "backend": backend or "automatic",
-                                 "≤ 1.1": type(problem).__name__})
+                    rows.append(
+                        {
+                            "B": batch,
+                            "T": length,
+                            "scene": scene.name,
+                            "backend": backend or "automatic",
+                            "≤ 1.1": type(problem).__name__,
+                        }
+                    )
     return rows
 
 
@@ -99,11 +125,26 @@ def best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if not str(row["backend"]).startswith("automatic") or "ms" not in row:
             continue
-        rivals = [other for other in rows if "ms" in other and all(other[name] == row[name] for name in ("B", "T", "scene"))]
-        first, both = (min(rivals, key=lambda other, name=name: other[name]) for name in ("by hand", "+ back by hand"))
-        out.append({"B": row["B"], "T": row["T"], "scene": row["scene"], "chosen": row["backend"],
-                    "ratio": round(row["ms"] / first["by hand"], 3), "to": first["backend"],
-                    "+ back ratio": round(row["+ back ms"] / both["+ back by hand"], 3), "+ back to": both["backend"]})
+        rivals = [
+            other
+            for other in rows
+            if "ms" in other and all(other[name] == row[name] for name in ("B", "T", "scene"))
+        ]
+        first, both = (
+            min(rivals, key=lambda other, name=name: other[name]) for name in ("by hand", "+ back by hand")
+        )
+        out.append(
+            {
+                "B": row["B"],
+                "T": row["T"],
+                "scene": row["scene"],
+                "chosen": row["backend"],
+                "ratio": round(row["ms"] / first["by hand"], 3),
+                "to": first["backend"],
+                "+ back ratio": round(row["+ back ms"] / both["+ back by hand"], 3),
+                "+ back to": both["backend"],
+            }
+        )
     return out
 
 
@@ -119,10 +160,16 @@ def main() -> None:
     numbers: dict[str, Any] = {"about": about(), "target": TARGET}
     print(numbers["about"], flush=True)
     try:
-        numbers["agreement"] = agreement(("sdpa", "varlen"), "cuda", lambda: monotonic() - begin > chosen.limit / 4)
+        numbers["agreement"] = agreement(
+            ("sdpa", "varlen"), "cuda", lambda: monotonic() - begin > chosen.limit / 4
+        )
         show("agreement with the reference in float32", numbers["agreement"])
-        numbers["races"] = races("cuda", torch.bfloat16, chosen.seconds, lambda: monotonic() - begin > chosen.limit * 3 / 4)
-        show(f"attend against the same kernel called by hand, bfloat16, H={HEADS} D={WIDTH}", numbers["races"])
+        numbers["races"] = races(
+            "cuda", torch.bfloat16, chosen.seconds, lambda: monotonic() - begin > chosen.limit * 3 / 4
+        )
+        show(
+            f"attend against the same kernel called by hand, bfloat16, H={HEADS} D={WIDTH}", numbers["races"]
+        )
         numbers["best"] = best(numbers["races"])
         show("the automatic choice against the quickest kernel by hand", numbers["best"])
         numbers["flex agreement"] = agreement(("flex",), "cuda", lambda: monotonic() - begin > chosen.limit)

@@ -1,7 +1,7 @@
 """The peak memory of kl.load of a GPT-2 (124 M float32 weights, made up), each time in a process of its own.
 
-The peer is the weights themselves: 1.0 would be a load that never holds a byte twice. Everything is imported, and a tiny
-model is loaded, before measuring starts.
+The peer is the weights themselves: 1.0 would be a load that never holds a byte twice. Everything is imported,
+and a tiny model is loaded, before measuring starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ def make(folder: Path) -> dict[str, int]:
     model = kl.build(kl.presets.gpt2)
     kl.save(model, None, folder / "whole")
     kl.save(model, None, folder / "sharded", shard=SHARD)
-    tiny = kl.presets.gpt2.but(vocab=101, dim=32, heads=4, feedforward=kl.FeedForward(64, "gelu_tanh"),
-                               position=kl.LearnedPositions(64))
+    tiny = kl.presets.gpt2.but(
+        vocab=101,
+        dim=32,
+        heads=4,
+        feedforward=kl.FeedForward(64, "gelu_tanh"),
+        position=kl.LearnedPositions(64),
+    )
     kl.save(kl.build(tiny), None, folder / "tiny")
     return {"weights": sum(p.nbytes for p in model.parameters())}
 
@@ -46,8 +51,12 @@ def measure(folder: Path, name: str, dtype: str) -> dict[str, int]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--make", type=Path, metavar="FOLDER", help="write the models there, and nothing else")
-    parser.add_argument("--measure", nargs=3, metavar=("FOLDER", "NAME", "DTYPE"), help="load one here, print bytes as JSON")
+    parser.add_argument(
+        "--make", type=Path, metavar="FOLDER", help="write the models there, and nothing else"
+    )
+    parser.add_argument(
+        "--measure", nargs=3, metavar=("FOLDER", "NAME", "DTYPE"), help="load one here, print bytes as JSON"
+    )
     chosen = parser.parse_args()
     if chosen.make:
         print(json.dumps(make(chosen.make)))
@@ -58,12 +67,23 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         weights = in_a_child(__file__, "--make", folder)["weights"]
-        for name, dtype, bytes_ in (("whole", "float32", weights), ("sharded", "float32", weights),
-                                    ("whole", "bfloat16", weights // 2)):
+        for name, dtype, bytes_ in (
+            ("whole", "float32", weights),
+            ("sharded", "float32", weights),
+            ("whole", "bfloat16", weights // 2),
+        ):
             peak = sorted(in_a_child(__file__, "--measure", folder, name, dtype)["peak"] for _ in range(3))[1]
             ratio = round(peak / bytes_, 3)
-            rows.append({"directory": name, "loaded as": dtype, "weights MB": round(bytes_ / 1e6, 1),
-                         "peak MB": round(peak / 1e6, 1), "ratio": ratio, "< 1.2": "yes" if ratio < TARGET else "no"})
+            rows.append(
+                {
+                    "directory": name,
+                    "loaded as": dtype,
+                    "weights MB": round(bytes_ / 1e6, 1),
+                    "peak MB": round(peak / 1e6, 1),
+                    "ratio": ratio,
+                    "< 1.2": "yes" if ratio < TARGET else "no",
+                }
+            )
     show("peak memory of kl.load against the size of the weights loaded", rows)
     write(chosen.json, {"target": TARGET, "rows": rows})
 

@@ -1,8 +1,9 @@
-"""The peak memory of attention as texts grow, through see() and attend(): linear means an exponent of 1 a doubling.
+"""The peak memory of attention as texts grow, through see() and attend(): linear means an exponent of 1 a
+doubling.
 
 On a CPU (float32) every length runs in a process of its own; on a GPU (bfloat16) the allocator is asked.
-Queries, keys and values are there before; what is measured is the rest: the sight, the kernel's room and the output.
-The peer is the output itself, (B, T, H·D): nothing can need less.
+Queries, keys and values are there before; what is measured is the rest: the sight, the kernel's room and the
+output. The peer is the output itself, (B, T, H·D): nothing can need less.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from report import arguments, show, write
 from resident import in_a_child, peak_of, peak_on_gpu
 
-HEADS, WIDTH, BATCH = 8, 64, 2
+HEADS = 8
+WIDTH = 64
+BATCH = 2
 LENGTHS = (1024, 2048, 4096, 8192)
-CASES = ("causal", "causal, with gradients", "right-padded", "left-padded", "packed", "packed, with gradients",
-         "causal & window(256)")
+CASES = (
+    "causal",
+    "causal, with gradients",
+    "right-padded",
+    "left-padded",
+    "packed",
+    "packed, with gradients",
+    "causal & window(256)",
+)
 
 
 def segments(case: str, length: int) -> Any:
-    """(B, T): one full row beside one three quarters full, or rows packed with documents; None where there is one text."""
+    """(B, T): one full row beside one three quarters full, or rows packed with documents; None where there is
+    one text.
+    """
     import torch
 
     place = torch.arange(length)
@@ -72,7 +84,8 @@ def measure(case: str, length: int, device: str) -> dict[str, int]:
 
     torch.manual_seed(0)
     torch.compiler.reset()  # or the compiler gives up on FlexAttention after some eight lengths
-    work(*inputs(320 if device == "cpu" else length))  # first calls set up threads, libraries and compiled kernels
+    # first calls set up threads, libraries and compiled kernels
+    work(*inputs(320 if device == "cpu" else length))
     given = inputs(length)
     return {"seeing": peak(lambda: sight(length)), "all": peak(lambda: work(*given))}
 
@@ -87,16 +100,25 @@ def rows_of(case: str, device: str) -> list[dict[str, Any]]:
         tokens = BATCH * length
         size = tokens * HEADS * WIDTH * (4 if device == "cpu" else 2)
         before = out[-1]["peak MB"] if out else 0
-        out.append({"case": case, "T": length, "peak MB": round(found["all"] / 1e6, 2),
-                    "of it seeing MB": round(found["seeing"] / 1e6, 2), "bytes a token": round(found["all"] / tokens),
-                    "× output": round(found["all"] / size, 2),
-                    "exponent": round(math.log2(found["all"] / 1e6 / before), 2) if before else ""})
+        out.append(
+            {
+                "case": case,
+                "T": length,
+                "peak MB": round(found["all"] / 1e6, 2),
+                "of it seeing MB": round(found["seeing"] / 1e6, 2),
+                "bytes a token": round(found["all"] / tokens),
+                "× output": round(found["all"] / size, 2),
+                "exponent": round(math.log2(found["all"] / 1e6 / before), 2) if before else "",
+            }
+        )
     return out
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--case", choices=CASES, help="measure just this, here, on the CPU, and print bytes as JSON")
+    parser.add_argument(
+        "--case", choices=CASES, help="measure just this, here, on the CPU, and print bytes as JSON"
+    )
     parser.add_argument("--length", type=int, default=LENGTHS[0])
     chosen = parser.parse_args()
     if chosen.case:
@@ -109,7 +131,10 @@ def main() -> None:
 
     if torch.cuda.is_available():
         numbers["cuda"] = [row for case in CASES for row in rows_of(case, "cuda")]
-        show(f"peak memory on {torch.cuda.get_device_name()}, bfloat16, B={BATCH} H={HEADS} D={WIDTH}", numbers["cuda"])
+        show(
+            f"peak memory on {torch.cuda.get_device_name()}, bfloat16, B={BATCH} H={HEADS} D={WIDTH}",
+            numbers["cuda"],
+        )
     write(chosen.json, numbers)
 
 

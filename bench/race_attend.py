@@ -1,6 +1,7 @@
 """Attention through the door against the bare kernel: see() once, attend() per call, on a CPU in float32.
 
-The peer is F.scaled_dot_product_attention with the very same arguments. Ratios above 1 are what the door costs.
+The peer is F.scaled_dot_product_attention with the very same arguments. Ratios above 1 are what the door
+costs.
 """
 
 from __future__ import annotations
@@ -49,10 +50,18 @@ def right_padded(batch: int, length: int) -> Tensor:
 
 def padded_case(batch: int, length: int) -> Case:
     segments = right_padded(batch, length)
-    table = torch.ones(length, length, dtype=torch.bool).tril() & (segments[:, None, :, None] != 0) & (
-        segments[:, None, None, :] != 0)
-    return Case(f"padded B{batch} H12 T{length}", causal, Grid(length, length, q_seg=segments, k_seg=segments),
-                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, table), batch)
+    table = (
+        torch.ones(length, length, dtype=torch.bool).tril()
+        & (segments[:, None, :, None] != 0)
+        & (segments[:, None, None, :] != 0)
+    )
+    return Case(
+        f"padded B{batch} H12 T{length}",
+        causal,
+        Grid(length, length, q_seg=segments, k_seg=segments),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, table),
+        batch,
+    )
 
 
 def cases() -> list[Case]:
@@ -65,12 +74,25 @@ def cases() -> list[Case]:
         out.append(Case(f"full B1 H12 T{length}", full, Grid(length, length), everything))
     for length, size in ((64, 16), (256, 64), (1024, 256)):
         table = banded(length, size)
-        out.append(Case(f"window({size}) B1 H12 T{length}", causal & window(size), Grid(length, length),
-                        lambda q, k, v, table=table: F.scaled_dot_product_attention(q, k, v, table)))
+        out.append(
+            Case(
+                f"window({size}) B1 H12 T{length}",
+                causal & window(size),
+                Grid(length, length),
+                lambda q, k, v, table=table: F.scaled_dot_product_attention(q, k, v, table),
+            )
+        )
     out += [padded_case(1, 128), padded_case(8, 128), padded_case(8, 256)]
     for length in (64, 256, 1024):
-        out.append(Case(f"causal, 3 key heads, T{length}", causal, Grid(length, length),
-                        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), kv_heads=3))
+        out.append(
+            Case(
+                f"causal, 3 key heads, T{length}",
+                causal,
+                Grid(length, length),
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+                kv_heads=3,
+            )
+        )
     for keys in (16, 256, 1024):
         out.append(Case(f"one query, {keys} keys", causal, Grid(1, keys, keys - 1), everything))
     out.append(Case("one query, 256 keys, B8", causal, Grid(1, 256, 255), everything, batch=8))
@@ -79,16 +101,28 @@ def cases() -> list[Case]:
 
 def run(case: Case, seconds: float) -> dict[str, object]:
     generator = torch.Generator().manual_seed(0)
-    new = lambda heads, length: torch.randn(case.batch, length, heads, 64, generator=generator).transpose(1, 2)
-    q, k, v = new(case.heads, case.grid.queries), new(case.kv_heads, case.grid.keys), new(case.kv_heads, case.grid.keys)
+    new = lambda heads, length: torch.randn(case.batch, length, heads, 64, generator=generator).transpose(
+        1, 2
+    )
+    q = new(case.heads, case.grid.queries)
+    k = new(case.kv_heads, case.grid.keys)
+    v = new(case.kv_heads, case.grid.keys)
     sight = see(case.mask, case.grid, batch=case.batch, heads=case.heads)
     ours, theirs = lambda: attend(q, k, v, sight), lambda: case.direct(q, k, v)
     real = slice(None) if case.grid.q_seg is None else (case.grid.q_seg != 0)
-    torch.testing.assert_close(ours().transpose(1, 2)[real], theirs().transpose(1, 2)[real], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        ours().transpose(1, 2)[real], theirs().transpose(1, 2)[real], atol=1e-5, rtol=1e-4
+    )
     found = race(ours, theirs, seconds=seconds, warm=10)
-    return {"case": case.name, "ours µs": round(found.ours * 1e6, 2), "sdpa µs": round(found.theirs * 1e6, 2),
-            "ratio": round(found.ratio, 3), "≤ 1.05": "yes" if found.ratio <= TARGET else "no",
-            "of the quickest": round(found.quickest, 3), "busy": round(found.busy, 1)}
+    return {
+        "case": case.name,
+        "ours µs": round(found.ours * 1e6, 2),
+        "sdpa µs": round(found.theirs * 1e6, 2),
+        "ratio": round(found.ratio, 3),
+        "≤ 1.05": "yes" if found.ratio <= TARGET else "no",
+        "of the quickest": round(found.quickest, 3),
+        "busy": round(found.busy, 1),
+    }
 
 
 def main() -> None:
@@ -102,7 +136,10 @@ def main() -> None:
         same = [run(case, chosen.seconds) for case in cases()]
         longer = [run(padded_case(8, length), chosen.seconds) for length in (512, 1024)]
     show("attend against F.scaled_dot_product_attention with the same arguments", same)
-    show("padded batches too long for a table, attended text by text, against the same kernel with a table", longer)
+    show(
+        "padded batches too long for a table, attended text by text, against the same kernel with a table",
+        longer,
+    )
     write(chosen.json, {"about": about(), "target": TARGET, "same": same, "longer": longer})
 
 

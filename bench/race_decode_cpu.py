@@ -1,9 +1,10 @@
-"""Writing on a CPU, greedily and with a beam of 4: ours, plain, packed and compiled, against CTranslate2 and transformers.
+"""Writing on a CPU, greedily and with a beam of 4: ours, plain, packed and compiled, against CTranslate2 and
+transformers.
 
-All sides have the same weights (made up), read the same 24 tokens and write 24; no text ends before. Each side is a process of
-its own; they take turns, the medians count. A ratio is tokens a second, ours over CTranslate2's with numbers of the same kind:
-more is better. `same` is the share of our tokens that CTranslate2 wrote too. On a busy machine `--threads 1 --clock process`
-counts processor time.
+All sides have the same weights (made up), read the same 24 tokens and write 24; no text ends before. Each
+side is a process of its own; they take turns, the medians count. A ratio is tokens a second, ours over
+CTranslate2's with numbers of the same kind: more is better. `same` is the share of our tokens that
+CTranslate2 wrote too. On a busy machine `--threads 1 --clock process` counts processor time.
 """
 
 from __future__ import annotations
@@ -37,28 +38,49 @@ TARGETS = {"float32": 1.2, "int8": 2.0}
 SIZES = {
     "gpt2": kl.presets.gpt2,
     "base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")),
-    "small": kl.presets.marian.but(vocab=8_000, dim=256, heads=4, feedforward=kl.FeedForward(1024, "relu"),
-                                   encoder=kl.StackDesign(3, (kl.full,), final_norm=False),
-                                   decoder=kl.StackDesign(3, (kl.causal,), final_norm=False)),
+    "small": kl.presets.marian.but(
+        vocab=8_000,
+        dim=256,
+        heads=4,
+        feedforward=kl.FeedForward(1024, "relu"),
+        encoder=kl.StackDesign(3, (kl.full,), final_norm=False),
+        decoder=kl.StackDesign(3, (kl.causal,), final_norm=False),
+    ),
 }
 
 
 def written(model: Any, texts: Tensor, width: int) -> list[list[int]]:
     """By the door that everybody uses."""
-    found = kl.completions(model, None, texts.tolist(), num_beams=width, max_new_tokens=LENGTH,
-                       length_penalty=0.0 if width > 1 else None)
+    found = kl.completions(
+        model,
+        None,
+        texts.tolist(),
+        num_beams=width,
+        max_new_tokens=LENGTH,
+        length_penalty=0.0 if width > 1 else None,
+    )
     return [several[0].tokens for several in found]
 
 
 def translated(engine: Any, texts: Tensor, width: int) -> list[list[int]]:
     rows = [ctranslated.said(row) for row in texts]
     if hasattr(engine, "translate_batch"):
-        done = engine.translate_batch(rows, beam_size=width, min_decoding_length=LENGTH, max_decoding_length=LENGTH,
-                                      length_penalty=0)
+        done = engine.translate_batch(
+            rows, beam_size=width, min_decoding_length=LENGTH, max_decoding_length=LENGTH, length_penalty=0
+        )
         said = [result.hypotheses[0] for result in done]
-        return [[ctranslated.NAMES.index(word) if word in ctranslated.NAMES else int(word) for word in text] for text in said]
-    done = engine.generate_batch(rows, beam_size=width, min_length=LENGTH, max_length=LENGTH, length_penalty=0,
-                                 include_prompt_in_result=False)
+        return [
+            [ctranslated.NAMES.index(word) if word in ctranslated.NAMES else int(word) for word in text]
+            for text in said
+        ]
+    done = engine.generate_batch(
+        rows,
+        beam_size=width,
+        min_length=LENGTH,
+        max_length=LENGTH,
+        length_penalty=0,
+        include_prompt_in_result=False,
+    )
     return [result.sequences_ids[0] for result in done]
 
 
@@ -68,13 +90,25 @@ def peer(model: Any) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         kl.save(model, None, folder)
-        return (MarianMTModel if isinstance(model, kl.EncoderDecoder) else GPT2LMHeadModel).from_pretrained(folder).eval()
+        return (
+            (MarianMTModel if isinstance(model, kl.EncoderDecoder) else GPT2LMHeadModel)
+            .from_pretrained(folder)
+            .eval()
+        )
 
 
 @torch.no_grad()
 def generated(theirs: Any, texts: Tensor, width: int) -> list[list[int]]:
-    out = theirs.generate(texts, attention_mask=torch.ones_like(texts), num_beams=width, do_sample=False,
-                          min_new_tokens=LENGTH, max_new_tokens=LENGTH, length_penalty=0.0, forced_eos_token_id=None)
+    out = theirs.generate(
+        texts,
+        attention_mask=torch.ones_like(texts),
+        num_beams=width,
+        do_sample=False,
+        min_new_tokens=LENGTH,
+        max_new_tokens=LENGTH,
+        length_penalty=0.0,
+        forced_eos_token_id=None,
+    )
     return [row[-LENGTH:].tolist() for row in out]
 
 
@@ -87,7 +121,9 @@ def made(side: str, size: str, folder: str, threads: int) -> Callable[[Tensor, i
     model = model_of(size)
     if name == "transformers":
         return partial(generated, peer(model))
-    return partial(written, model if name == "plain" else kl.prepack(model, kind, compiled=name == "compiled"))
+    return partial(
+        written, model if name == "plain" else kl.prepack(model, kind, compiled=name == "compiled")
+    )
 
 
 def model_of(size: str) -> Any:
@@ -102,7 +138,9 @@ def texts_of(size: str, batch: int) -> Tensor:
 
 
 def worker(line: Any, side: str, size: str, folder: str, threads: int, clock: str) -> None:
-    """A side in a process of its own: threads of one library that wait for work would keep those of another from it."""
+    """A side in a process of its own: threads of one library that wait for work would keep those of another
+    from it.
+    """
     way = made(side, size, folder, threads)
     now = time.perf_counter if clock == "wall" else time.process_time
     line.send("ready")
@@ -113,10 +151,14 @@ def worker(line: Any, side: str, size: str, folder: str, threads: int, clock: st
         line.send((now() - before, said))
 
 
-def race(lines: dict[str, Any], batch: int, width: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def race(
+    lines: dict[str, Any], batch: int, width: int, seconds: float
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each side, in rounds; each round begins with another side."""
     found: dict[str, list[float]] = {name: [] for name in lines}
-    said, names, until = {}, list(lines), None
+    said = {}
+    names = list(lines)
+    until = None
     while until is None or time.perf_counter() < until or len(found[names[0]]) < 3:
         for name in names:
             lines[name].send((batch, width))
@@ -130,7 +172,9 @@ def race(lines: dict[str, Any], batch: int, width: int, seconds: float) -> tuple
 
 
 def same(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    pairs = [a == b for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True)]
+    pairs = [
+        a == b for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True)
+    ]
     return sum(pairs) / len(pairs)
 
 
@@ -143,13 +187,17 @@ def rows_of(size: str, chosen: Any) -> Iterator[dict[str, Any]]:
         lines = {}
         for name in names:
             lines[name], theirs = SPAWN.Pipe()
-            SPAWN.Process(target=worker, args=(theirs, name, size, folder, chosen.threads, chosen.clock), daemon=True).start()
+            SPAWN.Process(
+                target=worker, args=(theirs, name, size, folder, chosen.threads, chosen.clock), daemon=True
+            ).start()
             assert lines[name].recv() == "ready"
         for width in (1, BEAM):
             for batch in chosen.batches:
                 found, said = race(lines, batch, width, chosen.seconds)
                 row: dict[str, Any] = {"model": size, "beam": width, "batch": batch}
-                row |= {name: round(batch * LENGTH / statistics.median(times)) for name, times in found.items()}
+                row |= {
+                    name: round(batch * LENGTH / statistics.median(times)) for name, times in found.items()
+                }
                 for kind in chosen.kinds:
                     for way in ways:
                         if way != "ct2":
@@ -172,8 +220,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--kinds", nargs="+", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--clock", choices=("wall", "process"), default="wall")
-    parser.add_argument("--no-transformers", dest="transformers", action="store_false", help="and not our plain side either")
-    parser.add_argument("--compiled", action="store_true", help="ours compiled too: some minutes the first time")
+    parser.add_argument(
+        "--no-transformers", dest="transformers", action="store_false", help="and not our plain side either"
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="ours compiled too: some minutes the first time"
+    )
     chosen = parser.parse_args()
     print(f"{weather()}, {chosen.threads} threads, {chosen.clock} clock")
     rows = []

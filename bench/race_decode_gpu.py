@@ -1,7 +1,9 @@
-"""Writing on a GPU in bfloat16: ours against transformers, by its defaults and with its static cache, which it compiles.
+"""Writing on a GPU in bfloat16: ours against transformers, by its defaults and with its static cache, which
+it compiles.
 
-All sides have weights of the same shape (made up; the same ones but for the 7B shape), read 32 tokens and write 128; no text
-ends before. They take turns after a warm-up; times are of the whole call, prompt included, tokens a second of all rows.
+All sides have weights of the same shape (made up; the same ones but for the 7B shape), read 32 tokens and
+write 128; no text ends before. They take turns after a warm-up; times are of the whole call, prompt included,
+tokens a second of all rows.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ DESIGNS = {
     "7b": kl.presets.llama,
 }
 RACES = (  # design, rows, beams, transformers' ways, aim: tokens a second, or times as many as its quickest way
-    ("gpt2", 1, 1, ("default", "static"), "2,500 tok/s"), ("gpt2", 32, 1, ("static",), "3 x static"),
-    ("base", 1, 1, ("default", "static"), "3 x static"), ("base", 32, 1, ("static",), "3 x static"),
-    ("base", 1, 4, ("default",), "10 x"), ("base", 32, 4, ("default",), "10 x"),
-    ("7b", 1, 1, ("default", "static"), "280 tok/s"), ("7b", 32, 1, ("static",), "2 x static"),
+    ("gpt2", 1, 1, ("default", "static"), "2,500 tok/s"),
+    ("gpt2", 32, 1, ("static",), "3 x static"),
+    ("base", 1, 1, ("default", "static"), "3 x static"),
+    ("base", 32, 1, ("static",), "3 x static"),
+    ("base", 1, 4, ("default",), "10 x"),
+    ("base", 32, 4, ("default",), "10 x"),
+    ("7b", 1, 1, ("default", "static"), "280 tok/s"),
+    ("7b", 32, 1, ("static",), "2 x static"),
 )
 
 
@@ -59,17 +65,30 @@ def theirs(model: Any, prompts: list[list[int]], beams: int, way: str) -> Callab
 
     def run() -> list[list[int]]:
         with torch.no_grad():
-            out = model.generate(tokens, attention_mask=torch.ones_like(tokens), num_beams=beams, do_sample=False,
-                                 max_new_tokens=WRITE, min_new_tokens=WRITE, **said)
+            out = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                num_beams=beams,
+                do_sample=False,
+                max_new_tokens=WRITE,
+                min_new_tokens=WRITE,
+                **said,
+            )
         return [row[-WRITE:] for row in out.tolist()]
+
     return run
 
 
 def ours(model: Any, prompts: list[list[int]], beams: int) -> Callable[[], list[list[int]]]:
-    return lambda: [several[0].tokens for several in kl.completions(model, None, prompts, num_beams=beams, max_new_tokens=WRITE)]
+    return lambda: [
+        several[0].tokens
+        for several in kl.completions(model, None, prompts, num_beams=beams, max_new_tokens=WRITE)
+    ]
 
 
-def race(works: dict[str, Callable[[], list[list[int]]]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def race(
+    works: dict[str, Callable[[], list[list[int]]]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     found: dict[str, list[float]] = {name: [] for name in works}
     said = {name: [work() for _ in range(3)][-1] for name, work in works.items()}
     for _ in range(rounds):
@@ -96,7 +115,12 @@ def main() -> None:
     for name in chosen.models:
         torch.manual_seed(0)
         model = kl.build(DESIGNS[name], device="cuda", dtype=torch.bfloat16).eval()
-        model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+        model.notes = {
+            "bos_token_id": 0,
+            "decoder_start_token_id": 0,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
         other = None if chosen.alone else peer(model)
         for design, batch, beams, ways, aim in RACES:
             if design != name or batch not in chosen.rows:
@@ -111,7 +135,11 @@ def main() -> None:
             row |= {side: round(speed) for side, speed in speeds.items()}
             if other is not None:
                 row["times"] = round(speeds["ours"] / speeds[ways[-1]], 2)
-                pairs = [a == b for x, y in zip(said["ours"], said[ways[-1]], strict=True) for a, b in zip(x, y, strict=True)]
+                pairs = [
+                    a == b
+                    for x, y in zip(said["ours"], said[ways[-1]], strict=True)
+                    for a, b in zip(x, y, strict=True)
+                ]
                 row["same"] = round(sum(pairs) / len(pairs), 2)
             rows.append(row | {"aim": aim})
             print(rows[-1], flush=True)

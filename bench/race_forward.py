@@ -1,7 +1,8 @@
-"""A forward pass of GPT-2 (124 M weights, made up) against transformers with its default kernel, on a CPU in float32.
+"""A forward pass of GPT-2 (124 M weights, made up) against transformers with its default kernel, on a CPU in
+float32.
 
-Both give the scores of all positions from the same weights, without gradients; transformers is told not to keep a cache.
-The steps (one token more after a prompt, with a cache on both sides) are for information.
+Both give the scores of all positions from the same weights, without gradients; transformers is told not to
+keep a cache. The steps (one token more after a prompt, with a cache on both sides) are for information.
 """
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ def forward(ours: Any, theirs: Any, batch: int, length: int, seconds: float) -> 
     mine, other = lambda: ours(tokens), lambda: theirs(tokens, use_cache=False).logits
     torch.testing.assert_close(mine(), other(), atol=2e-3, rtol=1e-3)
     found = race(mine, other, seconds=seconds)
-    return {"batch": batch, "tokens": length, "ours ms": round(found.ours * 1e3, 2),
-            "transformers ms": round(found.theirs * 1e3, 2), "ratio": round(found.ratio, 3),
-            "≤ 1.0": "yes" if found.ratio <= TARGET else "no", "of the quickest": round(found.quickest, 3),
-            "busy": round(found.busy, 1)}
+    return {
+        "batch": batch,
+        "tokens": length,
+        "ours ms": round(found.ours * 1e3, 2),
+        "transformers ms": round(found.theirs * 1e3, 2),
+        "ratio": round(found.ratio, 3),
+        "≤ 1.0": "yes" if found.ratio <= TARGET else "no",
+        "of the quickest": round(found.quickest, 3),
+        "busy": round(found.busy, 1),
+    }
 
 
 def step(ours: Any, theirs: Any, batch: int, length: int, cache: str, seconds: float) -> dict[str, Any]:
@@ -71,10 +78,18 @@ def step(ours: Any, theirs: Any, batch: int, length: int, cache: str, seconds: f
         return theirs(tokens[:, :1], past_key_values=past, use_cache=True).logits[:, -1]
 
     torch.testing.assert_close(mine(), other(), atol=2e-3, rtol=1e-3)
-    found = race(mine, other, seconds=seconds, sample=0.0)  # one call a sample: a fresh start is an outlier, not a bias
-    return {"batch": batch, "tokens before": length, "our cache": cache, "ours ms": round(found.ours * 1e3, 2),
-            "transformers ms": round(found.theirs * 1e3, 2), "ratio": round(found.ratio, 3),
-            "of the quickest": round(found.quickest, 3), "busy": round(found.busy, 1)}
+    # one call a sample: a fresh start is an outlier, not a bias
+    found = race(mine, other, seconds=seconds, sample=0.0)
+    return {
+        "batch": batch,
+        "tokens before": length,
+        "our cache": cache,
+        "ours ms": round(found.ours * 1e3, 2),
+        "transformers ms": round(found.theirs * 1e3, 2),
+        "ratio": round(found.ratio, 3),
+        "of the quickest": round(found.quickest, 3),
+        "busy": round(found.busy, 1),
+    }
 
 
 def main() -> None:
@@ -91,7 +106,9 @@ def main() -> None:
         show(f"a forward pass of GPT-2 124M against transformers ({kernel})", passes)
         steps = [step(ours, theirs, *shape, chosen.seconds) for shape in STEPS]
         show("one more token after a prompt, with a cache (for information)", steps)
-    write(chosen.json, {"about": about(), "target": TARGET, "kernel": kernel, "passes": passes, "steps": steps})
+    write(
+        chosen.json, {"about": about(), "target": TARGET, "kernel": kernel, "passes": passes, "steps": steps}
+    )
 
 
 if __name__ == "__main__":

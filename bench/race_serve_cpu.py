@@ -1,9 +1,11 @@
-"""Serving translations on a CPU in 8 bits: ours against CTranslate2 behind the same HTTP front, 32 clients at once.
+"""Serving translations on a CPU in 8 bits: ours against CTranslate2 behind the same HTTP front, 32 clients at
+once.
 
-Both are the same server, routes and tokenizer; only the engine differs. CTranslate2 has no continuous batching: its engine here
-takes all that waits, at most 32, as one batch, and what comes meanwhile waits for its end (`batches`); or it gets one request
-at a time and the library's own queue and two workers do the rest (`queue`). Clients are one process that asks again as soon as
-it has an answer. Sources have 6 to 40 words, the weights are made up, no text ends before its length: 1.1 times as many tokens.
+Both are the same server, routes and tokenizer; only the engine differs. CTranslate2 has no continuous
+batching: its engine here takes all that waits, at most 32, as one batch, and what comes meanwhile waits for
+its end (`batches`); or it gets one request at a time and the library's own queue and two workers do the rest
+(`queue`). Clients are one process that asks again as soon as it has an answer. Sources have 6 to 40 words,
+the weights are made up, no text ends before its length: 1.1 times as many tokens.
 """
 
 from __future__ import annotations
@@ -48,8 +50,12 @@ def made(name: str, folder: Path) -> None:
 
     torch.manual_seed(0)
     model = kl.build(design(name)).eval()
-    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "pad_token_id": 0}  # no end: each text gets its length
-    words = {**{word: n for n, word in enumerate(ctranslated.NAMES)}, **{f"w{n}": n for n in range(3, model.design.vocab)}}
+    # no end: each text gets its length
+    model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "pad_token_id": 0}
+    words = {
+        **{word: n for n, word in enumerate(ctranslated.NAMES)},
+        **{f"w{n}": n for n in range(3, model.design.vocab)},
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     kl.save(model, tokenizer, folder / "ours")
@@ -62,11 +68,16 @@ class Theirs:
     def __init__(self, folder: Path, queue: bool, threads: int) -> None:
         import ctranslate2
 
-        workers = dict(inter_threads=threads, intra_threads=1) if queue else dict(inter_threads=1, intra_threads=threads)
+        workers = (
+            dict(inter_threads=threads, intra_threads=1)
+            if queue
+            else dict(inter_threads=1, intra_threads=threads)
+        )
         self.translator = ctranslate2.Translator(str(folder), compute_type="int8", **workers)
         self.waiting: deque[Any] = deque()
         self.begun: list[tuple[Any, Any]] = []
-        self.queue, self.written = queue, 0
+        self.queue = queue
+        self.written = 0
 
     busy = property(lambda self: bool(self.waiting or self.begun))
 
@@ -80,33 +91,47 @@ class Theirs:
         self.waiting.clear()
 
     def stats(self) -> dict[str, float]:
-        return {"running": 0, "waiting": len(self.waiting), "prompt_tokens": 0, "generation_tokens": self.written}
+        return {
+            "running": 0,
+            "waiting": len(self.waiting),
+            "prompt_tokens": 0,
+            "generation_tokens": self.written,
+        }
 
     def step(self) -> Any:
         some = [self.waiting.popleft() for _ in range(min(CLIENTS, len(self.waiting)))]
         if not self.queue:
-            return [pair for pair, in self._ended(some, self._asked(some))]
+            return [pair for (pair,) in self._ended(some, self._asked(some))]
         self.begun += [(ticket, self._asked([ticket], asynchronous=True)[0]) for ticket in some]
         ready = {ticket for ticket, job in self.begun if job.done()}
         done = [(ticket, job) for ticket, job in self.begun if ticket in ready]
         self.begun = [(ticket, job) for ticket, job in self.begun if ticket not in ready]
         if not done:
             time.sleep(0.0005)
-        return [pair for ticket, job in done for pair, in self._ended([ticket], [job.result()])]
+        return [pair for ticket, job in done for (pair,) in self._ended([ticket], [job.result()])]
 
     def _asked(self, some: list[Any], **more: Any) -> Any:
         names = ("<s>", "</s>", "<unk>")
         sources = [[names[n] if n < 3 else str(n) for n in ticket.request.tokens] for ticket in some]
         most = max(ticket.request.options.max_new_tokens for ticket in some)
-        return self.translator.translate_batch(sources, beam_size=1, max_batch_size=CLIENTS, max_decoding_length=most,
-                                               min_decoding_length=most, end_token=[names[1]], **more)
+        return self.translator.translate_batch(
+            sources,
+            beam_size=1,
+            max_batch_size=CLIENTS,
+            max_decoding_length=most,
+            min_decoding_length=most,
+            end_token=[names[1]],
+            **more,
+        )
 
     def _ended(self, some: list[Any], found: list[Any]) -> Any:
         from keepleft.decoding.hypotheses import FinishedSequence
         from keepleft.serving.engine.request import FinishEvent
 
         for ticket, one in zip(some, found, strict=True):
-            tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][:ticket.request.options.max_new_tokens]
+            tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][
+                : ticket.request.options.max_new_tokens
+            ]
             self.written += len(tokens)
             yield ((ticket, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)),)
 
@@ -132,8 +157,17 @@ def serve(side: str, folder: Path, threads: int) -> None:
     if side != "ours":
         serving = Theirs(folder / "theirs", side == "queue", threads)
     service = Service(found, serving, name="race")
-    front = make_app(service, keys=APIKeys([]), allowed_hosts=None, allowed_origins=[], log=lambda level, what: None)
-    Server(front, service, host="127.0.0.1", port=0, shutdown_timeout=1.0, on_ready=lambda host, port: print(port, flush=True)).run()
+    front = make_app(
+        service, keys=APIKeys([]), allowed_hosts=None, allowed_origins=[], log=lambda level, what: None
+    )
+    Server(
+        front,
+        service,
+        host="127.0.0.1",
+        port=0,
+        shutdown_timeout=1.0,
+        on_ready=lambda host, port: print(port, flush=True),
+    ).run()
 
 
 async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
@@ -144,6 +178,7 @@ async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
     tokens, stop = 0, time.perf_counter() + seconds
     many = httpx.Limits(max_keepalive_connections=CLIENTS)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=many) as client:
+
         async def one(n: int) -> None:
             nonlocal tokens
             dice = random.Random(n)
@@ -151,11 +186,14 @@ async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
                 size = dice.randint(*WORDS)
                 text, limit = " ".join(f"w{dice.randint(3, 7_999)}" for _ in range(size)), round(1.1 * size)
                 before = time.perf_counter()
-                answer = await client.post("/v1/translate", json={"model": "race", "input": text, "max_new_tokens": limit})
+                answer = await client.post(
+                    "/v1/translate", json={"model": "race", "input": text, "max_new_tokens": limit}
+                )
                 answer.raise_for_status()
                 if time.perf_counter() < stop:
                     waits.append(time.perf_counter() - before)
                     tokens += limit
+
         before = time.perf_counter()
         await asyncio.gather(*(one(n) for n in range(CLIENTS)))
     return tokens / (min(time.perf_counter(), stop) - before), waits
@@ -186,8 +224,11 @@ def raced(size: str, folder: Path, chosen: Any) -> list[dict[str, Any]]:
     found: dict[str, list[tuple[float, list[float]]]] = {side: [] for side in chosen.sides}
     for _ in range(chosen.rounds):
         for side in chosen.sides:  # one server at a time: the cores are few
-            child = subprocess.Popen([sys.executable, __file__, "--serve", side, str(folder), "--threads", str(chosen.threads)],
-                                     stdout=subprocess.PIPE, text=True)
+            child = subprocess.Popen(
+                [sys.executable, __file__, "--serve", side, str(folder), "--threads", str(chosen.threads)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             assert child.stdout is not None
             try:
                 port = int(child.stdout.readline())
@@ -201,8 +242,16 @@ def raced(size: str, folder: Path, chosen: Any) -> list[dict[str, Any]]:
     out = []
     for side, runs in found.items():
         waits = sorted(wait for _, some in runs for wait in some)
-        out.append({"model": size, "side": side, "tok/s": round(speeds[side]), "ours over it": speeds["ours"] / speeds[side],
-                    "p50 s": waits[len(waits) // 2], "p99 s": waits[int(0.99 * (len(waits) - 1))]})
+        out.append(
+            {
+                "model": size,
+                "side": side,
+                "tok/s": round(speeds[side]),
+                "ours over it": speeds["ours"] / speeds[side],
+                "p50 s": waits[len(waits) // 2],
+                "p99 s": waits[int(0.99 * (len(waits) - 1))],
+            }
+        )
         print(out[-1], flush=True)
     return out
 

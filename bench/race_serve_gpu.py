@@ -1,11 +1,11 @@
 """Serving on a GPU in bfloat16: 512 requests of mixed length at once, ours against transformers.
 
-Translation (encoder-decoder base, made-up weights): sources of 8 to 64 tokens, for each a text of 1.2 times as many.
-transformers has no continuous batching for such models: its `generate` takes the requests sorted by length, 32 at a time, and
-each batch as long as its longest. Completion (GPT-2 124M): prompts of 16 to 256 tokens, 64 more for each; transformers'
-continuous batching.
-Only tokens that were asked for count. Afterwards requests come at random, half as many as could be served in the same time, and
-the time to the first token of each is measured.
+Translation (encoder-decoder base, made-up weights): sources of 8 to 64 tokens, for each a text of 1.2 times
+as many. transformers has no continuous batching for such models: its `generate` takes the requests sorted by
+length, 32 at a time, and each batch as long as its longest. Completion (GPT-2 124M): prompts of 16 to 256
+tokens, 64 more for each; transformers' continuous batching. Only tokens that were asked for count. Afterwards
+requests come at random, half as many as could be served in the same time, and the time to the first token of
+each is measured.
 """
 
 from __future__ import annotations
@@ -34,10 +34,19 @@ from keepleft.serving.engine.request import Event, FinishEvent, GenerationReques
 from keepleft.serving.engine.thread import EngineThread
 from report import about, arguments, show, write
 
-COUNT, STATIC, MORE = 512, 32, 64
-DESIGNS = {"base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")), "gpt2": kl.presets.gpt2}
-TUNED: dict[str, dict[str, Any]] = {  # without flash attention all at work look at one another, masked: fewer may be quicker
-    "continuous": {}, **{f"continuous, {rows}": {"max_requests_per_batch": rows} for rows in (32, 64, 128)}}
+COUNT = 512
+STATIC = 32
+MORE = 64
+DESIGNS = {
+    "base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")),
+    "gpt2": kl.presets.gpt2,
+}
+TUNED: dict[
+    str, dict[str, Any]
+] = {  # without flash attention all at work look at one another, masked: fewer may be quicker
+    "continuous": {},
+    **{f"continuous, {rows}": {"max_requests_per_batch": rows} for rows in (32, 64, 128)},
+}
 Texts = list[list[int]]
 
 
@@ -53,8 +62,16 @@ def asks(name: str, vocab: int) -> list[GenerationRequest]:
 
 def engine(model: Any, name: str) -> ContinuousBatchingEngine:
     """Beginnings are not shared: the same prompts come again and again here."""
-    out = ContinuousBatchingEngine(model, max_num_seqs=COUNT, pages=6_000 if name == "base" else 14_000, page_size=16, source_pages=4_000, prefill_chunk_size=1 << 13,
-                   max_model_len=512, enable_prefix_caching=False)
+    out = ContinuousBatchingEngine(
+        model,
+        max_num_seqs=COUNT,
+        pages=6_000 if name == "base" else 14_000,
+        page_size=16,
+        source_pages=4_000,
+        prefill_chunk_size=1 << 13,
+        max_model_len=512,
+        enable_prefix_caching=False,
+    )
     out.runner.warm_up()
     return out
 
@@ -70,6 +87,7 @@ def ours(engine: ContinuousBatchingEngine, some: list[GenerationRequest]) -> Cal
                     assert event.sequence is not None, event
                     told[ticket] = event.sequence.tokens
         return list(told.values())
+
     return run
 
 
@@ -93,27 +111,43 @@ def static(model: Any, some: list[GenerationRequest], cache: str | None) -> Call
     def run() -> Texts:
         out: Texts = [[] for _ in some]
         for first in range(0, len(order), STATIC):
-            which = order[first:first + STATIC]
+            which = order[first : first + STATIC]
             rows = [list(some[n].tokens) for n in which]
             width, most = max(map(len, rows)), max(some[n].options.max_new_tokens or 0 for n in which)
             tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device="cuda")
             there = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device="cuda")
             with torch.no_grad():
-                found = model.generate(tokens, attention_mask=there, num_beams=1, do_sample=False, max_new_tokens=most,
-                                       min_new_tokens=most, **said)
+                found = model.generate(
+                    tokens,
+                    attention_mask=there,
+                    num_beams=1,
+                    do_sample=False,
+                    max_new_tokens=most,
+                    min_new_tokens=most,
+                    **said,
+                )
             for n, row in zip(which, found[:, -most:].tolist(), strict=True):
-                out[n] = row[:some[n].options.max_new_tokens]
+                out[n] = row[: some[n].options.max_new_tokens]
         return out
+
     return run
 
 
 def continuous(model: Any, some: list[GenerationRequest], settings: dict[str, Any]) -> Callable[[], Texts]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    said = {"generation_config": GenerationConfig(max_new_tokens=MORE, do_sample=False, eos_token_id=-1, pad_token_id=0),
-            "continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=0.2, **settings)}
+    said = {
+        "generation_config": GenerationConfig(
+            max_new_tokens=MORE, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        "continuous_batching_config": ContinuousBatchingConfig(max_memory_percent=0.2, **settings),
+    }
     known = inspect.signature(model.generate_batch).parameters
-    said |= {name: value for name, value in (("persistent_manager", True), ("progress_bar", False)) if name in known}
+    said |= {
+        name: value
+        for name, value in (("persistent_manager", True), ("progress_bar", False))
+        if name in known
+    }
 
     def run() -> Texts:
         found = model.generate_batch(inputs=[list(ask.tokens) for ask in some], **said)
@@ -121,17 +155,21 @@ def continuous(model: Any, some: list[GenerationRequest], settings: dict[str, An
             said["warmup"] = False  # it is warm from now on
         rows = sorted(found.values(), key=lambda one: int(str(one.request_id).rsplit("_", 1)[-1]))
         return [list(one.generated_tokens) for one in rows]
+
     return run
 
 
 def first_tokens(engine: ContinuousBatchingEngine, some: list[GenerationRequest], rate: float) -> list[float]:
-    """Seconds to the first token, or for a whole answer where nothing is told before, of requests that come at random."""
+    """Seconds to the first token, or for a whole answer where nothing is told before, of requests that come
+    at random.
+    """
     running, dice = EngineThread(engine), random.Random(1)
     came: list[float] = []
     heard: dict[int, float] = {}
 
     def hear(n: int) -> Callable[[Event], None]:
         return lambda event: heard.setdefault(n, time.perf_counter()) and None
+
     for n, ask in enumerate(some):
         time.sleep(dice.expovariate(rate))
         came.append(time.perf_counter())
@@ -145,8 +183,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", default=list(DESIGNS), choices=DESIGNS)
     parser.add_argument("--alone", action="store_true", help="ours without transformers")
-    parser.add_argument("--static", action="store_true", help="transformers' static cache too, which it compiles")
-    parser.add_argument("--tuned", action="store_true", help="transformers' continuous batching with other settings too")
+    parser.add_argument(
+        "--static", action="store_true", help="transformers' static cache too, which it compiles"
+    )
+    parser.add_argument(
+        "--tuned", action="store_true", help="transformers' continuous batching with other settings too"
+    )
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here: nothing to race")
@@ -155,17 +197,26 @@ def main() -> None:
     for name in chosen.models:
         torch.manual_seed(0)
         model = kl.build(DESIGNS[name], device="cuda", dtype=torch.bfloat16).eval()
-        model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+        model.notes = {
+            "bos_token_id": 0,
+            "decoder_start_token_id": 0,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
         some = asks(name, model.design.vocab)
         serving = engine(model, name)
         works = {"ours": ours(serving, some)}
-        waits.append(half_load(name, serving, some, works["ours"]))  # before others are there: their threads go on in between
+        # before others are there: their threads go on in between
+        waits.append(half_load(name, serving, some, works["ours"]))
         print(waits[-1], flush=True)
         if not chosen.alone:
             other = peer(model)
             if name == "gpt2":
-                works |= {side: continuous(other if side == "continuous" else peer(model), some, settings)
-                          for side, settings in TUNED.items() if side == "continuous" or chosen.tuned}
+                works |= {
+                    side: continuous(other if side == "continuous" else peer(model), some, settings)
+                    for side, settings in TUNED.items()
+                    if side == "continuous" or chosen.tuned
+                }
             else:
                 works["batches"] = static(other, some, None)
             if chosen.static and name == "base":
@@ -185,9 +236,18 @@ def main() -> None:
         total = sum(ask.options.max_new_tokens or 0 for ask in some)
         speeds = {side: total / statistics.median(some_times) for side, some_times in times.items()}
         for side, speed in speeds.items():
-            row: dict[str, Any] = {"model": name, "side": side, "tok/s": round(speed), "ours over it": speeds["ours"] / speed,
-                                   "seconds": statistics.median(times[side])}
-            pairs = [a == b for x, y in zip(said["ours"], said[side], strict=True) for a, b in zip(x, y, strict=True)]
+            row: dict[str, Any] = {
+                "model": name,
+                "side": side,
+                "tok/s": round(speed),
+                "ours over it": speeds["ours"] / speed,
+                "seconds": statistics.median(times[side]),
+            }
+            pairs = [
+                a == b
+                for x, y in zip(said["ours"], said[side], strict=True)
+                for a, b in zip(x, y, strict=True)
+            ]
             rows.append(row | {"same": round(sum(pairs) / len(pairs), 3)})
             print(rows[-1], flush=True)
         del model, serving
@@ -197,7 +257,9 @@ def main() -> None:
     write(chosen.json, {"about": about(), "rows": rows, "waits": waits})
 
 
-def half_load(name: str, serving: ContinuousBatchingEngine, some: list[GenerationRequest], work: Callable[[], Texts]) -> dict[str, Any]:
+def half_load(
+    name: str, serving: ContinuousBatchingEngine, some: list[GenerationRequest], work: Callable[[], Texts]
+) -> dict[str, Any]:
     seconds = []
     for _ in range(4):
         before = time.perf_counter()

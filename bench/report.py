@@ -24,8 +24,13 @@ def show(title: str, rows: list[Row]) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print(f"\n{title}")
     for number, line in enumerate(cells):
-        print("  " + "  ".join(cell.rjust(width) if column else cell.ljust(width)
-                               for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())
+        print(
+            "  "
+            + "  ".join(
+                cell.rjust(width) if column else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+        )
         if not number:
             print("  " + "  ".join("-" * width for width in widths))
     print(flush=True)
@@ -34,7 +39,9 @@ def show(title: str, rows: list[Row]) -> None:
 def said(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
+    return (
+        f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
+    )
 
 
 def write(path: Path | None, numbers: dict[str, Any]) -> None:
@@ -49,11 +56,22 @@ def about() -> dict[str, Any]:
 
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    return {"torch": torch.__version__, "python": platform.python_version(), "device": device,
-            "threads": torch.get_num_threads(), "weather": weather()}
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.processor() or platform.machine()
+    )
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "weather": weather(),
+    }
 
 
 def weather() -> str:
-    """How many others want the machine: with more than cores, threads wait for each other and times say little."""
+    """How many others want the machine: with more than cores, threads wait for each other and times say
+    little.
+    """
     return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

@@ -1,4 +1,6 @@
-"""The most memory a piece of work has held at once, in bytes beyond what was there before it (Linux, or a CUDA device)."""
+"""The most memory a piece of work has held at once, in bytes beyond what was there before it (Linux, or a
+CUDA device).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import Any
 
 
 def peak_of(work: Callable[[], Any]) -> int:
-    """Of this process. getrusage's maximum would not do: it never falls, and a child begins with its parent's."""
+    """Of this process.
+
+    getrusage's maximum would not do: it never falls, and a child begins with its parent's.
+    """
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is held now
     before = _status("VmRSS")
@@ -38,7 +43,9 @@ def peak_on_gpu(work: Callable[[], Any]) -> int:
 
 
 def in_a_child(file: str, *words: str) -> Any:
-    """What `python file words…` prints last, as JSON: a process of its own has no memory left over from others."""
+    """What `python file words…` prints last, as JSON: a process of its own has no memory left over from
+    others.
+    """
     done = subprocess.run([sys.executable, file, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{Path(file).name} {' '.join(words)} failed:\n{done.stderr[-2000:]}")
@@ -46,5 +53,7 @@ def in_a_child(file: str, *words: str) -> Any:
 
 
 def _status(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")
+    )
     return int(line.split()[1]) * 1024

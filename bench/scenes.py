@@ -17,8 +17,8 @@ class Scene(NamedTuple):
     name: str
     batch: int
     length: int
-    window: int | None = None        # besides causal
-    segments: Tensor | None = None   # (B, T); 0 is padding
+    window: int | None = None  # besides causal
+    segments: Tensor | None = None  # (B, T); 0 is padding
 
     @property
     def mask(self) -> Mask:
@@ -38,8 +38,12 @@ class Scene(NamedTuple):
 
 def scenes(batch: int, length: int, device: str) -> list[Scene]:
     full, part = (packed(batch, length, padding).to(device) for padding in (0, length // 10))
-    return [Scene("causal", batch, length), Scene("causal & window(512)", batch, length, 512),
-            Scene("packed", batch, length, segments=full), Scene("packed and padded", batch, length, segments=part)]
+    return [
+        Scene("causal", batch, length),
+        Scene("causal & window(512)", batch, length, 512),
+        Scene("packed", batch, length, segments=full),
+        Scene("packed and padded", batch, length, segments=part),
+    ]
 
 
 def packed(batch: int, length: int, padding: int, short: int = 300, long: int = 900) -> Tensor:

@@ -1,4 +1,6 @@
-"""Two ways of doing one thing, timed in turn in one process: medians, and the quickest of both, after a warm-up."""
+"""Two ways of doing one thing, timed in turn in one process: medians, and the quickest of both, after a
+warm-up.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,27 @@ Work = Callable[[], Any]
 
 
 class Race(NamedTuple):
-    ours: float    # seconds for one call
+    ours: float  # seconds for one call
     theirs: float
-    ratio: float   # the median over neighbours in time: what slows the machine down slows both
-    quickest: float  # our quickest sample over theirs: what is left when the machine is busy with other things
-    busy: float    # their median over their quickest: far above 1, the machine was not ours and the medians say little
+    ratio: float  # the median over neighbours in time: what slows the machine down slows both
+    quickest: (
+        float  # our quickest sample over theirs: what is left when the machine is busy with other things
+    )
+    busy: float  # their median over their quickest: far above 1, the machine was not ours and the medians say little
 
 
-def race(ours: Work, theirs: Work, *, seconds: float = 2.0, sample: float = 0.002, warm: int = 3,
-         device: str = "cpu") -> Race:
-    """Time both in turn, each first as often as the other, for about so many seconds; one sample is many short calls."""
+def race(
+    ours: Work,
+    theirs: Work,
+    *,
+    seconds: float = 2.0,
+    sample: float = 0.002,
+    warm: int = 3,
+    device: str = "cpu",
+) -> Race:
+    """Time both in turn, each first as often as the other, for about so many seconds; one sample is many
+    short calls.
+    """
     for _ in range(warm):
         ours(), theirs()
     once = max(1e-9, timed(theirs, warm, device))
@@ -44,8 +57,13 @@ def race(ours: Work, theirs: Work, *, seconds: float = 2.0, sample: float = 0.00
         if collecting:
             gc.enable()
     mine, other = zip(*tried, strict=True)
-    return Race(statistics.median(mine), statistics.median(other), statistics.median(a / b for a, b in tried),
-                min(mine) / min(other), statistics.median(other) / min(other))
+    return Race(
+        statistics.median(mine),
+        statistics.median(other),
+        statistics.median(a / b for a, b in tried),
+        min(mine) / min(other),
+        statistics.median(other) / min(other),
+    )
 
 
 def timed(work: Work, calls: int, device: str = "cpu") -> float:
@@ -67,6 +85,7 @@ def timed(work: Work, calls: int, device: str = "cpu") -> float:
 
 def waited(work: Work, times: int = 5, device: str = "cpu") -> float:
     """Median seconds until one call is done, the host's share included."""
+
     def once() -> float:
         if device == "cuda":
             torch.cuda.synchronize()

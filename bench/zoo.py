@@ -1,7 +1,8 @@
-"""The zoo on whatever transformers is importable, with as many workers as asked for: writes OUT/zoo-VERSION.json and .html.
+"""The zoo on whatever transformers is importable, with as many workers as asked for: writes
+OUT/zoo-VERSION.json and .html.
 
-    python bench/zoo.py --out out --workers 16 --budget standard
-    PYTHONPATH=src:/path/to/another/release python bench/zoo.py --out out
+python bench/zoo.py --out out --workers 16 --budget standard PYTHONPATH=src:/path/to/another/release python
+bench/zoo.py --out out
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="out")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--budget", default="standard")
@@ -34,9 +37,16 @@ def main() -> None:
         rows.append(row)
         found = "; ".join(f"{one['kind']} {one['module']} {one['size']:.2g}" for one in row.findings)
         told = found or row.why[:110]
-        print(f"{len(rows):4}/{len(names)} {row.name:48} {row.verdict:8} {row.seconds:6.1f} s  {told}", flush=True)
-    about = {"transformers": transformers.__version__, "torch": torch.__version__, "budget": given.budget,
-             "date": time.strftime("%Y-%m-%d")}
+        print(
+            f"{len(rows):4}/{len(names)} {row.name:48} {row.verdict:8} {row.seconds:6.1f} s  {told}",
+            flush=True,
+        )
+    about = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "budget": given.budget,
+        "date": time.strftime("%Y-%m-%d"),
+    }
     rows.sort(key=lambda row: row.name)
     folder = Path(given.out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,8 @@ def __getattr__(name: str) -> Any:
         return import_module("keepleft.models.presets")
     if name not in _NAMES:
         raise AttributeError(f"keepleft has no {name!r}: it has {', '.join(__all__)}")
-    found = globals()[name] = getattr(import_module(f"keepleft.{_NAMES[name]}"), name)  # the next look costs nothing
+    # the next look costs nothing
+    found = globals()[name] = getattr(import_module(f"keepleft.{_NAMES[name]}"), name)
     return found
 
 

@@ -14,9 +14,15 @@ def check_int(name: str, value: Any, minimum: int = 1) -> None:
 
 def check_number(name: str, value: Any, *, above: float | None = None) -> None:
     """A finite number of at least 0, or above the given one."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or (
-            value < 0 if above is None else value <= above):
-        raise ValueError(f"{name} is {value!r}: it must be a number {'of at least 0' if above is None else f'above {above:g}'}")
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or (value < 0 if above is None else value <= above)
+    ):
+        raise ValueError(
+            f"{name} is {value!r}: it must be a number {'of at least 0' if above is None else f'above {above:g}'}"
+        )
 
 
 def check_bool(name: str, value: Any) -> None:

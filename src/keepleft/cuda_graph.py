@@ -11,9 +11,11 @@ Output = TypeVar("Output")
 
 
 def capture_graph(step: Callable[[], Output], *, warmup: int = 0) -> tuple[torch.cuda.CUDAGraph, Output]:
-    """Capture `step`, which must read and write the same tensors each time, and return the graph and its output.
+    """Capture `step`, which must read and write the same tensors each time, and return the graph and its
+    output.
 
-    `warmup` steps run on a side stream first: kernels are compiled and tables laid out before anything is captured.
+    `warmup` steps run on a side stream first: kernels are compiled and tables laid out before anything is
+    captured.
     """
     if warmup:
         side_stream = torch.cuda.Stream()

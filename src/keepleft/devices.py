@@ -8,7 +8,8 @@ import torch
 def pick_device(device: str | None = None, local_rank: int | None = None) -> torch.device:
     """The requested device, or a GPU where there is one, else the CPU.
 
-    `local_rank` picks the GPU where several processes share a machine. Raises ValueError for a device that PyTorch lacks.
+    `local_rank` picks the GPU where several processes share a machine. Raises ValueError for a device that
+    PyTorch lacks.
     """
     device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,7 @@
-"""A sheet to draw on: what all hand-written .svg pictures share. Text of any kind and script comes out as text."""
+"""A sheet to draw on: what all hand-written .svg pictures share.
+
+Text of any kind and script comes out as text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from xml.sax.saxutils import escape, quoteattr
 
 from keepleft.disk import atomic
 
-INK, DIM, FAINT, PAPER, BLUE = "#222222", "#6b7580", "#d8dee4", "#ffffff", "#1f5fa8"
+INK = "#222222"
+DIM = "#6b7580"
+FAINT = "#d8dee4"
+PAPER = "#ffffff"
+BLUE = "#1f5fa8"
 LETTER_WIDTH = 6.4  # the width of a letter of 12 pixels, more or less
 MARGIN = 16
 MAX_TITLE_WIDTH = 900  # that a picture becomes for its title
@@ -18,11 +25,15 @@ BOLD_SIZE = 15  # bold letters of 14 pixels are as wide as these
 
 _INVALID_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML cannot hold
 _CONTROL_SYMBOLS = {"\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-_BIDI_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # would turn what stands beside it around
-_VIRAMAS = frozenset("\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d")  # viramas: the next consonant belongs to this one
+# would turn what stands beside it around
+_BIDI_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# viramas: the next consonant belongs to this one
+_VIRAMAS = frozenset("\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d")
 
 
-def write_svg(path: str | Path, title: str, total_width: float, total_height: float, elements: Iterable[str]) -> Path:
+def write_svg(
+    path: str | Path, title: str, total_width: float, total_height: float, elements: Iterable[str]
+) -> Path:
     """Write a picture with its title above it, at once or not at all; y below 34 is the title's.
 
     It becomes wider where the title needs that, up to a point.
@@ -32,21 +43,38 @@ def write_svg(path: str | Path, title: str, total_width: float, total_height: fl
     if path.suffix != ".svg":
         raise ValueError(f"{path.name!r} is no .svg: these pictures are drawn as .svg")
     short_title = truncate(title, total_width - 2 * MARGIN + 1, BOLD_SIZE)
-    header = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:g} {total_height:g}" width="{total_width:g}" height="{total_height:g}" '
-            f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(_replace_invalid_xml(title))}>',
-            title_tag(title), f'<rect width="{total_width:g}" height="{total_height:g}" fill="{PAPER}"/>',
-            f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{escape_xml(short_title)}</text>']
+    header = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:g} {total_height:g}" width="{total_width:g}" height="{total_height:g}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(_replace_invalid_xml(title))}>',
+        title_tag(title),
+        f'<rect width="{total_width:g}" height="{total_height:g}" fill="{PAPER}"/>',
+        f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{escape_xml(short_title)}</text>',
+    ]
     atomic.write_text(path, "\n".join([*header, *elements, "</svg>\n"]))
     return path
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", bold: bool = False, fill: str = INK, size: float = 12,
-         strikethrough: bool = False, vertical: bool = False) -> str:
+def text(
+    x: float,
+    y: float,
+    content: str,
+    *,
+    anchor: str = "start",
+    bold: bool = False,
+    fill: str = INK,
+    size: float = 12,
+    strikethrough: bool = False,
+    vertical: bool = False,
+) -> str:
     """Words at a place; `up`: they run upwards from there."""
-    style = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (' font-weight="bold"' if bold else "")
+    style = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (
+        ' font-weight="bold"' if bold else ""
+    )
     style += (f' fill="{fill}"' if fill != INK else "") + (f' font-size="{size:g}"' if size != 12 else "")
     style += ' text-decoration="line-through"' if strikethrough else ""
-    placement = f'transform="translate({x:.1f} {y:.1f}) rotate(-90)"' if vertical else f'x="{x:.1f}" y="{y:.1f}"'
+    placement = (
+        f'transform="translate({x:.1f} {y:.1f}) rotate(-90)"' if vertical else f'x="{x:.1f}" y="{y:.1f}"'
+    )
     return f"<text {placement}{style}>{escape_xml(content)}</text>"
 
 
@@ -61,7 +89,9 @@ def escape_xml(content: str) -> str:
 
 
 def show_invisibles(string: str, *, spaces: bool = True) -> str:
-    """What is hard to see as signs: spaces (if asked for), line breaks, control characters, a vowel sign without its letter."""
+    """What is hard to see as signs: spaces (if asked for), line breaks, control characters, a vowel sign
+    without its letter.
+    """
     out = []
     for character in string:
         if character in _CONTROL_SYMBOLS:
@@ -78,7 +108,9 @@ def show_invisibles(string: str, *, spaces: bool = True) -> str:
 
 
 def graphemes(string: str) -> list[str]:
-    """The text in pieces that a reader takes for one letter: vowel signs, accents and joined letters stay together."""
+    """The text in pieces that a reader takes for one letter: vowel signs, accents and joined letters stay
+    together.
+    """
     out: list[str] = []
     for character in string:
         if out and (_extends_grapheme(character) or _joins_next(out[-1], character)):
@@ -94,7 +126,9 @@ def width(string: str, size: float = 12) -> float:
 
 
 def truncate(string: str, max_width: float, size: float = 12, *, keep_end: bool = False) -> str:
-    """As much of the beginning (or the end) as there is room for, cut between letters; … says that there was more."""
+    """As much of the beginning (or the end) as there is room for, cut between letters; … says that there was
+    more.
+    """
     if width(string, size) <= max_width:
         return string
     remaining, pieces = max_width - width("…", size), []
@@ -112,16 +146,26 @@ def _replace_invalid_xml(string: str) -> str:
 
 def _extends_grapheme(character: str) -> bool:
     """Belongs to the letter before it: marks, joiners, the colour of a skin."""
-    return unicodedata.category(character)[0] == "M" or character in "\u200c\u200d" or "\U0001f3fb" <= character <= "\U0001f3ff"
+    return (
+        unicodedata.category(character)[0] == "M"
+        or character in "\u200c\u200d"
+        or "\U0001f3fb" <= character <= "\U0001f3ff"
+    )
 
 
 def _joins_next(piece: str, character: str) -> bool:
-    """What ends the piece takes the next letter in: a joiner, a virama before a letter, half of a flag or line break."""
+    """What ends the piece takes the next letter in: a joiner, a virama before a letter, half of a flag or
+    line break.
+    """
     if piece[-1] in "\r\n":
         return piece + character == "\r\n"
     is_flag = "\U0001f1e6" <= piece[-1] <= "\U0001f1ff" and "\U0001f1e6" <= character <= "\U0001f1ff"
     bare = piece.rstrip("\u200c\u200d")
-    return is_flag or piece.endswith("\u200d") or (bool(bare) and bare[-1] in _VIRAMAS and unicodedata.category(character) == "Lo")
+    return (
+        is_flag
+        or piece.endswith("\u200d")
+        or (bool(bare) and bare[-1] in _VIRAMAS and unicodedata.category(character) == "Lo")
+    )
 
 
 def _relative_width(character: str) -> float:

@@ -19,17 +19,24 @@ def test_what_the_kernel_knows_by_itself_needs_no_table():
     assert form(causal, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
     assert form(causal & full, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
     assert form(causal & window(9), kl.Grid(7, 7)) is BuiltinMask.CAUSAL  # the window is wider than the text
-    assert form(causal, kl.Grid(1, 7, start=6)) is BuiltinMask.FULL   # the newest token sees all
+    assert form(causal, kl.Grid(1, 7, start=6)) is BuiltinMask.FULL  # the newest token sees all
     assert form(causal & window(9), kl.Grid(1, 7, start=6)) is BuiltinMask.FULL
 
 
 def test_what_only_looks_like_it_gets_a_table():
-    for grid, seen in ((kl.Grid(1, 7, start=5), 6), (kl.Grid(1, 7), 1), (kl.Grid(2, 7, start=5), 13), (kl.Grid(7, 9), 28)):
+    for grid, seen in (
+        (kl.Grid(1, 7, start=5), 6),
+        (kl.Grid(1, 7), 1),
+        (kl.Grid(2, 7, start=5), 13),
+        (kl.Grid(7, 9), 28),
+    ):
         made = form(causal, grid)
         assert isinstance(made, DenseMask)
         assert made.attn_mask.sum() == seen
     assert form(causal & window(3), kl.Grid(7, 7)).attn_mask.sum() == 18
-    assert form(causal & window(3), kl.Grid(1, 7, start=6)).attn_mask.tolist() == [[[[False] * 4 + [True] * 3]]]
+    assert form(causal & window(3), kl.Grid(1, 7, start=6)).attn_mask.tolist() == [
+        [[[False] * 4 + [True] * 3]]
+    ]
     assert form(causal | prefix(2), kl.Grid(7, 7)).attn_mask.sum() == 29
 
 
@@ -48,8 +55,11 @@ def test_long_padded_rows_are_attended_text_by_text(side):
     made = form(causal, kl.Grid(300, 300, 0, places, places, texts, texts), batch=4)
     assert isinstance(made, RaggedRows)
     turn = slice(None, None, 1 if side == "right" else -1)
-    assert [row[turn] for row in made.rows] == [((300, BuiltinMask.CAUSAL),), *[((171, BuiltinMask.CAUSAL), (129, None))] * 2,
-                                                ((7, BuiltinMask.CAUSAL), (293, None))]
+    assert [row[turn] for row in made.rows] == [
+        ((300, BuiltinMask.CAUSAL),),
+        *[((171, BuiltinMask.CAUSAL), (129, None))] * 2,
+        ((7, BuiltinMask.CAUSAL), (293, None)),
+    ]
 
 
 def test_a_long_window_is_attended_band_by_band():
@@ -67,7 +77,13 @@ def test_a_kernel_that_is_none_is_refused_by_name():
 def test_what_does_not_fit_is_refused_in_words():
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
     sight = kl.see(full, kl.Grid(5, 7))
-    for wrong in ((q[0], k[0], k[0]), (q, k[:1], k[:1]), (q, k[..., :6], k), (q, k, k[:, :, :6]), (q[:, :, :4], k, k)):
+    for wrong in (
+        (q[0], k[0], k[0]),
+        (q, k[:1], k[:1]),
+        (q, k[..., :6], k),
+        (q, k, k[:, :, :6]),
+        (q[:, :, :4], k, k),
+    ):
         with pytest.raises(ValueError, match="keys"):
             kl.attend(*wrong, sight)
     for not_a_sight in (causal, torch.ones(5, 7, dtype=torch.bool), None):

@@ -40,12 +40,16 @@ def test_within_a_length_a_mask_may_be_simpler_but_says_the_same(a, n):
 
 
 def test_what_each_kind_sees():
-    see = lambda mask: {(q, k) for q, k in itertools.product(range(N), range(N)) if kl.mask_table(mask, N)[q, k]}
+    see = lambda mask: {
+        (q, k) for q, k in itertools.product(range(N), range(N)) if kl.mask_table(mask, N)[q, k]
+    }
     pairs = set(itertools.product(range(N), range(N)))
     assert see(full) == pairs
     assert see(causal) == {(q, k) for q, k in pairs if k <= q}
     assert see(window(3)) == {(q, k) for q, k in pairs if q - k < 3}
-    assert see(causal & window(3)) == {(q, k) for q, k in pairs if q - 2 <= k <= q}  # three positions, oneself included
+    assert see(causal & window(3)) == {
+        (q, k) for q, k in pairs if q - 2 <= k <= q
+    }  # three positions, oneself included
     assert see(prefix(2)) == {(q, k) for q, k in pairs if k < 2}
     assert see(block(3)) == {(q, k) for q, k in pairs if q // 3 == k // 3}
     assert see(kl.Where("odd", lambda b, h, q, k: k % 2 == 1)) == {(q, k) for q, k in pairs if k % 2}
@@ -88,7 +92,9 @@ def test_pictures_as_files(tmp_path, size):
     import xml.etree.ElementTree as ElementTree
 
     svg = kl.picture(causal, size, tmp_path / "mask.svg").read_text()
-    fills = [rect.get("fill") for rect in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")]
+    fills = [
+        rect.get("fill") for rect in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+    ]
     assert fills.count("#1f5fa8") == size * (size + 1) // 2
     data = kl.picture(causal, size, tmp_path / "mask.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -108,10 +114,31 @@ def test_how_far_a_mask_looks_back():
     assert window_size(causal & window(3) | prefix(1)) is None
 
 
-@pytest.mark.parametrize("text", [
-    "", "causal and full", "causal &", "window", "window(0)", "window(-1)", "window('3')", "window(3.5)", "window(3, 4)",
-    "prefix(())", "prefix((1, 'a'))", "window(True)", "nothing", "__import__('os')", "causal.__class__", "[causal]",
-    "lambda: causal", "(" * 300 + ")" * 300, "~" * 1500, "causal" + " & causal" * 400])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "causal and full",
+        "causal &",
+        "window",
+        "window(0)",
+        "window(-1)",
+        "window('3')",
+        "window(3.5)",
+        "window(3, 4)",
+        "prefix(())",
+        "prefix((1, 'a'))",
+        "window(True)",
+        "nothing",
+        "__import__('os')",
+        "causal.__class__",
+        "[causal]",
+        "lambda: causal",
+        "(" * 300 + ")" * 300,
+        "~" * 1500,
+        "causal" + " & causal" * 400,
+    ],
+)
 def test_what_is_not_a_mask_is_refused_in_words(text):
     with pytest.raises((ValueError, TypeError)) as error:
         kl.parse_mask(text)

@@ -10,19 +10,32 @@ from hypothesis import strategies as st
 import keepleft as kl
 from keepleft import block, causal, full, prefix, window
 
-B, H, D = 2, 6, 5
-MASKS = [full, causal, causal & window(3), causal & window(2) | prefix(1), ~block(2), causal | prefix((1, 3)),
-         kl.Where("own", lambda b, h, q, k: (k + b + h) % 3 != 0)]
+B = 2
+H = 6
+D = 5
+MASKS = [
+    full,
+    causal,
+    causal & window(3),
+    causal & window(2) | prefix(1),
+    ~block(2),
+    causal | prefix((1, 3)),
+    kl.Where("own", lambda b, h, q, k: (k + b + h) % 3 != 0),
+]
 
 
 @st.composite
 def grids(draw) -> kl.Grid:
     keys = draw(st.integers(1, 7))
     queries = draw(st.integers(1, keys))
-    numbers = lambda size: torch.tensor(draw(st.lists(st.lists(st.integers(0, 2), min_size=size, max_size=size),
-                                                      min_size=B, max_size=B)))
-    given_ = {name: numbers(queries if name.startswith("q") else keys) for name in ("q_pos", "k_pos", "q_seg", "k_seg")
-              if draw(st.booleans())}
+    numbers = lambda size: torch.tensor(
+        draw(st.lists(st.lists(st.integers(0, 2), min_size=size, max_size=size), min_size=B, max_size=B))
+    )
+    given_ = {
+        name: numbers(queries if name.startswith("q") else keys)
+        for name in ("q_pos", "k_pos", "q_seg", "k_seg")
+        if draw(st.booleans())
+    }
     return kl.Grid(queries, keys, 0 if "q_pos" in given_ else draw(st.integers(0, 3)), **given_)
 
 
@@ -31,8 +44,10 @@ def test_it_says_what_the_definition_says(mask, grid, shared, biased):
     q = torch.randn(B, H, grid.queries, D, dtype=torch.float64)
     k, v = torch.randn(2, B, shared, grid.keys, D, dtype=torch.float64).unbind()
     bias = torch.randn(1, H, grid.queries, grid.keys, dtype=torch.float64) if biased else None
-    said = [kl.attend(q, k, v, kl.see(mask, grid, batch=B, heads=H, backend=name), bias=bias)
-            for name in ("traced", "reference")]
+    said = [
+        kl.attend(q, k, v, kl.see(mask, grid, batch=B, heads=H, backend=name), bias=bias)
+        for name in ("traced", "reference")
+    ]
     torch.testing.assert_close(*said, atol=1e-12, rtol=1e-10)
 
 

@@ -6,7 +6,9 @@ import torch
 
 import keepleft as kl
 
-V, START, END = 11, 1, 2
+V = 11
+START = 1
+END = 2
 
 
 def decoder(seed: int = 0, vocab: int = V, **said):
@@ -15,7 +17,9 @@ def decoder(seed: int = 0, vocab: int = V, **said):
 
 
 def pair(seed: int = 0, vocab: int = V, **said):
-    design = kl.presets.small(kl.presets.pegasus).but(vocab=vocab, dim=16, heads=2, dropout=0.0, initial=kl.NormalInit(0.4), **said)
+    design = kl.presets.small(kl.presets.pegasus).but(
+        vocab=vocab, dim=16, heads=2, dropout=0.0, initial=kl.NormalInit(0.4), **said
+    )
     out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
     out.notes = {"decoder_start_token_id": START}
     return out

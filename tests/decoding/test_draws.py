@@ -20,12 +20,27 @@ DRAWS = 100_000
 SCORES = torch.tensor([2.0, 1.5, 1.0, 0.3, 0.0, -0.5, -1.0, -2.0, -4.0, 0.9])
 
 NARROWED = [
-    {}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.15}, {"typical_p": 0.7},
-    {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.1}, {"top_h": 0.6}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9},
-    {"top_k": 7, "min_p": 0.05}, {"temperature": 1.3, "typical_p": 0.9}, {"repetition_penalty": 1.5, "top_p": 0.9},
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 4},
+    {"top_p": 0.8},
+    {"min_p": 0.15},
+    {"typical_p": 0.7},
+    {"epsilon_cutoff": 0.05},
+    {"eta_cutoff": 0.1},
+    {"top_h": 0.6},
+    {"temperature": 0.8, "top_k": 6, "top_p": 0.9},
+    {"top_k": 7, "min_p": 0.05},
+    {"temperature": 1.3, "typical_p": 0.9},
+    {"repetition_penalty": 1.5, "top_p": 0.9},
     {"repetition_penalty": 2.5},
-    {"presence_penalty": 0.7, "frequency_penalty": 0.3}, {"logit_bias": {3: 1.5, 0: -2.0}}, {"suppress_tokens": [1, 2]},
-    {"bad_words_ids": [[4], [5, 6]], "temperature": 0.9}, {"sequence_bias": {(5, 0): -1.0}}, {"shortlist": [0, 3, 4]},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"logit_bias": {3: 1.5, 0: -2.0}},
+    {"suppress_tokens": [1, 2]},
+    {"bad_words_ids": [[4], [5, 6]], "temperature": 0.9},
+    {"sequence_bias": {(5, 0): -1.0}},
+    {"shortlist": [0, 3, 4]},
 ]
 
 
@@ -34,16 +49,20 @@ def expected(options: GenerationConfig, text: list[int]) -> np.ndarray:
     scores = SCORES.double().numpy().copy()
     softmax = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()
     for run, added in (options.sequence_bias or {}).items():
-        if len(run) == 1 or text[-len(run) + 1:] == list(run[:-1]):
+        if len(run) == 1 or text[-len(run) + 1 :] == list(run[:-1]):
             scores[run[-1]] += added
     for token, added in (options.logit_bias or {}).items():
         scores[token] += added
     for token in set(text):
         if options.repetition_penalty:
-            scores[token] *= options.repetition_penalty if scores[token] < 0 else 1 / options.repetition_penalty
-        scores[token] -= (options.presence_penalty or 0) + (options.frequency_penalty or 0) * text.count(token)
+            scores[token] *= (
+                options.repetition_penalty if scores[token] < 0 else 1 / options.repetition_penalty
+            )
+        scores[token] -= (options.presence_penalty or 0) + (options.frequency_penalty or 0) * text.count(
+            token
+        )
     for run in options.bad_words_ids or []:
-        if len(run) == 1 or text[-len(run) + 1:] == run[:-1]:
+        if len(run) == 1 or text[-len(run) + 1 :] == run[:-1]:
             scores[run[-1]] = -np.inf
     for token in options.suppress_tokens or []:
         scores[token] = -np.inf
@@ -57,7 +76,7 @@ def expected(options: GenerationConfig, text: list[int]) -> np.ndarray:
         keep = max(1, int((np.cumsum(entropy) <= options.top_h * entropy.sum()).sum()))
         scores[best()[keep:]] = -np.inf
     if options.top_k:
-        scores[best()[options.top_k:]] = -np.inf
+        scores[best()[options.top_k :]] = -np.inf
     if options.top_p:
         before = np.cumsum(softmax(scores)[best()]) - softmax(scores)[best()]
         scores[best()[before >= options.top_p]] = -np.inf
@@ -87,21 +106,39 @@ def test_draws_follow_the_exact_distribution(said):
     text = [1, 1, 5]
     strategy = kl.sample(3, processors=make_processors(options, PromptContext(prompt_width=1)))
     texts, _ = strategy.begin(torch.tensor([[0]]), None, torch.tensor([9]))
-    texts = texts.__class__(torch.tensor([[0, *text]]), texts.score, texts.done, texts.lengths, texts.max_new_tokens, 1)
+    texts = texts.__class__(
+        torch.tensor([[0, *text]]), texts.score, texts.done, texts.lengths, texts.max_new_tokens, 1
+    )
     scores = SCORES[None]
     for transform in strategy.processors:
         scores = transform(scores, texts)
-    wanted = expected(options, [0, *text] if "penalty" not in str(said) or "repetition" in str(said) else text)
+    wanted = expected(
+        options, [0, *text] if "penalty" not in str(said) or "repetition" in str(said) else text
+    )
     seeds = splitmix64(torch.arange(DRAWS), 7)
-    found = np.bincount(sample_tokens(scores.expand(DRAWS, -1), uniform(seeds, 3)).numpy(), minlength=len(wanted))
+    found = np.bincount(
+        sample_tokens(scores.expand(DRAWS, -1), uniform(seeds, 3)).numpy(), minlength=len(wanted)
+    )
     assert not found[wanted == 0].any()
     assert chisquare(found[wanted > 0], wanted[wanted > 0] * DRAWS).pvalue > 1e-3
 
 
 def test_beams_that_draw_are_left_with_one_token_more_than_there_are_ends():
-    for said in ({"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {"typical_p": 0.01}, {"epsilon_cutoff": 0.99}):
-        left = lambda beams, said=said: sum(make_processors(GenerationConfig(do_sample=True, num_beams=beams, eos_token_id=[2, 5], **said),
-                                                          PromptContext(prompt_width=1))[0](SCORES[None], None).isfinite()[0].tolist())
+    for said in (
+        {"top_k": 1},
+        {"top_p": 0.01},
+        {"min_p": 1.0},
+        {"typical_p": 0.01},
+        {"epsilon_cutoff": 0.99},
+    ):
+        left = lambda beams, said=said: sum(
+            make_processors(
+                GenerationConfig(do_sample=True, num_beams=beams, eos_token_id=[2, 5], **said),
+                PromptContext(prompt_width=1),
+            )[0](SCORES[None], None)
+            .isfinite()[0]
+            .tolist()
+        )
         assert (left(1), left(2)) == (1, 3), said
 
 
@@ -119,16 +156,18 @@ def test_the_numbers_behind_are_uniform_and_belong_to_their_place():
 
 def test_what_cannot_come_is_not_drawn_even_at_the_edges():
     scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
-    for chance in (0.0, 0.25, 0.5, 1 - 2 ** -53):
+    for chance in (0.0, 0.25, 0.5, 1 - 2**-53):
         assert int(sample_tokens(scores, torch.tensor([chance], dtype=torch.float64))) in (1, 3)
 
 
 @settings(deadline=None, max_examples=20)
-@given(seed=st.integers(-2 ** 70, 2 ** 70))
+@given(seed=st.integers(-(2**70), 2**70))
 def test_a_request_is_drawn_the_same_whatever_is_beside_it(seed):
     model, said = decoder(2), dict(do_sample=True, max_new_tokens=6, temperature=1.5, seed=seed)
     prompts = [[3, 4], [5], [6, 7, 8, 9], [3, 4]]
-    together = [answer.tokens for several in kl.completions(model, None, prompts, **said) for answer in several]
+    together = [
+        answer.tokens for several in kl.completions(model, None, prompts, **said) for answer in several
+    ]
     alone = [kl.completions(model, None, [prompt], **said)[0][0].tokens for prompt in prompts]
     assert together == alone
     assert together[0] == together[3]
@@ -144,6 +183,6 @@ def test_one_seed_serves_all_prompts():
 
 def test_several_texts_from_one_prompt_differ_and_the_first_is_the_single_one():
     model, said = decoder(2), dict(do_sample=True, max_new_tokens=8, temperature=3.0, seed=9)
-    several, = kl.completions(model, None, [[3, 4]], num_return_sequences=5, **said)
+    (several,) = kl.completions(model, None, [[3, 4]], num_return_sequences=5, **said)
     assert len({tuple(answer.tokens) for answer in several}) == 5
     assert several[0].tokens == kl.completions(model, None, [[3, 4]], **said)[0][0].tokens

@@ -1,4 +1,6 @@
-"""On a GPU: kernels of our own score like the model's own step, and recorded steps write what the plain loop writes."""
+"""On a GPU: kernels of our own score like the model's own step, and recorded steps write what the plain loop
+writes.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from keepleft.kernels import decode_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 FAMILIES = ("gpt2", "llama3", "mistral", "t5", "bart", "vaswani")
-WISHES = ({}, {"num_beams": 3}, {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-          {"do_sample": True, "seed": 3, "top_p": 0.9}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "num_beams": 2})
+WISHES = (
+    {},
+    {"num_beams": 3},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    {"do_sample": True, "seed": 3, "top_p": 0.9},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "num_beams": 2},
+)
 
 
 def built(name: str, spread: float):
@@ -39,15 +46,19 @@ def test_kernels_score_like_the_models_own_step(name, rows, split, monkeypatch):
     _, track = steady.start(prompt, segments=segments, capacity=16, **memory())
     for _ in range(8):
         tokens = draw(rows, 1)
-        torch.testing.assert_close(steady.step(tokens, track), model.step(tokens, state), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            steady.step(tokens, track), model.step(tokens, state), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("wish", WISHES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_recorded_steps_write_what_the_plain_loop_writes(name, wish):
     model, prompts = built(name, 0.3), [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    write = lambda **said: [several[0].tokens for several in kl.completions(model, None, prompts, max_new_tokens=20, eos_token_id=2,
-                                                                        **wish, **said)]
+    write = lambda **said: [
+        several[0].tokens
+        for several in kl.completions(model, None, prompts, max_new_tokens=20, eos_token_id=2, **wish, **said)
+    ]
     plain = write(prefill_chunk_size=100)
     assert write() == plain
     assert write() == plain  # played again

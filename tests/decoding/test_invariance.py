@@ -1,4 +1,6 @@
-"""The same request gives the same text, alone or among others, padded on either side, in pieces, with any cache."""
+"""The same request gives the same text, alone or among others, padded on either side, in pieces, with any
+cache.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,38 @@ prompts = st.lists(st.lists(st.integers(3, 10), min_size=1, max_size=9), min_siz
 
 
 def tokens(model, given, **said):
-    return [answer.tokens for several in kl.completions(model, None, given, eos_token_id=END, max_new_tokens=8, **said)
-            for answer in several]
+    return [
+        answer.tokens
+        for several in kl.completions(model, None, given, eos_token_id=END, max_new_tokens=8, **said)
+        for answer in several
+    ]
 
 
 @settings(max_examples=15, deadline=None)
-@given(given=prompts, seed=st.integers(0, 5), beams=st.sampled_from([1, 3]), chunk=st.none() | st.integers(1, 4),
-       cache=st.sampled_from(CACHES), windowed=st.booleans())
+@given(
+    given=prompts,
+    seed=st.integers(0, 5),
+    beams=st.sampled_from([1, 3]),
+    chunk=st.none() | st.integers(1, 4),
+    cache=st.sampled_from(CACHES),
+    windowed=st.booleans(),
+)
 def test_alone_or_among_others_whole_or_in_pieces_with_any_cache(given, seed, beams, chunk, cache, windowed):
     masks = {"decoder": kl.StackDesign(2, (kl.causal & kl.window(4),))} if windowed else {}
     model = decoder(seed, **masks)
     alone = [text for prompt in given for text in tokens(model, [prompt], num_beams=beams)]
-    assert tokens(model, given, num_beams=beams, prefill_chunk_size=chunk, cache_implementation=cache) == alone
+    assert (
+        tokens(model, given, num_beams=beams, prefill_chunk_size=chunk, cache_implementation=cache) == alone
+    )
 
 
 @settings(max_examples=10, deadline=None)
-@given(given=prompts, seed=st.integers(0, 5), beams=st.sampled_from([1, 3]), cache=st.sampled_from(["dynamic", "static"]))
+@given(
+    given=prompts,
+    seed=st.integers(0, 5),
+    beams=st.sampled_from([1, 3]),
+    cache=st.sampled_from(["dynamic", "static"]),
+)
 def test_sources_of_unequal_length_alone_or_among_others(given, seed, beams, cache):
     model = pair(seed)
     alone = [text for prompt in given for text in tokens(model, [prompt], num_beams=beams)]
@@ -39,7 +57,11 @@ def test_sources_of_unequal_length_alone_or_among_others(given, seed, beams, cac
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_long_prompt_does_not_shorten_the_texts_beside_it(beams):
-    model = kl.build(kl.presets.small(kl.presets.gpt2).but(vocab=11, position=kl.LearnedPositions(14), initial=kl.NormalInit(0.4))).eval()
+    model = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(
+            vocab=11, position=kl.LearnedPositions(14), initial=kl.NormalInit(0.4)
+        )
+    ).eval()
     given = [[3, 4], [5] * 12, [6, 7, 8], [9] * 13]
     said = dict(num_beams=beams, max_new_tokens=8, forced_eos_token_id=END, eos_token_id=END)
     together = [several[0].tokens for several in kl.completions(model, None, given, **said)]
@@ -52,7 +74,9 @@ def test_in_a_batch_of_sixty_four():
     chance = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 9, (64,), generator=chance).tolist()
     given = [torch.randint(3, 11, (size,), generator=chance).tolist() for size in sizes]
-    assert tokens(model, given, batch_size=64) == [text for prompt in given for text in tokens(model, [prompt])]
+    assert tokens(model, given, batch_size=64) == [
+        text for prompt in given for text in tokens(model, [prompt])
+    ]
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -62,8 +86,9 @@ def test_padding_on_either_side_is_invisible(left):
     segments = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1] if left else [1, 1, 0, 0]])
     strategy = kl.greedy()
     *_, last = kl.decode(model, filled, strategy, max_new_tokens=5, segments=segments)
-    assert [row[0].tokens for row in strategy.results(last)] == [kl.completions(model, None, [text], max_new_tokens=5)[0][0].tokens
-                                                                for text in texts]
+    assert [row[0].tokens for row in strategy.results(last)] == [
+        kl.completions(model, None, [text], max_new_tokens=5)[0][0].tokens for text in texts
+    ]
 
 
 def test_the_test_can_fail():
@@ -73,7 +98,10 @@ def test_the_test_can_fail():
         text = torch.randint(3, 11, (1, 3), generator=torch.Generator().manual_seed(seed))
         strategy = kl.greedy()
         *_, alone = kl.decode(model, text, strategy, max_new_tokens=5)
-        *_, peeking = kl.decode(model, torch.cat([torch.full((1, 4), 9), text], 1), strategy, max_new_tokens=5)  # no segments
+        # no segments
+        *_, peeking = kl.decode(
+            model, torch.cat([torch.full((1, 4), 9), text], 1), strategy, max_new_tokens=5
+        )
         changed += strategy.results(alone)[0][0].tokens != strategy.results(peeking)[0][0].tokens
     assert changed
 
@@ -85,17 +113,22 @@ def test_deterministic_scores_are_the_same_bit_for_bit_in_any_company(one_thread
     together = [several[0].score for several in kl.completions(model, None, given, **said)]
     assert together == [kl.completions(model, None, [prompt], **said)[0][0].score for prompt in given]
     for cache in ("static", "ring"):
-        assert together == [several[0].score for several in kl.completions(model, None, given, cache_implementation=cache, **said)]
+        assert together == [
+            several[0].score
+            for several in kl.completions(model, None, given, cache_implementation=cache, **said)
+        ]
 
 
 def test_a_cache_of_8_bits_is_close_and_small():
-    model = kl.build(kl.presets.small(kl.presets.llama3).but(vocab=97), generator=torch.Generator().manual_seed(0)).eval()
+    model = kl.build(
+        kl.presets.small(kl.presets.llama3).but(vocab=97), generator=torch.Generator().manual_seed(0)
+    ).eval()
     text = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         full, state = model.start(text)
         some, small = model.start(text, cache="quantized")
         for n in range(10):
-            full, some = model.step(text[:, n:n + 1], state), model.step(text[:, n:n + 1], small)
+            full, some = model.step(text[:, n : n + 1], state), model.step(text[:, n : n + 1], small)
     assert (some - full).abs().max() < 0.02 * full.abs().max()
     assert {t.dtype for pair_ in small.caches[0].layers.values() for t in pair_} == {torch.int8}
 

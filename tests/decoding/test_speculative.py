@@ -13,30 +13,56 @@ from decoding.models import END, decoder, pair
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.speculative import DraftModel, prompt_lookup, speculative_decode
 
-SAID = st.fixed_dictionaries({"do_sample": st.booleans(), "temperature": st.sampled_from([0.5, 1.0, 2.0]),
-                              "repetition_penalty": st.sampled_from([None, 1.3]),
-                              "no_repeat_ngram_size": st.sampled_from([None, 3]),
-                              "eos_token_id": st.sampled_from([None, END]), "seed": st.integers(0, 1000)})
+SAID = st.fixed_dictionaries(
+    {
+        "do_sample": st.booleans(),
+        "temperature": st.sampled_from([0.5, 1.0, 2.0]),
+        "repetition_penalty": st.sampled_from([None, 1.3]),
+        "no_repeat_ngram_size": st.sampled_from([None, 3]),
+        "eos_token_id": st.sampled_from([None, END]),
+        "seed": st.integers(0, 1000),
+    }
+)
 
 
 @settings(max_examples=25, deadline=None)
-@given(said=SAID, prompt=st.lists(st.integers(3, 10), min_size=1, max_size=8), both=st.booleans(), seed=st.integers(0, 3),
-       kind=st.sampled_from(["lookup", "draft", "itself"]))
+@given(
+    said=SAID,
+    prompt=st.lists(st.integers(3, 10), min_size=1, max_size=8),
+    both=st.booleans(),
+    seed=st.integers(0, 3),
+    kind=st.sampled_from(["lookup", "draft", "itself"]),
+)
 @pytest.mark.filterwarnings("ignore:do_sample is not set")
 def test_the_text_is_the_one_written_alone(said, prompt, kind, both, seed):
     make = pair if both else decoder
     model = make(seed)
     plain = kl.completions(model, None, [prompt], max_new_tokens=14, **said)
-    ahead = {"prompt_lookup_num_tokens": 4} if kind == "lookup" else {"draft_model": model if kind == "itself" else make(seed + 9)}
-    assert kl.completions(model, None, [prompt], max_new_tokens=14, **ahead, **said)[0][0].tokens == plain[0][0].tokens
+    ahead = (
+        {"prompt_lookup_num_tokens": 4}
+        if kind == "lookup"
+        else {"draft_model": model if kind == "itself" else make(seed + 9)}
+    )
+    assert (
+        kl.completions(model, None, [prompt], max_new_tokens=14, **ahead, **said)[0][0].tokens
+        == plain[0][0].tokens
+    )
 
 
 def test_the_distribution_is_the_models_own():
     """The same by counting: what is drawn with guesses, against what is drawn without, from other seeds."""
     model, draft = decoder(1), decoder(5)
-    count = lambda seeds, **ahead: torch.bincount(torch.tensor([
-        kl.completions(model, None, [[3, 4]], do_sample=True, max_new_tokens=3, seed=seed, **ahead)[0][0].tokens[-1]
-        for seed in seeds]), minlength=11)
+    count = lambda seeds, **ahead: torch.bincount(
+        torch.tensor(
+            [
+                kl.completions(model, None, [[3, 4]], do_sample=True, max_new_tokens=3, seed=seed, **ahead)[
+                    0
+                ][0].tokens[-1]
+                for seed in seeds
+            ]
+        ),
+        minlength=11,
+    )
     table = torch.stack([count(range(200), draft_model=draft), count(range(1000, 1200))])
     assert chi2_contingency(table[:, table.sum(0) > 0].numpy()).pvalue > 1e-3
 
@@ -57,7 +83,7 @@ def test_good_guesses_save_passes():
     strategy = SamplingStrategy()
     *_, plain = kl.decode(decoder(0), torch.tensor([[3, 4]]), kl.greedy(), max_new_tokens=20)
     known = plain.tokens[0, 2:].tolist()
-    guess = lambda texts, most: known[texts.new_width:texts.new_width + min(4, most)]
+    guess = lambda texts, most: known[texts.new_width : texts.new_width + min(4, most)]
     texts = list(speculative_decode(model, torch.tensor([[3, 4]]), strategy, guess, max_new_tokens=20))
     assert texts[-1].tokens[0, 2:].tolist() == known
     assert passes <= alone / 4
@@ -80,6 +106,7 @@ def test_a_draft_guesses_as_if_it_read_each_text_anew(kind):
 def test_a_look_up_finds_what_followed_the_last_time():
     class Texts:
         tokens = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
+
     assert prompt_lookup(3, 2)(Texts, 9) == [7, 8, 9]
     assert prompt_lookup(3, 2)(Texts, 2) == [7, 8]
     Texts.tokens = torch.tensor([[5, 6, 7]])

@@ -15,7 +15,12 @@ def byte_tokens() -> Tokenizer:
 
 
 def writer(tokenizer: Tokenizer, seed: int = 0):
-    design = kl.presets.small(kl.presets.llama3).but(vocab=tokenizer.get_vocab_size(), initial=kl.NormalInit(0.3))
+    design = kl.presets.small(kl.presets.llama3).but(
+        vocab=tokenizer.get_vocab_size(), initial=kl.NormalInit(0.3)
+    )
     out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
-    out.notes = {"eos_token_id": tokenizer.token_to_id(EOS_TOKEN), "bos_token_id": tokenizer.token_to_id(BOS_TOKEN)}
+    out.notes = {
+        "eos_token_id": tokenizer.token_to_id(EOS_TOKEN),
+        "bos_token_id": tokenizer.token_to_id(BOS_TOKEN),
+    }
     return out

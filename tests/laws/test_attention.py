@@ -11,13 +11,17 @@ import keepleft as kl
 from keepleft.attention.backends import sdpa
 from strategies import MASKS, segments
 
-B, H, KV, D = 2, 6, 3, 5
+B = 2
+H = 6
+KV = 3
+D = 5
 
 
 @st.composite
 def cases(draw):
     """A mask, a grid of any shape the models make, and whether there is a bias."""
-    mask = draw(st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(3)]) | MASKS)  # often those with their own kernels
+    # often those with their own kernels
+    mask = draw(st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(3)]) | MASKS)
     keys = draw(st.sampled_from([1, 7, 11]))
     kind = draw(st.sampled_from(["square", "tail", "packed", "placed", "cross", "slots"]))
     if kind == "square":
@@ -36,14 +40,24 @@ def cases(draw):
         grid = kl.Grid(4, keys, k_seg=draw(segments(B, keys)))
     else:
         seg = draw(segments(B, keys))
-        grid = kl.Grid(2, keys, 0, torch.tensor([[3, 4], [5, 6]]), kl.positions_from_segments(seg), torch.tensor([[1, 1], [0, 2]]), seg)
+        grid = kl.Grid(
+            2,
+            keys,
+            0,
+            torch.tensor([[3, 4], [5, 6]]),
+            kl.positions_from_segments(seg),
+            torch.tensor([[1, 1], [0, 2]]),
+            seg,
+        )
     return mask, grid, draw(st.sampled_from([None, (1, H), (B, 1), (1, 1), (B, H)]))
 
 
 def inputs(grid: kl.Grid, bias, dtype: torch.dtype):
     g = torch.Generator().manual_seed(grid.queries * 31 + grid.keys)
     rand = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
-    q, k, v = rand(B, H, grid.queries, D), rand(B, KV, grid.keys, D), rand(B, KV, grid.keys, D)
+    q = rand(B, H, grid.queries, D)
+    k = rand(B, KV, grid.keys, D)
+    v = rand(B, KV, grid.keys, D)
     return q, k, v, None if bias is None else rand(*bias, grid.queries, grid.keys)
 
 
@@ -74,11 +88,16 @@ def test_forward_and_backward_of_the_fused_kernels_are_those_of_the_definition(c
 def test_flex_says_what_the_definition_says(case):
     mask, grid, bias = case
     given_ = inputs(grid, bias, torch.float32)
-    torch.testing.assert_close(look("flex", mask, grid, *given_), look("reference", mask, grid, *given_), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        look("flex", mask, grid, *given_), look("reference", mask, grid, *given_), atol=2e-5, rtol=1e-4
+    )
 
 
-@given(cases(), st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
-       st.sampled_from(["reference", "sdpa"]))
+@given(
+    cases(),
+    st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+    st.sampled_from(["reference", "sdpa"]),
+)
 @settings(max_examples=60)
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype, backend):
     mask, grid, bias = case
@@ -101,15 +120,20 @@ def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
     given_ = inputs(kl.Grid(keys, keys), None, torch.float32)
     want = look("reference", mask, kl.Grid(keys, keys), *given_)
     for backend in ("sdpa", "flex"):
-        torch.testing.assert_close(look(backend, mask, kl.Grid(keys, keys), *given_), want, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            look(backend, mask, kl.Grid(keys, keys), *given_), want, atol=2e-5, rtol=1e-4
+        )
     table = kl.Grid(keys, keys).table(mask, batch=B, heads=H, device=torch.device("cpu"))
     for b in range(B):
         for h in range(H):
             assert torch.equal(table[b, h], kl.mask_table(mask, keys, row=b, head=h))
 
 
-@given(st.data(), st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]),
-       st.sampled_from([None, (1, H), (B, H)]))
+@given(
+    st.data(),
+    st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(37), kl.prefix(5) | kl.causal]),
+    st.sampled_from([None, (1, H), (B, H)]),
+)
 @settings(max_examples=20)
 def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask, biased):
     length = 293
@@ -138,7 +162,11 @@ def says_the_same(mask, grid, biased) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
 
 
-@given(st.sampled_from([1, 5, 256, 300]), st.sampled_from([513, 601, 769, 1024]), st.sampled_from([None, (1, H), (B, H)]))
+@given(
+    st.sampled_from([1, 5, 256, 300]),
+    st.sampled_from([513, 601, 769, 1024]),
+    st.sampled_from([None, (1, H), (B, H)]),
+)
 @settings(max_examples=12)
 def test_long_windows_need_no_table_and_say_the_same(size, length, biased):
     mask, grid = kl.causal & kl.window(size), kl.Grid(length, length)
@@ -154,7 +182,9 @@ def test_texts_torn_apart_or_out_of_order_are_not_taken_for_runs():
     q, k, v = (torch.randn(1, 3, length, D, dtype=torch.float64) for _ in range(3))
     for seg, positions in ((torn, pos), (torch.ones(1, length, dtype=torch.long), backwards)):
         grid = kl.Grid(length, length, 0, positions, positions, seg, seg)
-        want, got = (kl.attend(q, k, v, kl.see(kl.causal, grid, backend=backend)) for backend in ("reference", "sdpa"))
+        want, got = (
+            kl.attend(q, k, v, kl.see(kl.causal, grid, backend=backend)) for backend in ("reference", "sdpa")
+        )
         torch.testing.assert_close(got, want)
 
 
@@ -181,14 +211,19 @@ def test_what_gpus_are_given_instead_of_blind_rows_says_the_same(case):
     assert form.attn_mask.any(-1).all()
     if bias is not None:
         form = sdpa.add_bias(form, bias)
-    out = sdpa.attend(q, k, v, form, D ** -0.5, 0.0)
+    out = sdpa.attend(q, k, v, form, D**-0.5, 0.0)
     torch.testing.assert_close(out, look("reference", mask, grid, q, k, v, bias), atol=1e-12, rtol=1e-10)
 
 
 def test_a_gradient_comes_back_to_the_kernel_in_the_layout_of_what_went_out():
-    """The guard against a kernel that plans by shape alone; the layouts are those of a model and of a careless caller."""
+    """The guard against a kernel that plans by shape alone; the layouts are those of a model and of a
+    careless caller.
+    """
     q = torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2).requires_grad_()
-    for back in (torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2), torch.randn(2, 3, 7, D, dtype=torch.float64)):
+    for back in (
+        torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2),
+        torch.randn(2, 3, 7, D, dtype=torch.float64),
+    ):
         seen = []
         inner = q * 2
         inner.register_hook(lambda gradient, seen=seen: seen.append(gradient.stride()))

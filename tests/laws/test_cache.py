@@ -48,7 +48,7 @@ def cuts(draw, first: int = 1):
 def test_any_chunking_equals_one_pass(design, chunks, kind):
     model, texts = made(design), tokens(2, T)
     want = full_pass(model, texts)
-    scores, state = model.start(texts[:, :chunks[1]], cache=kind, capacity=T, **given_to(model, 2))
+    scores, state = model.start(texts[:, : chunks[1]], cache=kind, capacity=T, **given_to(model, 2))
     same(scores, want[:, chunks[1] - 1])
     for begin, end in pairwise(chunks[1:]):
         same(go_on(model, texts[:, begin:end], state), want[:, begin:end])
@@ -59,7 +59,7 @@ def test_any_chunking_equals_one_pass(design, chunks, kind):
 def test_a_step_equals_the_last_row_of_a_full_pass(design, chunks):
     model, texts = made(design), tokens(2, T)
     want = full_pass(model, texts)
-    _, state = model.start(texts[:, :chunks[1]], **given_to(model, 2))
+    _, state = model.start(texts[:, : chunks[1]], **given_to(model, 2))
     for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
 
@@ -74,19 +74,25 @@ def test_prompts_of_unequal_length_padded_on_either_side_equal_each_alone(design
     places = None
     if data.draw(st.booleans()):  # where padding is said to stand means nothing
         places = torch.where(seg == 0, 29, kl.positions_from_segments(seg))
-    scores, state = model.start(texts[:, :prompt], positions=places, segments=seg, cache=kind, capacity=T, **more)
+    scores, state = model.start(
+        texts[:, :prompt], positions=places, segments=seg, cache=kind, capacity=T, **more
+    )
     steps = [scores] + [go_on(model, texts[:, a:b], state) for a, b in pairwise(chunks[1:])]
     for row in range(3):
         real = texts[row, :prompt][seg[row] != 0][None]
-        alone = {"memory": model.encode_memory(tokens(3, 7)[row:row + 1])} if more else {}
+        alone = {"memory": model.encode_memory(tokens(3, 7)[row : row + 1])} if more else {}
         score, own = model.start(real, cache=kind, capacity=T, **alone)
         same(steps[0][row], score[0])
         for step, (a, b) in zip(steps[1:], pairwise(chunks[1:]), strict=True):
-            same(step[row], go_on(model, texts[row:row + 1, a:b], own)[0])
+            same(step[row], go_on(model, texts[row : row + 1, a:b], own)[0])
 
 
-@given(designs("decoder") | designs("both"), st.sampled_from(KINDS),
-       st.lists(st.integers(0, 2), min_size=1, max_size=5) | st.permutations([0, 1, 2]), st.booleans())
+@given(
+    designs("decoder") | designs("both"),
+    st.sampled_from(KINDS),
+    st.lists(st.integers(0, 2), min_size=1, max_size=5) | st.permutations([0, 1, 2]),
+    st.booleans(),
+)
 @settings(max_examples=120)
 def test_rows_can_be_reordered_dropped_and_repeated(design, kind, rows, padded):
     model, texts = made(design), tokens(3, T)
@@ -107,13 +113,15 @@ def test_a_static_cache_of_fixed_shapes_equals_one_pass(design, chunks, padded):
     seg = torch.ones(2, chunks[1], dtype=torch.long) if padded else None
     caches = [kl.StaticCache(T + 3, batch=2, static_shapes=True) for _ in design.decoder.mask]
     want = model(texts)
-    scores, state = model.start(texts[:, :chunks[1]], cache=caches, segments=seg)
+    scores, state = model.start(texts[:, : chunks[1]], cache=caches, segments=seg)
     same(scores, want[:, chunks[1] - 1])
     addresses = [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
     for begin, end in pairwise(chunks[1:]):
         same(model.step(texts[:, begin:end], state), want[:, end - 1])
     state.reorder(torch.tensor([1, 0]))
-    assert addresses == [tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair]
+    assert addresses == [
+        tensor.data_ptr() for cache in caches for pair in cache.layers.values() for tensor in pair
+    ]
 
 
 @given(designs("decoder"), cuts(), st.sampled_from(["dynamic", "static"]), st.data())
@@ -122,7 +130,7 @@ def test_packed_rows_in_chunks_equal_one_pass(design, chunks, kind, data):
     model, texts = made(design), tokens(2, T)
     seg = data.draw(segments(2, T))
     want = model.hidden_states(texts, segments=seg)
-    state = model.start(texts[:, :chunks[1]], segments=seg[:, :chunks[1]], cache=kind, capacity=T)[1]
+    state = model.start(texts[:, : chunks[1]], segments=seg[:, : chunks[1]], cache=kind, capacity=T)[1]
     for begin, end in pairwise(chunks[1:]):
         got = model.extend(texts[:, begin:end], state, segments=seg[:, begin:end])
         real = seg[:, begin:end] != 0
@@ -130,19 +138,31 @@ def test_packed_rows_in_chunks_equal_one_pass(design, chunks, kind, data):
 
 
 def test_a_ring_keeps_no_more_than_its_window():
-    design = kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), position=kl.Rotary(),
-                                 decoder=kl.StackDesign(2, (kl.causal & kl.window(5),)))
+    design = kl.presets.gpt2.but(
+        vocab=31,
+        dim=24,
+        heads=6,
+        feedforward=kl.FeedForward(29, "gelu"),
+        position=kl.Rotary(),
+        decoder=kl.StackDesign(2, (kl.causal & kl.window(5),)),
+    )
     model, texts = made(design), tokens(2, 97)
     _, state = model.start(texts[:, :40], cache="ring")
     for n in range(40, 97):
-        scores = model.step(texts[:, n:n + 1], state)
+        scores = model.step(texts[:, n : n + 1], state)
     same(scores, model(texts)[:, -1])
     assert all(k.shape[2] <= 5 + 1 for k, _ in state.caches[0].layers.values())
 
 
 def test_a_cross_attention_memory_is_computed_once():
-    design = kl.presets.vaswani.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "relu"),
-                                    encoder=kl.StackDesign(2, (kl.full,)), decoder=kl.StackDesign(2, (kl.causal,)))
+    design = kl.presets.vaswani.but(
+        vocab=31,
+        dim=24,
+        heads=6,
+        feedforward=kl.FeedForward(29, "relu"),
+        encoder=kl.StackDesign(2, (kl.full,)),
+        decoder=kl.StackDesign(2, (kl.causal,)),
+    )
     model, calls = made(design), []
     for layer in model.decoder.layers:
         layer.cross.kv.register_forward_hook(lambda *_: calls.append(1))
@@ -153,8 +173,15 @@ def test_a_cross_attention_memory_is_computed_once():
 
 
 def test_a_full_static_cache_says_so():
-    model = made(kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"),
-                                     decoder=kl.StackDesign(1, (kl.causal,))))
+    model = made(
+        kl.presets.gpt2.but(
+            vocab=31,
+            dim=24,
+            heads=6,
+            feedforward=kl.FeedForward(29, "gelu"),
+            decoder=kl.StackDesign(1, (kl.causal,)),
+        )
+    )
     _, state = model.start(tokens(1, 5), cache="static", capacity=6)
     model.step(tokens(1, 1), state)
     with pytest.raises(ValueError, match=r"holds 6 of 6 tokens and cannot take 1 more"):

@@ -32,7 +32,7 @@ def reference_steps(model, sequences: torch.Tensor, **memory):
     logits, state = model.start(sequences[:, :PROMPT], **memory)
     yield logits
     for n in range(STEPS):
-        yield model.step(sequences[:, PROMPT + n:PROMPT + n + 1], state)
+        yield model.step(sequences[:, PROMPT + n : PROMPT + n + 1], state)
 
 
 def memory_of(model, rows: int):
@@ -59,7 +59,7 @@ def test_a_static_step_scores_like_the_models_own_or_is_refused(design, masks, s
     logits, cache = runner.start(sequences[:, :PROMPT], capacity=PROMPT + STEPS, **memory_of(model, 3))
     same(logits, next(want))
     for n, expected in enumerate(want):
-        same(runner.step(sequences[:, PROMPT + n:PROMPT + n + 1], cache), expected)
+        same(runner.step(sequences[:, PROMPT + n : PROMPT + n + 1], cache), expected)
 
 
 @given(designs("decoder") | designs("both"), MASKS_OF_LAYERS, st.integers(2, 5))
@@ -72,7 +72,9 @@ def test_a_paged_step_scores_like_the_models_own_whatever_the_mask(design, masks
     is_encoder_decoder = isinstance(model, kl.EncoderDecoder)
     want = reference_steps(model, sequences, **memory_of(model, 2))
     next(want)  # pages are asked for the logits of steps alone
-    runner = PagedRunner(model, num_pages=40, page_size=page_size, num_source_pages=20 if is_encoder_decoder else 0)
+    runner = PagedRunner(
+        model, num_pages=40, page_size=page_size, num_source_pages=20 if is_encoder_decoder else 0
+    )
     page_tables = [PageTable(width=1) for _ in range(2)]
     for page_table in page_tables:
         assert runner.reserve(page_table, PROMPT + STEPS)

@@ -24,17 +24,36 @@ from keepleft.weights.rules import (
 )
 
 # a small design that each family can say
-SMALL = {"gpt2": "gpt2", "openai-gpt": "gpt", "gpt_neo": "gpt_neo", "llama": "llama3_1", "mistral": "mistral",
-         "qwen2": "qwen2_0_5b", "t5": "t5", "mt5": "mt5", "bart": "bart", "marian": "marian",
-         "pegasus": "pegasus", "bert": "bert"}
-HEADS = {"gpt2": [None, kl.ClassificationHead(5, "last", bias=False)], "llama": [None, kl.ClassificationHead(5, "last", bias=False)],
-         "bert": [None, kl.MaskedLMHead(), kl.ClassificationHead(5)]}
+SMALL = {
+    "gpt2": "gpt2",
+    "openai-gpt": "gpt",
+    "gpt_neo": "gpt_neo",
+    "llama": "llama3_1",
+    "mistral": "mistral",
+    "qwen2": "qwen2_0_5b",
+    "t5": "t5",
+    "mt5": "mt5",
+    "bart": "bart",
+    "marian": "marian",
+    "pegasus": "pegasus",
+    "bert": "bert",
+}
+HEADS = {
+    "gpt2": [None, kl.ClassificationHead(5, "last", bias=False)],
+    "llama": [None, kl.ClassificationHead(5, "last", bias=False)],
+    "bert": [None, kl.MaskedLMHead(), kl.ClassificationHead(5)],
+}
 
 
 def small(name: str) -> kl.Design:
     design = presets.small(presets.ALL[SMALL[name]])
-    return design.but(vocab=23, dim=24, heads=6, kv_heads=3 if design.kv_heads else None,
-                      feedforward=replace(design.feedforward, width=96))
+    return design.but(
+        vocab=23,
+        dim=24,
+        heads=6,
+        kv_heads=3 if design.kv_heads else None,
+        feedforward=replace(design.feedforward, width=96),
+    )
 
 
 CASES = [(name, head) for name in SMALL for head in [..., *HEADS.get(name, [])]]
@@ -47,9 +66,14 @@ def test_giving_and_taking_back_changes_nothing(name, head):
     theirs = dict(export_tensors(rules, model.state_dict(), prefix=families()[name].prefix))
     again = kl.build(design)
     load_tensors(rules, InMemorySource(theirs), again.state_dict(), prefix=families()[name].prefix)
-    assert all(torch.equal(x, y) for x, y in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
     formulas = sum(rule.compute().numel() for rule in rules if rule.compute)
-    assert sum(t.numel() for t in theirs.values()) - formulas == sum(t.numel() for t in model.state_dict().values())
+    assert sum(t.numel() for t in theirs.values()) - formulas == sum(
+        t.numel() for t in model.state_dict().values()
+    )
 
 
 @pytest.mark.parametrize(("name", "head"), CASES)
@@ -68,7 +92,9 @@ def test_a_tensor_too_many_too_few_or_twice_is_an_error_that_names_it(name):
     model, family = kl.build(design), families()[name]
     rules = family.rules(design)
     theirs = dict(export_tensors(rules, model.state_dict(), prefix=family.prefix))
-    fill = lambda state, table=rules: load_tensors(table, InMemorySource(state), kl.build(design).state_dict(), prefix=family.prefix)
+    fill = lambda state, table=rules: load_tensors(
+        table, InMemorySource(state), kl.build(design).state_dict(), prefix=family.prefix
+    )
     with pytest.raises(ValueError, match="'surprise'"):
         fill({**theirs, "surprise": torch.ones(1)})
     formulas = {family.prefix + rule.checkpoint_name for rule in rules if rule.compute}
@@ -89,9 +115,17 @@ def test_a_second_copy_of_a_tied_matrix_must_be_a_copy():
     design = small("gpt2")
     model, rules = kl.build(design), families()["gpt2"].rules(design)
     theirs = dict(export_tensors(rules, model.state_dict()))
-    load_tensors(rules, InMemorySource({**theirs, "lm_head.weight": theirs["wte.weight"]}), kl.build(design).state_dict())
+    load_tensors(
+        rules,
+        InMemorySource({**theirs, "lm_head.weight": theirs["wte.weight"]}),
+        kl.build(design).state_dict(),
+    )
     with pytest.raises(ValueError, match="two different ones"):
-        load_tensors(rules, InMemorySource({**theirs, "lm_head.weight": theirs["wte.weight"] + 1}), kl.build(design).state_dict())
+        load_tensors(
+            rules,
+            InMemorySource({**theirs, "lm_head.weight": theirs["wte.weight"] + 1}),
+            kl.build(design).state_dict(),
+        )
 
 
 @given(st.sampled_from([identity, transpose, interleave(3)]), st.integers(0, 2))
@@ -111,6 +145,12 @@ def test_joined_matrices_lie_one_below_the_other():
     rules = concat_rules("l.{}", ("q", "k"), "qk", (2, 3))
     ours = {"qk.weight": torch.zeros(5, 7), "qk.bias": torch.zeros(5)}
     q, k = torch.randn(2, 7), torch.randn(3, 7)
-    load_tensors(rules, InMemorySource({"l.q.weight": q, "l.k.weight": k, "l.q.bias": torch.ones(2), "l.k.bias": torch.full((3,), 2.0)}), ours)
+    load_tensors(
+        rules,
+        InMemorySource(
+            {"l.q.weight": q, "l.k.weight": k, "l.q.bias": torch.ones(2), "l.k.bias": torch.full((3,), 2.0)}
+        ),
+        ours,
+    )
     assert torch.equal(ours["qk.weight"], torch.cat([q, k]))
     assert ours["qk.bias"].tolist() == [1, 1, 2, 2, 2]

@@ -25,17 +25,28 @@ def few_threads():
         yield
 
 
-@given(stops=st.sets(st.integers(1, 11), min_size=1, max_size=3), optimizer=st.sampled_from(["adamw", "muon"]),
-       average=st.sampled_from([0.0, 0.9]), kind=st.sampled_from(["decoder", "both"]), accumulate=st.sampled_from([1, 3, 30]),
-       shape=st.sampled_from([BucketedLayout(), PackedLayout(24)]), dtype=st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])  # smaller failures would take minutes to find
-def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_path_factory, stops, optimizer, average, kind,
-                                                                        accumulate, shape, dtype):
+@given(
+    stops=st.sets(st.integers(1, 11), min_size=1, max_size=3),
+    optimizer=st.sampled_from(["adamw", "muon"]),
+    average=st.sampled_from([0.0, 0.9]),
+    kind=st.sampled_from(["decoder", "both"]),
+    accumulate=st.sampled_from([1, 3, 30]),
+    shape=st.sampled_from([BucketedLayout(), PackedLayout(24)]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(
+    max_examples=8, phases=[Phase.explicit, Phase.generate]
+)  # smaller failures would take minutes to find
+def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(
+    tmp_path_factory, stops, optimizer, average, kind, accumulate, shape, dtype
+):
     design = lessons.design(kind)
     order = lessons.batches(design, shape, accumulate=accumulate)
     recipe = lessons.recipe(optimizer=optimizer, ema_decay=average, log_every=3)
     whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
-    run = lambda folder, stop: list(train(lessons.model(design, dtype=dtype), order, recipe, folder=folder, stop=stop))
+    run = lambda folder, stop: list(
+        train(lessons.model(design, dtype=dtype), order, recipe, folder=folder, stop=stop)
+    )
     unbroken = run(whole, lambda: False)
     done, reports = 0, []
     for stop in [*sorted(stops), 99]:
@@ -46,8 +57,13 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(tmp_pat
     ends = lessons.state(whole, 12), lessons.state(broken, 12)
     assert lessons.same(*ends)
     kinds = {"weights", "step", "exp_avg", "exp_avg_sq"} | ({"average"} if average else set())
-    assert {name.split("/")[0] for name in ends[0]} == kinds | ({"momentum"} if optimizer == "muon" else set())
-    assert checkpoint.read_state(whole / "step-00000012")["place"] == checkpoint.read_state(broken / "step-00000012")["place"]
+    assert {name.split("/")[0] for name in ends[0]} == kinds | (
+        {"momentum"} if optimizer == "muon" else set()
+    )
+    assert (
+        checkpoint.read_state(whole / "step-00000012")["place"]
+        == checkpoint.read_state(broken / "step-00000012")["place"]
+    )
     assert unbroken[-1].grad_norm == reports[-1].grad_norm
     assert sum(report.tokens for report in unbroken) == sum(report.tokens for report in reports)
 
@@ -57,13 +73,18 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
     recipe = lessons.recipe(steps=50, save_every=2, optimizer="muon", ema_decay=0.9, keep_checkpoints=2)
     lessons.run(tmp_path / "whole", recipe=recipe)
     expected = lessons.state(tmp_path / "whole", 50)
-    chance, kills, during, runs = random.Random(5), 0, 0, 0
+    chance = random.Random(5)
+    kills = 0
+    during = 0
+    runs = 0
     finished = False
     while kills < KILLS or not finished:
         folder = tmp_path / f"broken{runs}"
         started = lessons.CHILDREN.Event()
         child = lessons.child(lessons.begun, str(folder), "both", recipe, started)
-        while not started.wait(0.05) and child.is_alive():  # one that was killed after its last save ends without a step
+        while (
+            not started.wait(0.05) and child.is_alive()
+        ):  # one that was killed after its last save ends without a step
             pass
         if kills < KILLS:
             time.sleep(chance.uniform(0.0, 0.4))
@@ -73,7 +94,10 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
         if finished:
             assert lessons.same(lessons.state(folder, 50), expected)
             assert not list(folder.glob("*.part"))
-            assert [place.name for place in checkpoint.list_checkpoints(folder)] == ["step-00000050", "step-00000048"]
+            assert [place.name for place in checkpoint.list_checkpoints(folder)] == [
+                "step-00000050",
+                "step-00000048",
+            ]
             runs += 1
         else:
             assert child.exitcode == -9
@@ -87,7 +111,11 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     lessons.run(tmp_path / "whole", recipe=recipe)
     folder = tmp_path / "broken"
     asked = iter(range(1, 9))
-    lessons.run(folder, recipe=lessons.recipe(steps=8, save_every=2, keep_checkpoints=9, ema_decay=0.9), stop=lambda: next(asked) == 6)
+    lessons.run(
+        folder,
+        recipe=lessons.recipe(steps=8, save_every=2, keep_checkpoints=9, ema_decay=0.9),
+        stop=lambda: next(asked) == 6,
+    )
     tensors = folder / "step-00000006" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     asked = iter(range(5, 9))
@@ -95,7 +123,9 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     reports = lessons.run(folder, recipe=often, stop=lambda: next(asked) == 5)
     assert "step-00000006 is damaged: tensors.safetensors has" in reports[0].notes[0]
     assert "going on from step-00000004" in reports[0].notes[0]
-    assert [place.name for place in checkpoint.list_checkpoints(folder)] == ["step-00000005"]  # the damaged one does not count as newer
+    assert [place.name for place in checkpoint.list_checkpoints(folder)] == [
+        "step-00000005"
+    ]  # the damaged one does not count as newer
     lessons.run(folder, recipe=recipe)
     assert lessons.same(lessons.state(folder, 8), lessons.state(tmp_path / "whole", 8))
 
@@ -112,7 +142,9 @@ def test_a_full_disk_names_the_checkpoint_leaves_the_one_before_and_the_run_can_
         return False
 
     try:
-        with pytest.raises(OSError, match=r"the checkpoint .*step-00000008 could not be written .*File too large"):
+        with pytest.raises(
+            OSError, match=r"the checkpoint .*step-00000008 could not be written .*File too large"
+        ):
             lessons.run(folder, recipe=recipe, stop=full)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -128,12 +160,26 @@ def test_what_changed_is_named_and_what_is_free_may_change(tmp_path):
     asked = iter([False, False, True])
     lessons.run(folder, recipe=recipe, metadata={"data": "a", "sizes": (1, 2)}, stop=lambda: next(asked))
     shutil.copytree(folder, tmp_path / "before")
-    with pytest.raises(ValueError, match=r"cannot go on, because it has changed: lr was 0.01 and is 0.02; data was 'a' and "
-                                         r"is 'b'; more was None and is 1; sizes was \[1, 2\] and is None"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot go on, because it has changed: lr was 0.01 and is 0.02; data was 'a' and "
+        r"is 'b'; more was None and is 1; sizes was \[1, 2\] and is None",
+    ):
         lessons.run(folder, recipe=lessons.recipe(steps=6, lr=0.02), metadata={"data": "b", "more": 1})
     assert lessons.same(lessons.state(folder, 3), lessons.state(tmp_path / "before", 3))
-    free = lessons.recipe(steps=6, save_every=1, log_every=2, keep_checkpoints=9, eval_every=2, patience=5, metric="bleu", activation_checkpointing=True)
-    lessons.run(folder, recipe=free, metadata={"data": "a", "sizes": [1, 2]}, measure=lambda model: {"bleu": 0.0})
+    free = lessons.recipe(
+        steps=6,
+        save_every=1,
+        log_every=2,
+        keep_checkpoints=9,
+        eval_every=2,
+        patience=5,
+        metric="bleu",
+        activation_checkpointing=True,
+    )
+    lessons.run(
+        folder, recipe=free, metadata={"data": "a", "sizes": [1, 2]}, measure=lambda model: {"bleu": 0.0}
+    )
     assert lessons.same(lessons.state(folder, 6), lessons.state(tmp_path / "whole", 6))
 
 
@@ -143,7 +189,9 @@ def test_a_finished_run_stays_finished(tmp_path):
     assert lessons.run(tmp_path, recipe=recipe) == []
 
 
-@pytest.mark.parametrize(("changes", "words"), [({"dim": 24}, "has shape"), ({"bias": False}, "unknown"), ({}, "and type")])
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"dim": 24}, "has shape"), ({"bias": False}, "unknown"), ({}, "and type")]
+)
 def test_another_model_is_refused_before_anything_is_filled(changes, words, tmp_path):
     recipe = lessons.recipe(steps=3)
     asked = iter([True])

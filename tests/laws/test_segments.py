@@ -23,7 +23,9 @@ def test_padding_of_any_amount_and_content_is_invisible(design, data):
     seg = data.draw(padding(3, T))
     out = model(texts, segments=seg)
     noise = torch.where(seg == 0, (texts + 5) % VOCAB, texts)
-    assert torch.equal(model(noise, segments=seg)[seg != 0], out[seg != 0])  # the content of padding: bit for bit
+    assert torch.equal(
+        model(noise, segments=seg)[seg != 0], out[seg != 0]
+    )  # the content of padding: bit for bit
     for row in range(3):
         real = seg[row] != 0
         same(out[row, real], model(texts[row, real][None])[0])
@@ -45,7 +47,9 @@ def test_packed_texts_are_each_as_if_alone(design, data):
 @given(designs("both"), st.data())
 @settings(max_examples=60)
 def test_packed_pairs_are_each_as_if_alone(design, data):
-    model, sources, targets = made(design), tokens(2, 7), tokens(2, T)
+    model = made(design)
+    sources = tokens(2, 7)
+    targets = tokens(2, T)
     there, here = data.draw(segments(2, 7)), data.draw(segments(2, T))
     out = model(sources, targets, source_segments=there, segments=here)
     for row in range(2):
@@ -59,7 +63,9 @@ def test_packed_pairs_are_each_as_if_alone(design, data):
 @given(designs("both"), st.data())
 @settings(max_examples=40)
 def test_padding_of_a_source_is_invisible(design, data):
-    model, sources, targets = made(design), tokens(3, 7), tokens(3, T)
+    model = made(design)
+    sources = tokens(3, 7)
+    targets = tokens(3, T)
     seg = data.draw(padding(3, 7))
     out = model(sources, targets, source_segments=seg)
     for row in range(3):
@@ -87,12 +93,17 @@ def test_no_position_reads_its_future(design, cut):
     assert torch.equal(run(texts)[:, :cut], run(other)[:, :cut])
 
 
-@given(designs("decoder"), st.integers(1, T - 1),
-       st.lists(st.lists(st.integers(0, 3), min_size=T, max_size=T), min_size=2, max_size=2))
+@given(
+    designs("decoder"),
+    st.integers(1, T - 1),
+    st.lists(st.lists(st.integers(0, 3), min_size=T, max_size=T), min_size=2, max_size=2),
+)
 @settings(max_examples=60)
 def test_no_position_reads_its_future_however_texts_lie(design, cut, numbers):
     """Texts torn apart, padding in the middle, a number that comes back: whatever the segments are."""
-    model, texts, seg = made(design), tokens(2, T), torch.tensor(numbers)
+    model = made(design)
+    texts = tokens(2, T)
+    seg = torch.tensor(numbers)
     other = texts.clone()
     other[:, cut:] = (other[:, cut:] + 7) % VOCAB
     assert torch.equal(model(texts, segments=seg)[:, :cut], model(other, segments=seg)[:, :cut])
@@ -105,4 +116,6 @@ def test_positions_count_each_segment_from_zero(data):
     for row in range(3):
         for number in seg[row].unique():
             mine = seg[row] == number
-            assert pos[row, mine].tolist() == ([0] * int(mine.sum()) if number == 0 else list(range(int(mine.sum()))))
+            assert pos[row, mine].tolist() == (
+                [0] * int(mine.sum()) if number == 0 else list(range(int(mine.sum())))
+            )

@@ -21,7 +21,13 @@ from keepleft.training.loss_module import LossModule
 from strategies import VOCAB, designs
 from strategies import made as wild
 
-POSITIONS = [kl.Rotary(100.0), kl.LearnedPositions(61), kl.LearnedPositions(61, first=2), kl.RelativeBias(8, 19), kl.Sinusoidal()]
+POSITIONS = [
+    kl.Rotary(100.0),
+    kl.LearnedPositions(61),
+    kl.LearnedPositions(61, first=2),
+    kl.RelativeBias(8, 19),
+    kl.Sinusoidal(),
+]
 TEXT = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=9).map(lambda text: [*text, 2])
 TEXTS = st.lists(TEXT, min_size=2, max_size=7)
 SHAPES = [BucketedLayout(), BucketedLayout(4), BucketedLayout(8, fixed_height=True), PackedLayout(23)]
@@ -42,14 +48,22 @@ def made(design: kl.Design) -> torch.nn.Module:
     return model
 
 
-def batches(texts: list[list[int]], design: kl.Design, shape: BucketedLayout | PackedLayout, **choices) -> Batches:
+def batches(
+    texts: list[list[int]], design: kl.Design, shape: BucketedLayout | PackedLayout, **choices
+) -> Batches:
     """Each text, or for models with a source each text backwards after the text itself."""
     store = TokenStore.from_lists(text=texts, src=texts, tgt=[[*text[-2:0:-1], 2] for text in texts])
-    return Batches(store, NextToken(1) if design.encoder is None else Translation(1), shape,
-                   **{"budget": 10_000, "shuffle": False, **choices})
+    return Batches(
+        store,
+        NextToken(1) if design.encoder is None else Translation(1),
+        shape,
+        **{"budget": 10_000, "shuffle": False, **choices},
+    )
 
 
-def taught(model: torch.nn.Module, some: list, smoothing: float = 0.0) -> tuple[dict[str, torch.Tensor], list[float]]:
+def taught(
+    model: torch.nn.Module, some: list, smoothing: float = 0.0
+) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The gradients of the mean loss over all of these batches, and the sums."""
     model.zero_grad()
     tokens, sums = sum(batch.tokens for batch in some), [0.0, 0.0, 0.0]
@@ -57,7 +71,10 @@ def taught(model: torch.nn.Module, some: list, smoothing: float = 0.0) -> tuple[
         found = LossModule(model, smoothing)(batch.inputs, batch.targets)
         (found.loss / tokens).backward()
         sums = [a + float(b.detach()) for a, b in zip(sums, found, strict=True)]
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, [tokens, *sums]
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, [
+        tokens,
+        *sums,
+    ]
 
 
 def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -68,7 +85,8 @@ def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert float((a[name] - b[name]).abs().max()) <= 1e-12 * max(1.0, largest), name
 
 
-# parallel = sequential ------------------------------------------------------------------------------------------
+# parallel = sequential
+# ------------------------------------------------------------------------------------------
 
 
 def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, torch.Tensor]:
@@ -79,12 +97,14 @@ def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, t
         asked = batch.targets[row][batch.targets[row] != -100]
         memory = None
         if "source" in batch.inputs:
-            memory = model.encode_memory(batch.inputs["source"][row][batch.inputs["source_segments"][row] != 0][None])
+            memory = model.encode_memory(
+                batch.inputs["source"][row][batch.inputs["source_segments"][row] != 0][None]
+            )
         scores, state = model.start(shown[None, :1], memory=memory)
         losses = [F.cross_entropy(scores, asked[:1], label_smoothing=smoothing)]
         for t in range(1, len(shown)):
-            scores = model.step(shown[None, t:t + 1], state)
-            losses.append(F.cross_entropy(scores, asked[t:t + 1], label_smoothing=smoothing))
+            scores = model.step(shown[None, t : t + 1], state)
+            losses.append(F.cross_entropy(scores, asked[t : t + 1], label_smoothing=smoothing))
         (torch.stack(losses).sum() / batch.tokens).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -92,7 +112,9 @@ def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, t
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 @pytest.mark.parametrize("position", POSITIONS, ids=lambda position: type(position).__name__)
 @given(data=st.data())
-@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])  # smaller failures would take minutes to find
+@settings(
+    max_examples=6, phases=[Phase.explicit, Phase.generate]
+)  # smaller failures would take minutes to find
 def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, kind, data):
     design = data.draw(designs(kind)).but(position=position, head_dim=None)
     model = made(design)
@@ -101,10 +123,17 @@ def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, 
     alike(taught(model, [batch], smoothing)[0], step_by_step(model, batch, smoothing))
 
 
-# accumulation = full batch, packed = unpacked ----------------------------------------------------------------------
+# accumulation = full batch, packed = unpacked
+# ----------------------------------------------------------------------
 
 
-@given(designs("decoder") | designs("both"), TEXTS, st.sampled_from(SHAPES), st.sampled_from([0.0, 0.1]), st.integers(23, 50))
+@given(
+    designs("decoder") | designs("both"),
+    TEXTS,
+    st.sampled_from(SHAPES),
+    st.sampled_from([0.0, 0.1]),
+    st.integers(23, 50),
+)
 @settings(max_examples=40)
 def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts, shape, smoothing, budget):
     model = made(design)
@@ -122,12 +151,16 @@ def test_any_layout_and_any_cut_gives_the_same_sums_and_gradients(design, texts,
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, shape, monkeypatch):
     """Through the loop itself, with plain descent in place of AdamW, so that the weights show the gradients."""
-    monkeypatch.setattr(step, "make_optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)])
+    monkeypatch.setattr(
+        step, "make_optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)]
+    )
     design = lessons.design(kind, dropout=0.0)
     recipe = lessons.recipe(steps=2, lr=0.3, warmup=0, schedule="constant", max_grad_norm=0.0)
     ends, reports = [], []
-    for order in (lessons.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
-                  lessons.batches(design, shape, budget=48, accumulate=1000)):
+    for order in (
+        lessons.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
+        lessons.batches(design, shape, budget=48, accumulate=1000),
+    ):
         model = lessons.model(design)
         reports.append(list(train(model, order, recipe))[-1])
         ends.append(model.state_dict())
@@ -145,7 +178,13 @@ def test_recomputing_activations_changes_nothing(precision):
     ends = []
     for again in (False, True):
         model = lessons.model(design)
-        list(train(model, lessons.batches(design), lessons.recipe(steps=3, activation_checkpointing=again, precision=precision)))
+        list(
+            train(
+                model,
+                lessons.batches(design),
+                lessons.recipe(steps=3, activation_checkpointing=again, precision=precision),
+            )
+        )
         ends.append(model.state_dict())
     assert lessons.same(*ends)
 
@@ -160,18 +199,21 @@ def test_chance_is_another_one_in_every_micro_batch_of_every_step(monkeypatch):
     assert len(set(seeds)) == len(seeds) == 2 * sum(map(len, steps))
 
 
-# what the loop says and when it ends ----------------------------------------------------------------------------------
+# what the loop says and when it ends
+# ----------------------------------------------------------------------------------
 
 
 def test_reports_add_up():
     design = lessons.design(dropout=0.0)
-    run = lambda every: list(train(lessons.model(design), lessons.batches(design), lessons.recipe(log_every=every)))
+    run = lambda every: list(
+        train(lessons.model(design), lessons.batches(design), lessons.recipe(log_every=every))
+    )
     fine, coarse = run(1), run(4)
     assert [report.step for report in fine] == list(range(1, 13))
     assert [report.step for report in coarse] == [4, 8, 12]
     assert [report.last for report in coarse] == [False, False, True]
     for n, report in enumerate(coarse):
-        part = fine[4 * n:4 * n + 4]
+        part = fine[4 * n : 4 * n + 4]
         assert report.tokens == sum(one.tokens for one in part)
         assert report.loss == pytest.approx(sum(one.loss for one in part) / 4)
         assert report.grad_norm == part[-1].grad_norm
@@ -198,7 +240,15 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
     order = lessons.batches(design)
     names = [step[0].identity for _, (_, step) in zip(range(8), order.steps(), strict=False)]
     with pytest.raises(FloatingPointError, match=f"the {what} of step 7 is") as caught:
-        list(train(model, order, lessons.recipe(log_every=4, save_every=2, max_grad_norm=clip), folder=tmp_path, stop=spoil))
+        list(
+            train(
+                model,
+                order,
+                lessons.recipe(log_every=4, save_every=2, max_grad_norm=clip),
+                folder=tmp_path,
+                stop=spoil,
+            )
+        )
     assert names[7] in str(caught.value)
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -211,8 +261,13 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
 def test_stop_saves_and_ends(tmp_path):
     design = lessons.design()
     asked = iter([False] * 4 + [True])
-    *_, last = train(lessons.model(design), lessons.batches(design), lessons.recipe(), folder=tmp_path,
-                     stop=lambda: next(asked))
+    *_, last = train(
+        lessons.model(design),
+        lessons.batches(design),
+        lessons.recipe(),
+        folder=tmp_path,
+        stop=lambda: next(asked),
+    )
     assert (last.step, last.last, last.saved) == (5, True, str(tmp_path / "step-00000005"))
 
 
@@ -221,14 +276,25 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
     values = [3.0, math.nan, 2.0, 2.5, 2.0, 2.1, 1.0, *[1.0] * 4]
     measured = iter(values)
     recipe = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=2, patience=3)
-    run = lambda more: list(train(lessons.model(design), lessons.batches(design), more, folder=tmp_path,
-                                  measure=lambda model: {"loss": next(measured)}))
+    run = lambda more: list(
+        train(
+            lessons.model(design),
+            lessons.batches(design),
+            more,
+            folder=tmp_path,
+            measure=lambda model: {"loss": next(measured)},
+        )
+    )
     reports = run(recipe)
     assert [report.step for report in reports if report.best] == [2, 6]
     assert reports[-1].step == 12
     assert reports[-1].last
     assert "no better loss in 3 evaluations" in reports[-1].notes[0]
-    assert [place.name for place in checkpoint.list_checkpoints(tmp_path)] == ["step-00000012", "step-00000011", "step-00000006"]
+    assert [place.name for place in checkpoint.list_checkpoints(tmp_path)] == [
+        "step-00000012",
+        "step-00000011",
+        "step-00000006",
+    ]
     assert run(recipe) == []  # it has ended
     patient = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=1, patience=4)
     assert [report.step for report in run(patient) if report.best] == [14]
@@ -237,12 +303,22 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
 def test_a_metric_may_be_better_when_higher_and_must_be_measured():
     design = lessons.design()
     values = iter([0.1, 0.3, 0.2])
-    reports = train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=6, eval_every=2, metric="bleu"),
-                    measure=lambda model: {"bleu": next(values)})
+    reports = train(
+        lessons.model(design),
+        lessons.batches(design),
+        lessons.recipe(steps=6, eval_every=2, metric="bleu"),
+        measure=lambda model: {"bleu": next(values)},
+    )
     assert [report.best for report in reports] == [True, True, False]
     with pytest.raises(ValueError, match="'bleu' is not measured: there are chrf"):
-        list(train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=2, metric="bleu"),
-                   measure=lambda model: {"chrf": 1.0}))
+        list(
+            train(
+                lessons.model(design),
+                lessons.batches(design),
+                lessons.recipe(steps=2, metric="bleu"),
+                measure=lambda model: {"chrf": 1.0},
+            )
+        )
 
 
 def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
@@ -258,7 +334,14 @@ def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
     ends = []
     for chosen in (measure, None):
         model = lessons.model(design)
-        list(train(model, lessons.batches(design), lessons.recipe(steps=4, ema_decay=0.5, eval_every=2), measure=chosen))
+        list(
+            train(
+                model,
+                lessons.batches(design),
+                lessons.recipe(steps=4, ema_decay=0.5, eval_every=2),
+                measure=chosen,
+            )
+        )
         ends.append(model.state_dict())
     assert lessons.same(*ends)
     assert lessons.same(seen, ends[0])  # at the end the average stays in the model

@@ -1,4 +1,6 @@
-"""What makes no sense is refused in a sentence, before it does harm: models and states go on as if it had not been."""
+"""What makes no sense is refused in a sentence, before it does harm: models and states go on as if it had not
+been.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,46 @@ from keepleft import (
     window,
 )
 
-V, B, T, S, LONGEST = 31, 3, 7, 5, 13
+V = 31
+B = 3
+T = 7
+S = 5
+LONGEST = 13
 
-DECODER = kl.presets.gpt2.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=LearnedPositions(LONGEST),
-                              decoder=StackDesign(2, (causal,)))
-ROTARY = kl.presets.llama.but(vocab=V, dim=23, heads=3, head_dim=4, feedforward=FeedForward(17, "silu", gated=True),
-                              decoder=StackDesign(2, (causal,)))
-ENCODER = kl.presets.bert.but(vocab=V, dim=15, heads=3, feedforward=FeedForward(17, "gelu"), position=LearnedPositions(LONGEST),
-                              encoder=StackDesign(2, (full,), False))
-PAIR = kl.presets.bart.but(vocab=V, source_vocab=29, dim=15, heads=3, feedforward=FeedForward(17, "gelu"),
-                           position=LearnedPositions(LONGEST, first=2), encoder=StackDesign(1, (full,)), decoder=StackDesign(2, (causal,)))
+DECODER = kl.presets.gpt2.but(
+    vocab=V,
+    dim=15,
+    heads=3,
+    feedforward=FeedForward(17, "gelu"),
+    position=LearnedPositions(LONGEST),
+    decoder=StackDesign(2, (causal,)),
+)
+ROTARY = kl.presets.llama.but(
+    vocab=V,
+    dim=23,
+    heads=3,
+    head_dim=4,
+    feedforward=FeedForward(17, "silu", gated=True),
+    decoder=StackDesign(2, (causal,)),
+)
+ENCODER = kl.presets.bert.but(
+    vocab=V,
+    dim=15,
+    heads=3,
+    feedforward=FeedForward(17, "gelu"),
+    position=LearnedPositions(LONGEST),
+    encoder=StackDesign(2, (full,), False),
+)
+PAIR = kl.presets.bart.but(
+    vocab=V,
+    source_vocab=29,
+    dim=15,
+    heads=3,
+    feedforward=FeedForward(17, "gelu"),
+    position=LearnedPositions(LONGEST, first=2),
+    encoder=StackDesign(1, (full,)),
+    decoder=StackDesign(2, (causal,)),
+)
 TURNS = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
 
 
@@ -55,6 +87,7 @@ def texts(rows: int = B, length: int = T, vocab: int = V) -> torch.Tensor:
 
 def refused(*words: str, kind: type[Exception] = ValueError):
     """An error of just that kind, in these words."""
+
     class Refused:
         def __enter__(self):
             return self
@@ -65,6 +98,7 @@ def refused(*words: str, kind: type[Exception] = ValueError):
             missing = [word for word in words if word not in str(error)]
             assert not missing, f"{missing} are not in: {error}"
             return True
+
     return Refused()
 
 
@@ -73,14 +107,23 @@ def ways(model, tokens: torch.Tensor, **how):
     if isinstance(model, kl.Encoder):
         return [lambda: model(tokens, **how), lambda: model.hidden_states(tokens, **how)]
     if isinstance(model, kl.Decoder):
-        return [lambda: model(tokens, **how), lambda: model.decoder_hidden_states(tokens, **how), lambda: model.start(tokens, **how)]
+        return [
+            lambda: model(tokens, **how),
+            lambda: model.decoder_hidden_states(tokens, **how),
+            lambda: model.start(tokens, **how),
+        ]
     source = texts(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
     memory = model.encode_memory(source)
-    return [lambda: model(source, tokens, **how), lambda: model.decoder_hidden_states(tokens, memory=memory, **how),
-            lambda: model.start(tokens, memory=memory, **how)]
+    return [
+        lambda: model(source, tokens, **how),
+        lambda: model.decoder_hidden_states(tokens, memory=memory, **how),
+        lambda: model.start(tokens, memory=memory, **how),
+    ]
 
 
-every = pytest.mark.parametrize("design", [DECODER, ROTARY, ENCODER, PAIR], ids=["learned", "rotary", "encoder", "pair"])
+every = pytest.mark.parametrize(
+    "design", [DECODER, ROTARY, ENCODER, PAIR], ids=["learned", "rotary", "encoder", "pair"]
+)
 writers = pytest.mark.parametrize("design", [DECODER, ROTARY, PAIR], ids=["learned", "rotary", "pair"])
 kinds = pytest.mark.parametrize("kind", ["dynamic", "static", "ring"])
 
@@ -105,7 +148,9 @@ def test_tokens_that_are_no_whole_numbers_are_refused(design, dtype):
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32])
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32]
+)
 def test_whole_numbers_of_any_width_are_tokens_or_are_refused(design, dtype):
     model, tokens = made(design), texts()
     source = () if design is not PAIR else (texts(B, S, 29),)
@@ -139,7 +184,11 @@ def test_a_token_outside_the_vocabulary_is_named(design, token):
 def test_a_source_has_a_vocabulary_of_its_own(token):
     model, source = made(PAIR), texts(B, S, 29)
     source[2, 1] = token
-    for way in (lambda: model(source, texts()), lambda: model.encode(source), lambda: model.encode_memory(source)):
+    for way in (
+        lambda: model(source, texts()),
+        lambda: model.encode(source),
+        lambda: model.encode_memory(source),
+    ):
         with refused(str(token), "vocabulary of 29"):
             way()
 
@@ -239,8 +288,11 @@ def test_a_kind_that_there_is_not_is_named(given):
         made(ENCODER)(texts(1, 2), token_types=torch.tensor(given))
 
 
-@pytest.mark.parametrize("given", [torch.zeros(B, T + 1, dtype=torch.long), torch.zeros(T, dtype=torch.long),
-                                   torch.zeros(B, T)], ids=["longer", "flat", "float"])
+@pytest.mark.parametrize(
+    "given",
+    [torch.zeros(B, T + 1, dtype=torch.long), torch.zeros(T, dtype=torch.long), torch.zeros(B, T)],
+    ids=["longer", "flat", "float"],
+)
 def test_kinds_must_be_like_the_tokens(given):
     with refused("token_types", str(given.dtype) if given.shape == (B, T) else str(tuple(given.shape))):
         made(ENCODER)(texts(), token_types=given)
@@ -263,7 +315,10 @@ def test_a_writer_with_a_source_does_not_write_without_one():
 
 def test_a_writer_without_a_source_takes_none():
     model, memory = made(DECODER), made(PAIR).encode_memory(texts(B, S, 29))
-    for way in (lambda: model.decoder_hidden_states(texts(), memory=memory), lambda: model.start(texts(), memory=memory)):
+    for way in (
+        lambda: model.decoder_hidden_states(texts(), memory=memory),
+        lambda: model.start(texts(), memory=memory),
+    ):
         with refused("memory"):
             way()
 
@@ -272,8 +327,11 @@ def test_a_writer_without_a_source_takes_none():
 def test_source_and_target_have_the_same_number_of_rows(rows):
     model, source = made(PAIR), texts(rows, S, 29)
     memory = model.encode_memory(source)
-    for way in (lambda: model(source, texts()), lambda: model.start(texts(), memory=memory),
-                lambda: model.decoder_hidden_states(texts(), memory=memory)):
+    for way in (
+        lambda: model(source, texts()),
+        lambda: model.start(texts(), memory=memory),
+        lambda: model.decoder_hidden_states(texts(), memory=memory),
+    ):
         with refused(str(rows), str(B), "rows"):
             way()
 
@@ -304,14 +362,26 @@ def test_steps_end_where_the_learned_positions_end(design, padded, kind):
 
 @writers
 @kinds
-@pytest.mark.parametrize("bad", [
-    torch.full((B, 1), V), torch.full((B, 1), -1), torch.zeros(B, 1), torch.zeros(B, dtype=torch.long),
-    torch.zeros(B, 0, dtype=torch.long), torch.zeros(B + 1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long),
-    torch.zeros(B, 1, 1, dtype=torch.long), torch.zeros(B, 1, dtype=torch.bool)],
-    ids=["beyond", "negative", "float", "flat", "empty", "more rows", "one row", "deep", "bool"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.full((B, 1), V),
+        torch.full((B, 1), -1),
+        torch.zeros(B, 1),
+        torch.zeros(B, dtype=torch.long),
+        torch.zeros(B, 0, dtype=torch.long),
+        torch.zeros(B + 1, 1, dtype=torch.long),
+        torch.zeros(1, 1, dtype=torch.long),
+        torch.zeros(B, 1, 1, dtype=torch.long),
+        torch.zeros(B, 1, dtype=torch.bool),
+    ],
+    ids=["beyond", "negative", "float", "flat", "empty", "more rows", "one row", "deep", "bool"],
+)
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_refused_step_leaves_the_state_as_it_was(design, kind, bad, padded):
-    model, prompt, more = made(design), texts(B, 4), texts(B, 2)
+    model = made(design)
+    prompt = texts(B, 4)
+    more = texts(B, 2)
     segments = torch.tensor([[1] * 4, [0, 0, 1, 1], [0, 1, 1, 1]]) if padded else None
     _, state = begun(model, prompt, segments=segments, cache=kind, capacity=LONGEST)
     with refused():
@@ -323,7 +393,9 @@ def test_a_refused_step_leaves_the_state_as_it_was(design, kind, bad, padded):
 
 @pytest.mark.parametrize("turn", TURNS, ids=str)
 def test_a_step_that_a_static_cache_cannot_hold_is_refused_and_a_shorter_one_still_fits(turn):
-    model, prompt, more = made(ROTARY.but(decoder=StackDesign(3, turn))), texts(B, 4), texts(B, 2)
+    model = made(ROTARY.but(decoder=StackDesign(3, turn)))
+    prompt = texts(B, 4)
+    more = texts(B, 2)
     for kind in ("static", "ring") if len(turn) > 1 else ("static",):
         _, state = model.start(prompt, cache=kind, capacity=6)
         with refused("4 of 6", "3 more", "larger capacity"):
@@ -343,9 +415,13 @@ def test_a_prompt_that_a_static_cache_cannot_hold_is_refused():
 def test_a_model_goes_on_with_a_fresh_state_after_any_refusal(design):
     model, prompt = made(design), texts(B, 4)
     want, _ = begun(model, prompt)
-    for spoil in (lambda: begun(model, prompt + V), lambda: begun(model, prompt, cache="shelf"),
-                  lambda: begun(model, prompt[0]), lambda: model.step(prompt + V, begun(model, prompt)[1]),
-                  lambda: model.step(prompt, begun(model, prompt, cache="static", capacity=5)[1])):
+    for spoil in (
+        lambda: begun(model, prompt + V),
+        lambda: begun(model, prompt, cache="shelf"),
+        lambda: begun(model, prompt[0]),
+        lambda: model.step(prompt + V, begun(model, prompt)[1]),
+        lambda: model.step(prompt, begun(model, prompt, cache="static", capacity=5)[1]),
+    ):
         with refused():
             spoil()
         again, state = begun(model, prompt)
@@ -412,58 +488,100 @@ def test_a_choice_that_a_design_does_not_have_is_named_beside_those_it_has(field
         DECODER.but(**{field: 3})
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"dim": 16}, ["16", "3 heads", "head_dim"]),
-    ({"dim": 0}, ["dim", "0"]), ({"dim": -15}, ["dim", "-15"]), ({"dim": "15"}, ["dim", "'15'"]),
-    ({"dim": 15.0}, ["dim", "15.0"]),
-    ({"vocab": 0}, ["vocab", "0"]), ({"vocab": True}, ["vocab", "True"]), ({"vocab": None}, ["vocab", "None"]),
-    ({"heads": 0}, ["heads", "0"]), ({"kv_heads": 2}, ["3 heads", "2 key heads"]), ({"kv_heads": 0}, ["kv_heads", "0"]),
-    ({"head_dim": 0}, ["head_dim", "0"]), ({"head_dim": 2.5}, ["head_dim", "2.5"]),
-    ({"source_vocab": 29}, ["source_vocab", "29", "encoder"]), ({"source_vocab": 0}, ["source_vocab", "0"]),
-    ({"token_types": -1}, ["token_types", "-1"]), ({"token_types": 2.5}, ["token_types", "2.5"]),
-    ({"dropout": 1.0}, ["dropout", "1.0"]), ({"dropout": -0.1}, ["dropout", "-0.1"]),
-    ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
-    ({"dropout": float("nan")}, ["dropout", "nan"]), ({"attention_dropout": 2}, ["attention_dropout", "2"]),
-    ({"bias": "no"}, ["bias", "'no'"]), ({"norm_first": "false"}, ["norm_first", "'false'"]),
-    ({"decoder": None}, ["encoder", "decoder"]), ({"decoder": causal}, ["decoder", "causal"]),
-    ({"position": Rotary()}, ["even", "5"]), ({"position": "rotary"}, ["position", "'rotary'"]),
-    ({"position": None}, ["position", "None"]),
-    ({"norm": "rms"}, ["norm", "'rms'"]), ({"norm": None}, ["norm", "None"]),
-    ({"feedforward": 17}, ["feedforward", "17"]), ({"head": "vocabulary"}, ["head", "'vocabulary'"]),
-    ({"initial": 0.02}, ["initial", "0.02"]),
-], ids=str)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dim": 16}, ["16", "3 heads", "head_dim"]),
+        ({"dim": 0}, ["dim", "0"]),
+        ({"dim": -15}, ["dim", "-15"]),
+        ({"dim": "15"}, ["dim", "'15'"]),
+        ({"dim": 15.0}, ["dim", "15.0"]),
+        ({"vocab": 0}, ["vocab", "0"]),
+        ({"vocab": True}, ["vocab", "True"]),
+        ({"vocab": None}, ["vocab", "None"]),
+        ({"heads": 0}, ["heads", "0"]),
+        ({"kv_heads": 2}, ["3 heads", "2 key heads"]),
+        ({"kv_heads": 0}, ["kv_heads", "0"]),
+        ({"head_dim": 0}, ["head_dim", "0"]),
+        ({"head_dim": 2.5}, ["head_dim", "2.5"]),
+        ({"source_vocab": 29}, ["source_vocab", "29", "encoder"]),
+        ({"source_vocab": 0}, ["source_vocab", "0"]),
+        ({"token_types": -1}, ["token_types", "-1"]),
+        ({"token_types": 2.5}, ["token_types", "2.5"]),
+        ({"dropout": 1.0}, ["dropout", "1.0"]),
+        ({"dropout": -0.1}, ["dropout", "-0.1"]),
+        ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
+        ({"dropout": float("nan")}, ["dropout", "nan"]),
+        ({"attention_dropout": 2}, ["attention_dropout", "2"]),
+        ({"bias": "no"}, ["bias", "'no'"]),
+        ({"norm_first": "false"}, ["norm_first", "'false'"]),
+        ({"decoder": None}, ["encoder", "decoder"]),
+        ({"decoder": causal}, ["decoder", "causal"]),
+        ({"position": Rotary()}, ["even", "5"]),
+        ({"position": "rotary"}, ["position", "'rotary'"]),
+        ({"position": None}, ["position", "None"]),
+        ({"norm": "rms"}, ["norm", "'rms'"]),
+        ({"norm": None}, ["norm", "None"]),
+        ({"feedforward": 17}, ["feedforward", "17"]),
+        ({"head": "vocabulary"}, ["head", "'vocabulary'"]),
+        ({"initial": 0.02}, ["initial", "0.02"]),
+    ],
+    ids=str,
+)
 def test_a_design_that_contradicts_itself_is_refused(changes, words):
     with refused(*words):
         DECODER.but(**changes)
 
 
-@pytest.mark.parametrize(("choose", "words"), [
-    (lambda: FeedForward(0, "relu"), ["width", "0"]), (lambda: FeedForward(-1, "relu"), ["width", "-1"]),
-    (lambda: FeedForward("17", "relu"), ["width", "'17'"]), (lambda: FeedForward(17.5, "relu"), ["width", "17.5"]),
-    (lambda: FeedForward(17, "mish"), ["'mish'", "relu"]), (lambda: FeedForward(17, ["relu"]), ["['relu']", "relu"]),
-    (lambda: FeedForward(17, "relu", gated="no"), ["gated", "'no'"]),
-    (lambda: LearnedPositions(0), ["length", "0"]), (lambda: LearnedPositions("13"), ["length", "'13'"]),
-    (lambda: LearnedPositions(13, first=-1), ["first", "-1"]),
-    (lambda: Sinusoidal(0), ["length", "0"]), (lambda: Rotary(0.0), ["base", "0.0"]), (lambda: Rotary(-1.0), ["base", "-1.0"]),
-    (lambda: Rotary("10000"), ["base", "'10000'"]), (lambda: Rotary(length=0), ["length", "0"]),
-    (lambda: Rotary(scaling=2.0), ["scaling", "2.0"]),
-    (lambda: kl.LinearRopeScaling(0.0), ["factor", "0.0"]), (lambda: kl.LinearRopeScaling(-2.0), ["factor", "-2.0"]),
-    (lambda: kl.Llama3RopeScaling(factor=0.0), ["factor", "0.0"]), (lambda: kl.Llama3RopeScaling(low=4.0, high=4.0), ["low", "high", "4.0"]),
-    (lambda: kl.Llama3RopeScaling(low=4.0, high=1.0), ["low", "high", "1.0"]), (lambda: kl.Llama3RopeScaling(original=0), ["original", "0"]),
-    (lambda: RelativeBias(0, 17), ["buckets", "0"]), (lambda: RelativeBias(3, 17), ["buckets", "3"]),
-    (lambda: RelativeBias(8, 2), ["farthest", "2"]), (lambda: RelativeBias(8, 0), ["farthest", "0"]),
-    (lambda: LayerNorm(-1e-5), ["eps", "-1e-05"]), (lambda: RMSNorm("1e-5"), ["eps", "'1e-5'"]),
-    (lambda: RMSNorm(float("nan")), ["eps", "nan"]),
-    (lambda: StackDesign(0, (causal,)), ["layers", "0"]), (lambda: StackDesign(-1, (causal,)), ["layers", "-1"]),
-    (lambda: StackDesign("2", (causal,)), ["layers", "'2'"]), (lambda: StackDesign(2.0, (causal,)), ["layers", "2.0"]),
-    (lambda: StackDesign(2, ()), ["mask", "()"]), (lambda: StackDesign(2, causal), ["mask", "causal", "(causal,)"]),
-    (lambda: StackDesign(2, ("causal",)), ["mask", "'causal'"]),
-    (lambda: StackDesign(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
-    (lambda: kl.ClassificationHead(0), ["labels", "0"]), (lambda: kl.ClassificationHead(-2), ["labels", "-2"]),
-    (lambda: kl.ClassificationHead(3, "max"), ["'max'", "mean"]),
-    (lambda: kl.PoolingHead("max"), ["'max'", "mean"]), (lambda: kl.MaskedLMHead("mish"), ["'mish'", "relu"]),
-    (lambda: kl.NormalInit(-0.1), ["std", "-0.1"]), (lambda: kl.T5Init(0.0), ["factor", "0.0"]),
-])
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda: FeedForward(0, "relu"), ["width", "0"]),
+        (lambda: FeedForward(-1, "relu"), ["width", "-1"]),
+        (lambda: FeedForward("17", "relu"), ["width", "'17'"]),
+        (lambda: FeedForward(17.5, "relu"), ["width", "17.5"]),
+        (lambda: FeedForward(17, "mish"), ["'mish'", "relu"]),
+        (lambda: FeedForward(17, ["relu"]), ["['relu']", "relu"]),
+        (lambda: FeedForward(17, "relu", gated="no"), ["gated", "'no'"]),
+        (lambda: LearnedPositions(0), ["length", "0"]),
+        (lambda: LearnedPositions("13"), ["length", "'13'"]),
+        (lambda: LearnedPositions(13, first=-1), ["first", "-1"]),
+        (lambda: Sinusoidal(0), ["length", "0"]),
+        (lambda: Rotary(0.0), ["base", "0.0"]),
+        (lambda: Rotary(-1.0), ["base", "-1.0"]),
+        (lambda: Rotary("10000"), ["base", "'10000'"]),
+        (lambda: Rotary(length=0), ["length", "0"]),
+        (lambda: Rotary(scaling=2.0), ["scaling", "2.0"]),
+        (lambda: kl.LinearRopeScaling(0.0), ["factor", "0.0"]),
+        (lambda: kl.LinearRopeScaling(-2.0), ["factor", "-2.0"]),
+        (lambda: kl.Llama3RopeScaling(factor=0.0), ["factor", "0.0"]),
+        (lambda: kl.Llama3RopeScaling(low=4.0, high=4.0), ["low", "high", "4.0"]),
+        (lambda: kl.Llama3RopeScaling(low=4.0, high=1.0), ["low", "high", "1.0"]),
+        (lambda: kl.Llama3RopeScaling(original=0), ["original", "0"]),
+        (lambda: RelativeBias(0, 17), ["buckets", "0"]),
+        (lambda: RelativeBias(3, 17), ["buckets", "3"]),
+        (lambda: RelativeBias(8, 2), ["farthest", "2"]),
+        (lambda: RelativeBias(8, 0), ["farthest", "0"]),
+        (lambda: LayerNorm(-1e-5), ["eps", "-1e-05"]),
+        (lambda: RMSNorm("1e-5"), ["eps", "'1e-5'"]),
+        (lambda: RMSNorm(float("nan")), ["eps", "nan"]),
+        (lambda: StackDesign(0, (causal,)), ["layers", "0"]),
+        (lambda: StackDesign(-1, (causal,)), ["layers", "-1"]),
+        (lambda: StackDesign("2", (causal,)), ["layers", "'2'"]),
+        (lambda: StackDesign(2.0, (causal,)), ["layers", "2.0"]),
+        (lambda: StackDesign(2, ()), ["mask", "()"]),
+        (lambda: StackDesign(2, causal), ["mask", "causal", "(causal,)"]),
+        (lambda: StackDesign(2, ("causal",)), ["mask", "'causal'"]),
+        (lambda: StackDesign(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
+        (lambda: kl.ClassificationHead(0), ["labels", "0"]),
+        (lambda: kl.ClassificationHead(-2), ["labels", "-2"]),
+        (lambda: kl.ClassificationHead(3, "max"), ["'max'", "mean"]),
+        (lambda: kl.PoolingHead("max"), ["'max'", "mean"]),
+        (lambda: kl.MaskedLMHead("mish"), ["'mish'", "relu"]),
+        (lambda: kl.NormalInit(-0.1), ["std", "-0.1"]),
+        (lambda: kl.T5Init(0.0), ["factor", "0.0"]),
+    ],
+)
 def test_a_choice_that_makes_no_sense_is_refused_where_it_is_made(choose, words):
     with refused(*words):
         choose()
@@ -471,8 +589,14 @@ def test_a_choice_that_makes_no_sense_is_refused_where_it_is_made(choose, words)
 
 def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
     for position in (LearnedPositions(T), Sinusoidal(1), Rotary(1.5, 1), RelativeBias(4, 3)):
-        design = DECODER.but(vocab=1, dim=2, heads=1, feedforward=FeedForward(1, "relu"), position=position,
-                             decoder=StackDesign(1, (causal,)))
+        design = DECODER.but(
+            vocab=1,
+            dim=2,
+            heads=1,
+            feedforward=FeedForward(1, "relu"),
+            position=position,
+            decoder=StackDesign(1, (causal,)),
+        )
         assert made(design)(torch.zeros(1, T, dtype=torch.long)).isfinite().all()
     both = PAIR.but(source_vocab=None, position=RelativeBias(4, 3))
     assert made(both)(texts(B, S), texts()).isfinite().all()
@@ -481,8 +605,19 @@ def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
 # watching -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["decoder.2.self", "encoder.*", "decoder.0.cross", "", [], ["decoder.9.*"],
-                                    ["decoder.0.self", "decoder.7.self"]], ids=str)
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "decoder.2.self",
+        "encoder.*",
+        "decoder.0.cross",
+        "",
+        [],
+        ["decoder.9.*"],
+        ["decoder.0.self", "decoder.7.self"],
+    ],
+    ids=str,
+)
 def test_a_layer_that_there_is_not_is_named_beside_those_that_there_are(layers):
     model, tokens = made(DECODER), texts()
     want = model(tokens)
@@ -493,8 +628,9 @@ def test_a_layer_that_there_is_not_is_named_beside_those_that_there_are(layers):
 
 
 @pytest.mark.parametrize(("word", "size"), [("heads", 3), ("rows", B), ("queries", T)])
-@pytest.mark.parametrize("pick", [lambda n: [n], lambda n: [0, n], lambda n: [-1], lambda n: []],
-                         ids=["n", "0 n", "-1", "none"])
+@pytest.mark.parametrize(
+    "pick", [lambda n: [n], lambda n: [0, n], lambda n: [-1], lambda n: []], ids=["n", "0 n", "-1", "none"]
+)
 def test_heads_rows_and_queries_out_of_range_are_named_with_how_many_there_are(word, size, pick):
     model, tokens = made(DECODER), texts()
     want = model(tokens)

@@ -10,7 +10,9 @@ import keepleft as kl
 
 @pytest.mark.parametrize("name", ["vaswani", "gpt2", "gpt3_small", "llama3_1", "t5", "bart", "bert_masked"])
 def test_a_model_is_one_graph_and_computes_the_same(name):
-    model = kl.build(kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0)).eval()
+    model = kl.build(
+        kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0)
+    ).eval()
     tokens = torch.randint(512, (2, 9))
     given = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -13,8 +13,22 @@ from keepleft.inference import linear_cpu as layers
 from keepleft.inference.compile import find_cxx_compiler
 from keepleft.models.state import CACHE_KINDS
 
-NAMES = ["vaswani", "gpt", "gpt2", "gpt3_small", "gpt_neo", "llama2", "llama3_1", "mistral", "qwen2_0_5b", "t5", "t5_v1_1",
-         "bart", "marian", "pegasus"]
+NAMES = [
+    "vaswani",
+    "gpt",
+    "gpt2",
+    "gpt3_small",
+    "gpt_neo",
+    "llama2",
+    "llama3_1",
+    "mistral",
+    "qwen2_0_5b",
+    "t5",
+    "t5_v1_1",
+    "bart",
+    "marian",
+    "pegasus",
+]
 READERS = ["bert", "bert_masked"]
 T = 11
 
@@ -32,7 +46,9 @@ def made(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
 
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch):
-    """Tiny layers would stay plain in float32, and no tiny vocabulary is wide: let all kinds of layer take part."""
+    """Tiny layers would stay plain in float32, and no tiny vocabulary is wide: let all kinds of layer take
+    part.
+    """
     monkeypatch.setattr(layers, "MIN_PREPACKED_WEIGHTS", 64 * 100)
     monkeypatch.setattr(layers, "MIN_ONEDNN_OUTPUTS", 500)
 
@@ -62,7 +78,7 @@ def walked(model, cache: str, *, beams: bool = False) -> torch.Tensor:
     for n in range(4, 9):
         if beams:
             state.reorder(torch.tensor([1, 0, 2, 2, 5, 4]) if n != 7 else torch.tensor([3, 3, 4, 5, 0, 1]))
-        out.append(model.step(more[:, n:n + 1].clamp(max=511), state))
+        out.append(model.step(more[:, n : n + 1].clamp(max=511), state))
     return torch.cat(out)
 
 
@@ -71,8 +87,12 @@ def close(packed: torch.Tensor, plain: torch.Tensor) -> None:
 
 
 def near(packed: torch.Tensor, plain: torch.Tensor) -> None:
-    """Rounded to 8 bits: they point the same way, and no token is chosen that the model itself finds much worse."""
-    alike = F.cosine_similarity(packed - packed.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True), dim=-1)
+    """Rounded to 8 bits: they point the same way, and no token is chosen that the model itself finds much
+    worse.
+    """
+    alike = F.cosine_similarity(
+        packed - packed.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True), dim=-1
+    )
     assert float(alike.min()) > 0.96
     assert float(alike.mean()) > 0.99
     loss = plain.amax(-1) - plain.gather(-1, packed.argmax(-1, keepdim=True))[..., 0]
@@ -186,24 +206,33 @@ def test_the_engine_of_others_is_left_alone():
 def test_a_compiled_step_writes_what_the_plain_one_writes():
     if find_cxx_compiler() is None:
         pytest.skip("there is no C++ compiler")
-    model = kl.build(kl.presets.small(kl.presets.marian).but(vocab=53, decoder=kl.StackDesign(1, (kl.causal,))),
-                     generator=torch.Generator().manual_seed(0)).eval()
+    model = kl.build(
+        kl.presets.small(kl.presets.marian).but(vocab=53, decoder=kl.StackDesign(1, (kl.causal,))),
+        generator=torch.Generator().manual_seed(0),
+    ).eval()
     model.notes = {"decoder_start_token_id": 1}
     prompts = [[5, 6, 7, 8], [9, 10]]
     quick = kl.prepack(model, compiled=True)
-    write = lambda one, **said: [several[0].tokens for several in kl.completions(one, None, prompts, max_new_tokens=9, **said)]
+    write = lambda one, **said: [
+        several[0].tokens for several in kl.completions(one, None, prompts, max_new_tokens=9, **said)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, about what compiling does to its settings
         assert write(quick, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
         rounded = kl.prepack(model, "int8", compiled=True)
-        pairs = [pair for a, b in zip(write(rounded), write(model), strict=True) for pair in zip(a, b, strict=True)]
+        pairs = [
+            pair for a, b in zip(write(rounded), write(model), strict=True) for pair in zip(a, b, strict=True)
+        ]
         assert sum(a == b for a, b in pairs) > len(pairs) / 2
 
 
 def test_eight_bits_for_compilers_are_nearly_the_same_product():
     dice = torch.Generator().manual_seed(0)
-    weight, bias, x = torch.randn(24, 40, generator=dice), torch.randn(24, generator=dice), torch.randn(5, 40, generator=dice)
+    weight = torch.randn(24, 40, generator=dice)
+    bias = torch.randn(24, generator=dice)
+    x = torch.randn(5, 40, generator=dice)
     right = F.linear(x, weight, bias)
     found = layers.prepack_linear("open8", weight, bias)(x)
     assert float((found - right).abs().max() / right.abs().max()) < 0.02
-    torch.testing.assert_close(layers.prepack_linear("open8", weight, bias)(x[:1])[0], found[0])  # neighbours do not matter
+    # neighbours do not matter
+    torch.testing.assert_close(layers.prepack_linear("open8", weight, bias)(x[:1])[0], found[0])

@@ -16,7 +16,9 @@ FAMILIES = ("gpt2", "llama3", "gpt", "bart", "t5", "marian", "vaswani", "windowe
 
 
 def built(name: str):
-    design = kl.presets.small(getattr(kl.presets, {"windowed": "mistral", "prefixed": "llama3"}.get(name, name)))
+    design = kl.presets.small(
+        getattr(kl.presets, {"windowed": "mistral", "prefixed": "llama3"}.get(name, name))
+    )
     if name == "windowed":
         design = design.but(decoder=kl.StackDesign(2, (kl.causal & kl.window(4), kl.causal)))
     if name == "prefixed":  # no steady step knows this mask
@@ -29,12 +31,16 @@ class Scene:
     """Requests in pages, and beside them what each of their texts holds."""
 
     def __init__(self, name: str, size: int, device: str = "cpu") -> None:
-        self.model, self.near = built(name), 1e-9
+        self.model = built(name)
+        self.near = 1e-9
         if device == "cuda":
-            self.model, self.near = self.model.float().to(device), 1e-4
+            self.model = self.model.float().to(device)
+            self.near = 1e-4
         self.device = device
         self.pair = self.model.design.encoder is not None
-        self.paged = PagedRunner(self.model, num_pages=60, page_size=size, num_source_pages=40 if self.pair else 0)
+        self.paged = PagedRunner(
+            self.model, num_pages=60, page_size=size, num_source_pages=40 if self.pair else 0
+        )
         self.leaves: list[PageTable] = []
         self.texts: dict[PageTable, list[list[int]]] = {}
         self.source: dict[PageTable, list[int]] = {}
@@ -66,7 +72,9 @@ class Scene:
     def alone(self, leaf: PageTable, n: int) -> torch.Tensor:
         tokens = torch.tensor([self.texts[leaf][n]], device=self.device)
         with torch.no_grad():
-            given = (torch.tensor([self.source[leaf]], device=self.device), tokens) if self.pair else (tokens,)
+            given = (
+                (torch.tensor([self.source[leaf]], device=self.device), tokens) if self.pair else (tokens,)
+            )
             return self.model(*given)[0, -1]
 
     def go_on(self) -> None:
@@ -113,11 +121,21 @@ def test_each_text_is_scored_as_if_it_were_alone(name, size, device):
     while scene.leaves:
         scene.leave(1)
     assert scene.paged.pool.num_free == scene.paged.pool.num_pages
-    assert scene.paged.source_pool is None or scene.paged.source_pool.num_free == scene.paged.source_pool.num_pages
+    assert (
+        scene.paged.source_pool is None
+        or scene.paged.source_pool.num_free == scene.paged.source_pool.num_pages
+    )
 
 
-ACTS = st.lists(st.one_of(st.tuples(st.just("come"), st.integers(1, 3), st.integers(1, 6)), st.just(("go on",)),
-                          st.just(("move",)), st.tuples(st.just("leave"), st.integers(0, 9))), max_size=14)
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.integers(1, 3), st.integers(1, 6)),
+        st.just(("go on",)),
+        st.just(("move",)),
+        st.tuples(st.just("leave"), st.integers(0, 9)),
+    ),
+    max_size=14,
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -128,7 +146,9 @@ def test_whatever_comes_and_goes(acts, name, size):
         match act:
             case ("come", width, length) if len(scene.leaves) < 5:
                 scene.come((width, length))
-            case ("go on",) if scene.leaves and all(leaf.num_slots < 12 * leaf.width for leaf in scene.leaves):
+            case ("go on",) if scene.leaves and all(
+                leaf.num_slots < 12 * leaf.width for leaf in scene.leaves
+            ):
                 scene.go_on()
             case ("move",):
                 scene.move()

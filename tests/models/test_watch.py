@@ -15,12 +15,17 @@ import keepleft as kl
 from keepleft.nn.attention import Attention
 from strategies import designs, made, padding, tokens
 
-GPT2 = kl.presets.gpt2.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"),
-                           decoder=kl.StackDesign(2, (kl.causal,)))
+GPT2 = kl.presets.gpt2.but(
+    vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), decoder=kl.StackDesign(2, (kl.causal,))
+)
 
 
 def run(model, texts, **more):
-    return model(tokens(len(texts), 7), texts, **more) if isinstance(model, kl.EncoderDecoder) else model(texts, **more)
+    return (
+        model(tokens(len(texts), 7), texts, **more)
+        if isinstance(model, kl.EncoderDecoder)
+        else model(texts, **more)
+    )
 
 
 @given(designs(), st.data())
@@ -39,7 +44,12 @@ def test_maps_are_weights_and_the_output_stays_the_same(design, data):
     assert set(maps) == names
     for name, map_ in maps.items():
         keys = 7 if "cross" in name or (len(sides) == 2 and "encoder" in name) else 11
-        assert map_.shape == (3, design.heads, 7 if name.startswith("encoder") and len(sides) == 2 else 11, keys)
+        assert map_.shape == (
+            3,
+            design.heads,
+            7 if name.startswith("encoder") and len(sides) == 2 else 11,
+            keys,
+        )
         total = map_.sum(-1)
         assert ((total - 1).abs() < 1e-9).logical_or(total == 0).all()
         if name.startswith("decoder") and "self" in name:
@@ -68,8 +78,14 @@ def test_maps_are_the_same_on_every_kernel(design, backend):
 
 
 def test_only_what_is_asked_for_is_kept():
-    design = kl.presets.vaswani.but(vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "relu"),
-                                    encoder=kl.StackDesign(2, (kl.full,)), decoder=kl.StackDesign(3, (kl.causal,)))
+    design = kl.presets.vaswani.but(
+        vocab=31,
+        dim=24,
+        heads=6,
+        feedforward=kl.FeedForward(29, "relu"),
+        encoder=kl.StackDesign(2, (kl.full,)),
+        decoder=kl.StackDesign(3, (kl.causal,)),
+    )
     model, texts = made(design), tokens(3, 11)
     with kl.watch(model) as everything:
         run(model, texts)
@@ -105,8 +121,9 @@ def test_steps_from_a_cache_can_be_watched_too():
 
 @pytest.mark.slow
 def test_one_head_of_a_text_of_4096_tokens_costs_one_map():
-    """In a process of its own, whose peak memory can be read: one (4096, 4096) map is 64 MiB in float32, twelve layers
-    of twelve heads would be 9 GiB."""
+    """In a process of its own, whose peak memory can be read: one (4096, 4096) map is 64 MiB in float32,
+    twelve layers of twelve heads would be 9 GiB.
+    """
     script = """
         import resource, torch, keepleft as kl
         design = kl.presets.gpt2.but(vocab=97, dim=96, heads=12, position=kl.Rotary(), feedforward=kl.FeedForward(96, "gelu"))
@@ -121,7 +138,12 @@ def test_one_head_of_a_text_of_4096_tokens_costs_one_map():
         assert maps["decoder.7.self"].shape == (1, 1, 4096, 4096)
         print((peak() - before) // 1024)
     """
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300,
-                         check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert out.returncode == 0, out.stderr
     assert int(out.stdout) < 700  # MiB: the map, and the chunks it was worked out in

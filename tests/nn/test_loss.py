@@ -24,12 +24,17 @@ from keepleft.nn.loss import (
 from keepleft.training.precision import MixedPrecision
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-ROWS, LENGTH, DIM, VOCAB = 3, 7, 5, 11
+ROWS = 3
+LENGTH = 7
+DIM = 5
+VOCAB = 11
 
 
 def given(dtype=torch.float64, *, bias=True, ignored=4, vocab=VOCAB, rows=ROWS):
     generator = torch.Generator().manual_seed(7)
-    new = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+    new = lambda *shape: (
+        torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+    )
     targets = torch.randint(vocab, (rows, LENGTH), generator=generator)
     targets.view(-1)[torch.randperm(targets.numel(), generator=generator)[:ignored]] = IGNORE_INDEX
     return new(rows, LENGTH, DIM), new(vocab, DIM), new(vocab) if bias else None, targets
@@ -49,7 +54,9 @@ def test_it_is_the_definition(dtype, bias, smoothing, chunk):
     theirs = reference_loss(x, weight, offset, targets, label_smoothing=smoothing)
     close = dict(atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     torch.testing.assert_close(tuple(ours), tuple(theirs), **close)
-    torch.testing.assert_close(gradients(ours, x, weight, offset), gradients(theirs, x, weight, offset), **close)
+    torch.testing.assert_close(
+        gradients(ours, x, weight, offset), gradients(theirs, x, weight, offset), **close
+    )
     assert not ours.cross_entropy.requires_grad
     assert not ours.correct.requires_grad
 
@@ -60,14 +67,19 @@ def test_the_definition_is_pytorchs():
     found = reference_loss(x, weight, bias, targets, label_smoothing=0.1)
     expected = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.cross_entropy, F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum").detach())
+    torch.testing.assert_close(
+        found.cross_entropy,
+        F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum").detach(),
+    )
     assert int(found.correct) == int((scores.argmax(-1) == targets).sum())
 
 
 def test_tokens_may_come_in_one_row_or_in_several():
     x, weight, bias, targets = given()
-    torch.testing.assert_close(tuple(linear_cross_entropy(x, weight, bias, targets)),
-                               tuple(linear_cross_entropy(x.flatten(0, 1), weight, bias, targets.flatten())))
+    torch.testing.assert_close(
+        tuple(linear_cross_entropy(x, weight, bias, targets)),
+        tuple(linear_cross_entropy(x.flatten(0, 1), weight, bias, targets.flatten())),
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -81,8 +93,10 @@ def test_where_nothing_is_asked_nothing_is_learned(smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_its_gradients_are_those_of_its_values(smoothing):
     x, weight, bias, targets = given()
-    assert torch.autograd.gradcheck(lambda *some: linear_cross_entropy(*some, targets, label_smoothing=smoothing, chunk=5).loss,
-                                    (x, weight, bias))
+    assert torch.autograd.gradcheck(
+        lambda *some: linear_cross_entropy(*some, targets, label_smoothing=smoothing, chunk=5).loss,
+        (x, weight, bias),
+    )
 
 
 def test_of_equal_scores_the_first_counts():
@@ -117,7 +131,8 @@ class Sizes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.largest, self.products = 0, 0
+        self.largest = 0
+        self.products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.keepleft.linear_cross_entropy.default:
@@ -125,12 +140,16 @@ class Sizes(TorchDispatchMode):
                 return loss_and_grads(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         self.products += func.overloadpacket.__name__.rstrip("_") in ("mm", "addmm", "linear")
-        self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))])
+        self.largest = max(
+            [self.largest, *(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
+        )
         return out
 
 
 def test_never_are_all_scores_there_at_once():
-    rows, vocab, chunk = 40, 997, 16
+    rows = 40
+    vocab = 997
+    chunk = 16
     x, weight, bias, targets = given(torch.float32, rows=rows, vocab=vocab)
     with Sizes() as sizes:
         linear_cross_entropy(x, weight, bias, targets, label_smoothing=0.1, chunk=chunk).loss.backward()
@@ -158,26 +177,49 @@ def test_shares_are_even_and_small_enough():
 
 
 def test_no_tokens_at_all():
-    sums = linear_cross_entropy(torch.zeros(0, DIM), torch.ones(VOCAB, DIM), None, torch.zeros(0, dtype=torch.long))
+    sums = linear_cross_entropy(
+        torch.zeros(0, DIM), torch.ones(VOCAB, DIM), None, torch.zeros(0, dtype=torch.long)
+    )
     assert [float(part) for part in sums] == [0.0, 0.0, 0.0]
 
 
 def test_to_a_compiler_it_is_one_graph():
     x, weight, bias, targets = given()
-    learn = torch.compile(lambda *some: linear_cross_entropy(*some, label_smoothing=0.1).loss, fullgraph=True, backend="aot_eager")
+    learn = torch.compile(
+        lambda *some: linear_cross_entropy(*some, label_smoothing=0.1).loss,
+        fullgraph=True,
+        backend="aot_eager",
+    )
     plain = linear_cross_entropy(x, weight, bias, targets, label_smoothing=0.1)
     compiled = learn(x, weight, bias, targets)
     torch.testing.assert_close(compiled, plain.loss)
-    torch.testing.assert_close(list(torch.autograd.grad(compiled, (x, weight, bias))),
-                               list(torch.autograd.grad(plain.loss, (x, weight, bias))))
-    torch.library.opcheck(torch.ops.keepleft.linear_cross_entropy.default,
-                          (x.detach().flatten(0, 1).requires_grad_(), weight, bias, targets.flatten(), 0.1, 4, torch.float64,
-                           [True, True, True]))
+    torch.testing.assert_close(
+        list(torch.autograd.grad(compiled, (x, weight, bias))),
+        list(torch.autograd.grad(plain.loss, (x, weight, bias))),
+    )
+    torch.library.opcheck(
+        torch.ops.keepleft.linear_cross_entropy.default,
+        (
+            x.detach().flatten(0, 1).requires_grad_(),
+            weight,
+            bias,
+            targets.flatten(),
+            0.1,
+            4,
+            torch.float64,
+            [True, True, True],
+        ),
+    )
 
 
-@pytest.mark.parametrize(("wrong", "word"), [
-    (dict(targets=torch.zeros(3, 5, dtype=torch.long)), "targets"), (dict(label_smoothing=1.0), "smoothing"),
-    (dict(chunk=0), "chunk")])
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        (dict(targets=torch.zeros(3, 5, dtype=torch.long)), "targets"),
+        (dict(label_smoothing=1.0), "smoothing"),
+        (dict(chunk=0), "chunk"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(wrong, word):
     x, weight, bias, targets = given()
     with pytest.raises(ValueError, match=word):
@@ -189,28 +231,40 @@ def test_labels(smoothing):
     scores = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.5]], requires_grad=True)
     labels = torch.tensor([0, 2])
     sums = classification_loss(scores, labels, smoothing)
-    torch.testing.assert_close(sums.loss, F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing))
+    torch.testing.assert_close(
+        sums.loss, F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+    )
     torch.testing.assert_close(sums.cross_entropy, F.cross_entropy(scores, labels, reduction="sum").detach())
     assert int(sums.correct) == 1
 
 
 @pytest.mark.parametrize("name", ["vaswani", "gpt2", "t5", "bart", "bert_masked", "llama3_2_1b"])
 def test_a_model_and_its_loss_in_pieces_are_the_model_and_its_loss(name):
-    model = kl.build(kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0)).eval()
+    model = kl.build(
+        kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0)
+    ).eval()
     tokens = torch.randint(512, (2, 9), generator=torch.Generator().manual_seed(1))
     texts = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 2, 2, 2, 2, 2]])
     states = model.hidden_states(*texts, segments=segments)
     weight, bias = model.head.output_weight(model.token)
-    torch.testing.assert_close(F.linear(model.head.transform(states), weight, bias), model(*texts, segments=segments))
+    torch.testing.assert_close(
+        F.linear(model.head.transform(states), weight, bias), model(*texts, segments=segments)
+    )
     targets = torch.where(segments == 0, IGNORE_INDEX, tokens)
-    whole = F.cross_entropy(model(*texts, segments=segments).flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(linear_cross_entropy(model.head.transform(states), weight, bias, targets).loss, whole)
+    whole = F.cross_entropy(
+        model(*texts, segments=segments).flatten(0, 1), targets.flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(
+        linear_cross_entropy(model.head.transform(states), weight, bias, targets).loss, whole
+    )
 
 
 def test_half_precision_leaves_the_weights_as_they_are():
-    model = kl.build(kl.presets.small(kl.presets.gpt2).but(dropout=0.0, attention_dropout=0.0),
-                     generator=torch.Generator().manual_seed(0))
+    model = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(dropout=0.0, attention_dropout=0.0),
+        generator=torch.Generator().manual_seed(0),
+    )
     tokens = torch.randint(512, (2, 9), generator=torch.Generator().manual_seed(1))
     before = copy.deepcopy(model.state_dict())
     scores = MixedPrecision(model)(tokens)

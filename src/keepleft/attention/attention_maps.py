@@ -1,4 +1,6 @@
-"""What a kernel never shows: the weights themselves, worked out beside it from the same queries, keys and sight."""
+"""What a kernel never shows: the weights themselves, worked out beside it from the same queries, keys and
+sight.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,16 @@ MAX_SCORES = 1 << 24  # scores worked out at a time: 64 MiB in float32
 
 
 @torch.no_grad()
-def attention_maps(q: Tensor, k: Tensor, sight: Sight, scale: float, *, rows: Tensor | None = None, heads: Tensor | None = None,
-         queries: Tensor | None = None) -> Tensor:
+def attention_maps(
+    q: Tensor,
+    k: Tensor,
+    sight: Sight,
+    scale: float,
+    *,
+    rows: Tensor | None = None,
+    heads: Tensor | None = None,
+    queries: Tensor | None = None,
+) -> Tensor:
     """(rows, heads, queries, K): the weights of just those rows, heads and query slots; None is all of them."""
     all_indices = lambda n: torch.arange(n, device=q.device)
     rows = all_indices(q.shape[0]) if rows is None else rows.to(q.device)
@@ -24,12 +34,21 @@ def attention_maps(q: Tensor, k: Tensor, sight: Sight, scale: float, *, rows: Te
     out = q.new_empty(len(rows), len(heads), len(queries), k.shape[2])
     chunk_size = max(1, MAX_SCORES // max(1, len(rows) * len(heads) * k.shape[2]))
     for begin in range(0, len(queries), chunk_size):
-        query_chunk = queries[begin:begin + chunk_size]
-        table = sight.grid.table(sight.mask, batch=sight.batch, heads=sight.heads, device=q.device,
-                                 rows=rows, head_indices=heads, queries=query_chunk)
+        query_chunk = queries[begin : begin + chunk_size]
+        table = sight.grid.table(
+            sight.mask,
+            batch=sight.batch,
+            heads=sight.heads,
+            device=q.device,
+            rows=rows,
+            head_indices=heads,
+            queries=query_chunk,
+        )
         bias = sight.bias
         if bias is not None:
             bias = bias[rows if bias.shape[0] > 1 else slice(None)]
             bias = bias[:, heads if bias.shape[1] > 1 else slice(None)][:, :, query_chunk].to(q.dtype)
-        out[:, :, begin:begin + chunk_size] = attention_weights(selected_q[:, :, query_chunk], selected_k, table, bias, scale)
+        out[:, :, begin : begin + chunk_size] = attention_weights(
+            selected_q[:, :, query_chunk], selected_k, table, bias, scale
+        )
     return out

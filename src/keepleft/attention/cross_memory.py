@@ -12,12 +12,15 @@ from keepleft.attention.kv_cache import KV
 class Memory:
     """Each layer's keys and values of the source, computed once.
 
-    Neighbouring rows may share a source, as the beams of one text do: `share` rows look at each. Their queries are then
-    asked as one row of so many more queries, and nothing moves when they change places among themselves.
+    Neighbouring rows may share a source, as the beams of one text do: `share` rows look at each. Their
+    queries are then asked as one row of so many more queries, and nothing moves when they change places among
+    themselves.
     """
 
     def __init__(self, layers: list[KV], segments: Tensor | None = None, rows_per_source: int = 1) -> None:
-        self.layers, self.segments, self.rows_per_source = layers, segments, rows_per_source
+        self.layers = layers
+        self.segments = segments
+        self.rows_per_source = rows_per_source
 
     @property
     def rows(self) -> int:
@@ -27,14 +30,18 @@ class Memory:
         """Queries over the source; each segment of the target sees the source segment of the same number."""
         if segments is not None and self.rows_per_source > 1:
             segments = segments.reshape(-1, self.rows_per_source * queries)
-        return Grid(self.rows_per_source * queries, self.layers[0][0].shape[2], q_seg=segments, k_seg=self.segments)
+        return Grid(
+            self.rows_per_source * queries, self.layers[0][0].shape[2], q_seg=segments, k_seg=self.segments
+        )
 
     def reorder(self, rows: Tensor) -> None:
-        sources, self.rows_per_source = rows // self.rows_per_source, 1
+        sources = rows // self.rows_per_source
+        self.rows_per_source = 1
         if rows.device.type == "cpu":  # a GPU would have to be waited for
             distinct_sources, counts = sources.unique_consecutive(return_counts=True)
             if bool((counts == counts[0]).all()):
-                sources, self.rows_per_source = distinct_sources, int(counts[0])
+                sources = distinct_sources
+                self.rows_per_source = int(counts[0])
             if torch.equal(sources, torch.arange(len(self.layers[0][0]))):
                 return
         self.layers = [(k.index_select(0, sources), v.index_select(0, sources)) for k, v in self.layers]
@@ -45,4 +52,7 @@ class Memory:
         if self.rows_per_source == 1:
             return self
         repeat_rows = lambda t: t.repeat_interleave(self.rows_per_source, 0)
-        return Memory([(repeat_rows(k), repeat_rows(v)) for k, v in self.layers], None if self.segments is None else repeat_rows(self.segments))
+        return Memory(
+            [(repeat_rows(k), repeat_rows(v)) for k, v in self.layers],
+            None if self.segments is None else repeat_rows(self.segments),
+        )

@@ -27,13 +27,19 @@ class Grid:
     k_seg: Tensor | None = None  # (B, K)
 
     def __post_init__(self) -> None:
-        for name, tensor, size in (("q_pos", self.q_pos, self.queries), ("k_pos", self.k_pos, self.keys),
-                                   ("q_seg", self.q_seg, self.queries), ("k_seg", self.k_seg, self.keys)):
+        for name, tensor, size in (
+            ("q_pos", self.q_pos, self.queries),
+            ("k_pos", self.k_pos, self.keys),
+            ("q_seg", self.q_seg, self.queries),
+            ("k_seg", self.k_seg, self.keys),
+        ):
             if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != size):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be (batch, {size})")
             if tensor is not None and tensor.dtype not in (torch.int64, torch.int32):
-                raise ValueError(f"{name} is {tensor.dtype}: whole numbers are needed (a boolean mask of real tokens becomes "
-                                 "segments with .long())")
+                raise ValueError(
+                    f"{name} is {tensor.dtype}: whole numbers are needed (a boolean mask of real tokens becomes "
+                    "segments with .long())"
+                )
 
     @property
     def is_plain(self) -> bool:
@@ -43,12 +49,19 @@ class Grid:
     @property
     def is_square(self) -> bool:
         """Rows and columns are the same tokens: known without reading any tensor."""
-        return (self.queries == self.keys and self.start == 0
-                and self.q_pos is self.k_pos and self.q_seg is self.k_seg)
+        return (
+            self.queries == self.keys
+            and self.start == 0
+            and self.q_pos is self.k_pos
+            and self.q_seg is self.k_seg
+        )
 
     def predicate(self, mask: Mask, device: torch.device) -> Predicate:
         """The mask over (b, h, query slot, key slot): positions looked up, segments kept apart."""
-        mask_predicate, start, q_pos, k_pos = mask.predicate(device), self.start, self.q_pos, self.k_pos
+        mask_predicate = mask.predicate(device)
+        start = self.start
+        q_pos = self.q_pos
+        k_pos = self.k_pos
         k_seg = self.k_seg
         # padding queries become segment -1, so that one comparison keeps texts apart and hides padding
         q_seg = None if self.q_seg is None else self.q_seg.masked_fill(self.q_seg == 0, -1)
@@ -65,8 +78,17 @@ class Grid:
 
         return slot_predicate
 
-    def table(self, mask: Mask, *, batch: int, heads: int, device: torch.device, rows: Tensor | None = None,
-              head_indices: Tensor | None = None, queries: Tensor | None = None) -> Tensor:
+    def table(
+        self,
+        mask: Mask,
+        *,
+        batch: int,
+        heads: int,
+        device: torch.device,
+        rows: Tensor | None = None,
+        head_indices: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
         """What is seen, as booleans (B or 1, H or 1, Q, K): an axis that nothing depends on has size 1."""
         b = torch.arange(batch, device=device) if rows is None else rows
         h = torch.arange(heads, device=device) if head_indices is None else head_indices

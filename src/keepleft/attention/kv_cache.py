@@ -26,13 +26,17 @@ KV = tuple[Tensor, Tensor]  # k, v: (B, H, slots, D)
 class Cache(Protocol):
     """The contract; the law is that any chunking equals one pass."""
 
-    def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid: ...
+    def admit(
+        self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Grid: ...
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV: ...
     def reorder(self, rows: Tensor) -> None: ...
 
 
 class DynamicCache:
-    """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are never written to."""
+    """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are
+    never written to.
+    """
 
     MIN_GROWTH = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
 
@@ -41,7 +45,7 @@ class DynamicCache:
         self.layers: dict[int, KV] = {}
         self.scratch: Tensor | None = None
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
-        self.segments: Tensor | None = None   # (B, length); None: one text
+        self.segments: Tensor | None = None  # (B, length); None: one text
 
     @property
     def rows(self) -> int | None:
@@ -49,12 +53,21 @@ class DynamicCache:
         return next((k.shape[0] for k, _ in self.layers.values()), None)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
-        start, self.length, self.num_new = self.length, self.length + queries, queries
+        start = self.length
+        self.length = self.length + queries
+        self.num_new = queries
         self.positions = _extend(self.positions, positions, start, queries, _arange_like)
         self.segments = _extend(self.segments, segments, start, queries, _ones_like)
         tail = lambda t: None if t is None else t[:, start:]
-        return Grid(queries, self.length, start, tail(self.positions) if start else self.positions, self.positions,
-                    tail(self.segments) if start else self.segments, self.segments)
+        return Grid(
+            queries,
+            self.length,
+            start,
+            tail(self.positions) if start else self.positions,
+            self.positions,
+            tail(self.segments) if start else self.segments,
+            self.segments,
+        )
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         start = self.length - self.num_new
@@ -63,14 +76,20 @@ class DynamicCache:
             return k, v
         old_k, old_v = self.layers[layer]
         if k.requires_grad or v.requires_grad or old_k.requires_grad or old_v.requires_grad:
-            kv = self.layers[layer] = torch.cat([old_k[:, :, :start], k], 2), torch.cat([old_v[:, :, :start], v], 2)
+            kv = self.layers[layer] = (
+                torch.cat([old_k[:, :, :start], k], 2),
+                torch.cat([old_v[:, :, :start], v], 2),
+            )
             return kv
         if old_k.shape[2] < self.length:
             growth = max(self.MIN_GROWTH, start // 2) + self.num_new
-            old_k, old_v = self.layers[layer] = _grow(old_k[:, :, :start], growth), _grow(old_v[:, :, :start], growth)
-        old_k[:, :, start:self.length] = k
-        old_v[:, :, start:self.length] = v
-        return old_k[:, :, :self.length], old_v[:, :, :self.length]
+            old_k, old_v = self.layers[layer] = (
+                _grow(old_k[:, :, :start], growth),
+                _grow(old_v[:, :, :start], growth),
+            )
+        old_k[:, :, start : self.length] = k
+        old_v[:, :, start : self.length] = v
+        return old_k[:, :, : self.length], old_v[:, :, : self.length]
 
     def reorder(self, rows: Tensor) -> None:
         """Each buffer moves into the one that was emptied before it: fresh memory costs more than the copy."""
@@ -84,18 +103,25 @@ class DynamicCache:
 
     def crop(self, n: int) -> None:
         self.length -= n
-        self.positions, self.segments = (None if t is None else t[:, :self.length] for t in (self.positions, self.segments))
+        self.positions, self.segments = (
+            None if t is None else t[:, : self.length] for t in (self.positions, self.segments)
+        )
 
 
 class StaticCache:
     """Keeps up to `capacity` tokens in buffers that never move.
 
-    With `fixed`, shapes never change either: every slot is handed back, empty ones as padding, and the place to
-    write is a tensor, so that a CUDA graph can replay the step.
+    With `fixed`, shapes never change either: every slot is handed back, empty ones as padding, and the place
+    to write is a tensor, so that a CUDA graph can replay the step.
     """
 
-    def __init__(self, capacity: int, *, batch: int, device: str | torch.device = "cpu", static_shapes: bool = False) -> None:
-        self.capacity, self.static_shapes, self.length, self.num_new = capacity, static_shapes, 0, 0
+    def __init__(
+        self, capacity: int, *, batch: int, device: str | torch.device = "cpu", static_shapes: bool = False
+    ) -> None:
+        self.capacity = capacity
+        self.static_shapes = static_shapes
+        self.length = 0
+        self.num_new = 0
         self.layers: dict[int, KV] = {}
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.segments = torch.zeros_like(self.positions)
@@ -110,14 +136,17 @@ class StaticCache:
     def check_room(self, queries: int) -> None:
         """An error where there is no room for them."""
         if self.length + queries > self.capacity:
-            raise ValueError(f"the cache holds {self.length} of {self.capacity} tokens and cannot take {queries} more: "
-                             "ask for a larger capacity")
+            raise ValueError(
+                f"the cache holds {self.length} of {self.capacity} tokens and cannot take {queries} more: "
+                "ask for a larger capacity"
+            )
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         self.check_room(queries)
         start, stop = self.length, self.length + queries
         self.is_plain = self.is_plain and positions is None and segments is None
-        self.length, self.num_new = stop, queries
+        self.length = stop
+        self.num_new = queries
         batch, device = len(self.positions), self.positions.device
         self.slots = self.cursor + torch.arange(queries, device=device)
         self.cursor += queries
@@ -130,7 +159,15 @@ class StaticCache:
         if self.is_plain:
             return Grid(queries, stop, start)
         num_slots = self.capacity if self.static_shapes else stop
-        return Grid(queries, num_slots, 0, positions, self.positions[:, :num_slots], segments, self.segments[:, :num_slots])
+        return Grid(
+            queries,
+            num_slots,
+            0,
+            positions,
+            self.positions[:, :num_slots],
+            segments,
+            self.segments[:, :num_slots],
+        )
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         if layer not in self.layers:
@@ -141,8 +178,8 @@ class StaticCache:
                 buffer.index_copy_(2, self.slots, new)
             return buffers
         for buffer, new in zip(buffers, (k, v), strict=True):
-            buffer[:, :, self.length - self.num_new:self.length] = new
-        return buffers[0][:, :, :self.length], buffers[1][:, :, :self.length]
+            buffer[:, :, self.length - self.num_new : self.length] = new
+        return buffers[0][:, :, : self.length], buffers[1][:, :, : self.length]
 
     def reorder(self, rows: Tensor) -> None:
         """In place when the number of rows stays as it is."""
@@ -152,26 +189,31 @@ class StaticCache:
             scratch = None
             for kv in self.layers.values():
                 for buffer in kv:
-                    used = buffer[:, :, :self.length]
+                    used = buffer[:, :, : self.length]
                     scratch = _gather_rows(used, rows, scratch)
                     used.copy_(scratch)
         else:
-            self.positions, self.segments = self.positions[rows], self.segments[rows]
+            self.positions = self.positions[rows]
+            self.segments = self.segments[rows]
             self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
 
     def crop(self, n: int) -> None:
         self.length -= n
         self.cursor -= n
-        self.segments[:, self.length:] = 0
+        self.segments[:, self.length :] = 0
 
 
 class RingCache:
-    """Keeps the last `window` tokens of each row, each new one in the place of the oldest. For causal & window(n)."""
+    """Keeps the last `window` tokens of each row, each new one in the place of the oldest.
+
+    For causal & window(n).
+    """
 
     def __init__(self, window: int, *, batch: int, device: str | torch.device = "cpu") -> None:
         self.window = window
         self.layers: dict[int, KV] = {}
-        self.positions = torch.zeros(batch, window + 1, dtype=torch.long, device=device)  # the last slot is a bin
+        # the last slot is a bin
+        self.positions = torch.zeros(batch, window + 1, dtype=torch.long, device=device)
         self.segments = torch.zeros_like(self.positions)
         self.count = torch.zeros(batch, 1, dtype=torch.long, device=device)  # real tokens so far
         self.slots = self.count
@@ -218,13 +260,20 @@ class RingCache:
         return visible_kv[0], visible_kv[1]
 
     def reorder(self, rows: Tensor) -> None:
-        self.positions, self.segments, self.count = self.positions[rows], self.segments[rows], self.count[rows]
+        self.positions = self.positions[rows]
+        self.segments = self.segments[rows]
+        self.count = self.count[rows]
         self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
 
 
 def _gather_rows(tensor: Tensor, rows: Tensor, scratch: Tensor | None) -> Tensor:
     """Those rows, written over the spare tensor where it fits."""
-    if scratch is None or tensor.requires_grad or scratch.shape != (len(rows), *tensor.shape[1:]) or scratch.dtype != tensor.dtype:
+    if (
+        scratch is None
+        or tensor.requires_grad
+        or scratch.shape != (len(rows), *tensor.shape[1:])
+        or scratch.dtype != tensor.dtype
+    ):
         return tensor.index_select(0, rows)
     return torch.index_select(tensor, 0, rows, out=scratch)
 

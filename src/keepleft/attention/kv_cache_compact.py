@@ -9,7 +9,8 @@ from keepleft.attention.kv_cache import KV, DynamicCache
 
 
 class QuantizedCache(DynamicCache):
-    """Keeps keys and values as 8-bit numbers, with a scale for each token and head: a quarter of float32, half of bfloat16.
+    """Keeps keys and values as 8-bit numbers, with a scale for each token and head: a quarter of float32,
+    half of bfloat16.
 
     What is handed back is within 1/254 of the largest number of its token and head.
     """
@@ -21,10 +22,17 @@ class QuantizedCache(DynamicCache):
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         quantized, scales = zip(*(_quantize_int8(tensor) for tensor in (k, v)), strict=True)
         if layer in self.layers:
-            quantized, scales = (tuple(torch.cat([old, new], 2) for old, new in zip(old_tensors, new_tensors, strict=True))
-                             for old_tensors, new_tensors in ((self.layers[layer], quantized), (self.scales[layer], scales)))
+            quantized, scales = (
+                tuple(torch.cat([old, new], 2) for old, new in zip(old_tensors, new_tensors, strict=True))
+                for old_tensors, new_tensors in (
+                    (self.layers[layer], quantized),
+                    (self.scales[layer], scales),
+                )
+            )
         self.layers[layer], self.scales[layer] = quantized, scales
-        out_k, out_v = (int8_tensor.to(k.dtype) * scale for int8_tensor, scale in zip(quantized, scales, strict=True))
+        out_k, out_v = (
+            int8_tensor.to(k.dtype) * scale for int8_tensor, scale in zip(quantized, scales, strict=True)
+        )
         return out_k, out_v
 
     def reorder(self, rows: Tensor) -> None:
@@ -33,7 +41,9 @@ class QuantizedCache(DynamicCache):
 
     def crop(self, n: int) -> None:
         super().crop(n)
-        crop_layers = lambda layers: {layer: (k[:, :, :self.length], v[:, :, :self.length]) for layer, (k, v) in layers.items()}
+        crop_layers = lambda layers: {
+            layer: (k[:, :, : self.length], v[:, :, : self.length]) for layer, (k, v) in layers.items()
+        }
         self.layers, self.scales = crop_layers(self.layers), crop_layers(self.scales)
 
 
@@ -46,7 +56,9 @@ class OffloadedCache(DynamicCache):
         return host_k.to(device, non_blocking=True), host_v.to(device, non_blocking=True)
 
     def reorder(self, rows: Tensor) -> None:
-        tags, self.positions, self.segments = (self.positions, self.segments), None, None
+        tags = (self.positions, self.segments)
+        self.positions = None
+        self.segments = None
         super().reorder(rows.cpu())
         self.positions, self.segments = (None if tag is None else tag[rows] for tag in tags)
 

@@ -21,7 +21,9 @@ def parse_mask(text: str, names: Mapping[str, Mask] | None = None) -> Mask:
     try:
         return _parse_node(ast.parse(text.strip(), mode="eval").body, named_masks)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r} is not a mask: write one such as 'causal & window(3) | prefix(1)'") from error
+        raise ValueError(
+            f"{text!r} is not a mask: write one such as 'causal & window(3) | prefix(1)'"
+        ) from error
 
 
 def _parse_node(node: ast.expr, names: Mapping[str, Mask]) -> Mask:
@@ -31,7 +33,9 @@ def _parse_node(node: ast.expr, names: Mapping[str, Mask]) -> Mask:
         case ast.Name(id=name) if name in _MASK_FACTORIES:
             raise ValueError(f"{name} needs a number: write {name}(3)")
         case ast.Name(id=name):
-            raise ValueError(f"no mask is called {name!r}: there are {', '.join(sorted({*names, *_MASK_FACTORIES}))}")
+            raise ValueError(
+                f"no mask is called {name!r}: there are {', '.join(sorted({*names, *_MASK_FACTORIES}))}"
+            )
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _MASK_FACTORIES:
             return _MASK_FACTORIES[name](_parse_argument(argument))
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):

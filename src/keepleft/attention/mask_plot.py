@@ -13,7 +13,9 @@ from keepleft import svg
 from keepleft.attention.masks import Mask
 from keepleft.disk import atomic
 
-VISIBLE_COLOUR, HIDDEN_COLOUR, GRID_COLOUR = svg.BLUE, "#eef2f6", svg.PAPER  # blue on pale grey: told apart without colour too
+VISIBLE_COLOUR = svg.BLUE
+HIDDEN_COLOUR = "#eef2f6"
+GRID_COLOUR = svg.PAPER  # blue on pale grey: told apart without colour too
 
 
 def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
@@ -28,7 +30,10 @@ def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
 
 def draw(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> str:
     """The table as text: a line for each query, ■ where it may look."""
-    return "\n".join(" ".join("■" if visible else "·" for visible in line) for line in mask_table(mask, n, row=row, head=head).tolist())
+    return "\n".join(
+        " ".join("■" if visible else "·" for visible in line)
+        for line in mask_table(mask, n, row=row, head=head).tolist()
+    )
 
 
 def faults(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> list[str]:
@@ -38,7 +43,9 @@ def faults(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> list[str]:
     return out + [f"position {q} sees nothing" for q in (~visible.any(1)).nonzero().flatten().tolist()]
 
 
-def picture(mask: Mask, n: int, path: str | Path, *, labels: list[str] | None = None, row: int = 0, head: int = 0) -> Path:
+def picture(
+    mask: Mask, n: int, path: str | Path, *, labels: list[str] | None = None, row: int = 0, head: int = 0
+) -> Path:
     """Draw the table into an .svg or .png file; labels name the positions (in the .svg)."""
     path = Path(path)
     visible = mask_table(mask, n, row=row, head=head)
@@ -67,25 +74,38 @@ def _write_svg(path: Path, visible: Tensor, title: str, labels: list[str]) -> Pa
             out.append(svg.text(left + middle + 4, top - 6, label, vertical=True))
     for q, line in enumerate(visible.tolist()):
         for k, is_visible in enumerate(line):
-            out.append(f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
-                       f'fill="{VISIBLE_COLOUR if is_visible else HIDDEN_COLOUR}"/>')
+            out.append(
+                f'<rect x="{left + k * cell}" y="{top + q * cell}" width="{cell - 1}" height="{cell - 1}" '
+                f'fill="{VISIBLE_COLOUR if is_visible else HIDDEN_COLOUR}"/>'
+            )
     return svg.write_svg(path, title, left + n * cell + 20, top + n * cell + 20, out)
 
 
 def _encode_png(visible: Tensor) -> bytes:
     n = len(visible)
     cell = max(1, min(24, 1440 // n))
-    visible_colour, hidden_colour, grid_colour = (torch.tensor([int(colour[i:i + 2], 16) for i in (1, 3, 5)], dtype=torch.uint8)
-                     for colour in (VISIBLE_COLOUR, HIDDEN_COLOUR, GRID_COLOUR))
-    pixels = torch.where(visible[..., None], visible_colour, hidden_colour).repeat_interleave(cell, 0).repeat_interleave(cell, 1).contiguous()
+    visible_colour, hidden_colour, grid_colour = (
+        torch.tensor([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=torch.uint8)
+        for colour in (VISIBLE_COLOUR, HIDDEN_COLOUR, GRID_COLOUR)
+    )
+    pixels = (
+        torch.where(visible[..., None], visible_colour, hidden_colour)
+        .repeat_interleave(cell, 0)
+        .repeat_interleave(cell, 1)
+        .contiguous()
+    )
     if cell > 3:
-        pixels[cell - 1::cell] = grid_colour
-        pixels[:, cell - 1::cell] = grid_colour
+        pixels[cell - 1 :: cell] = grid_colour
+        pixels[:, cell - 1 :: cell] = grid_colour
     scanlines = torch.cat([torch.zeros(n * cell, 1, dtype=torch.uint8), pixels.flatten(1)], 1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", n * cell, n * cell, 8, 2, 0, 0, 0)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(scanlines.numpy().tobytes(), 9))
-            + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(scanlines.numpy().tobytes(), 9))
+        + chunk(b"IEND", b"")
+    )

@@ -24,7 +24,9 @@ class Mask:
         return self.predicate(k.device)(b, h, q, k)
 
     def predicate(self, device: torch.device) -> Predicate:
-        """What is seen, as a bare function: what compilers can read, with what it looks up lying on the device."""
+        """What is seen, as a bare function: what compilers can read, with what it looks up lying on the
+        device.
+        """
         raise NotImplementedError(f"{type(self).__name__} must say what it sees")
 
     def simplify(self, length: int) -> Mask:
@@ -68,7 +70,8 @@ class Full(Mask):
     """Everything."""
 
     def predicate(self, device: torch.device) -> Predicate:
-        return lambda b, h, q, k: q.new_ones((), dtype=torch.bool)  # no axis of its own: a table of it costs nothing
+        # no axis of its own: a table of it costs nothing
+        return lambda b, h, q, k: q.new_ones((), dtype=torch.bool)
 
     def __repr__(self) -> str:
         return "full"
@@ -271,7 +274,9 @@ class Not(Mask):
 
 
 full, causal = Full(), Causal()
-window, prefix, block = Window, Prefix, Block
+window = Window
+prefix = Prefix
+block = Block
 
 
 def is_causal(mask: Mask) -> bool:

@@ -1,6 +1,8 @@
-"""Keys and values of many texts in pages of one pool: who needs room takes a page, who leaves gives all of them back at once.
+"""Keys and values of many texts in pages of one pool: who needs room takes a page, who leaves gives all of
+them back at once.
 
-A text's slots need not lie side by side, and texts may share pages. `Leaves` is the view of some rows: a cache like any other.
+A text's slots need not lie side by side, and texts may share pages. `Leaves` is the view of some rows: a
+cache like any other.
 """
 
 from __future__ import annotations
@@ -22,14 +24,21 @@ SlotIndex = tuple[Tensor, Tensor]  # pages, and places in them
 class PagePool:
     """`pages` of `size` slots each, for every layer: (pages, Hk, size, D) keys and values.
 
-    Free pages are handed out from either end, the outermost first, so that pages of one kind lie close together.
+    Free pages are handed out from either end, the outermost first, so that pages of one kind lie close
+    together.
     """
 
-    def __init__(self, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
-        self.num_pages, self.page_size = num_pages, page_size
+    def __init__(
+        self, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, like: Tensor
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
         shape = (num_pages, kv_heads, page_size, head_dim)
-        self.layers: list[KV] = [(_lazy_zeros(shape, like), _lazy_zeros(shape, like)) for _ in range(num_layers)]
-        self.positions = torch.full((num_pages, page_size), EMPTY_SLOT, device=like.device)  # the position of the token in each slot
+        self.layers: list[KV] = [
+            (_lazy_zeros(shape, like), _lazy_zeros(shape, like)) for _ in range(num_layers)
+        ]
+        # the position of the token in each slot
+        self.positions = torch.full((num_pages, page_size), EMPTY_SLOT, device=like.device)
         self.ref_counts = [0] * num_pages
         self._free_heaps = [_FreePageHeap(range(num_pages)), _FreePageHeap(range(0, -num_pages, -1))]
         self.num_free = num_pages
@@ -37,7 +46,9 @@ class PagePool:
     def allocate(self, count: int, *, from_end: bool = False) -> list[int]:
         """So many pages, with whatever was in them; there must be as many."""
         if count > self.num_free:
-            raise MemoryError(f"{count} pages were asked for, and {self.num_free} of {self.num_pages} are free")
+            raise MemoryError(
+                f"{count} pages were asked for, and {self.num_free} of {self.num_pages} are free"
+            )
         out: list[int] = []
         while len(out) < count:
             page = abs(self._free_heaps[from_end].pop())
@@ -100,14 +111,19 @@ def _lazy_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """On a CPU memory that is not there before it is written to: PyTorch's own zeros are written at once."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    return torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8)).view(like.dtype).view(shape)
+    return (
+        torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8))
+        .view(like.dtype)
+        .view(shape)
+    )
 
 
 class _FreePageHeap:
     """The free pages as seen from one end: a heap that holds none twice."""
 
     def __init__(self, keys: range) -> None:
-        self.heap, self.members = sorted(keys), set(keys)
+        self.heap = sorted(keys)
+        self.members = set(keys)
 
     def pop(self) -> int:
         key = heappop(self.heap)
@@ -121,32 +137,52 @@ class _FreePageHeap:
 
 
 class PagedCacheView:
-    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes. -1: none.
+    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes.
 
-    `filled` are the places of the new slots that are some, counted through all rows; None: they are looked for.
+    -1: none.
+
+    `filled` are the places of the new slots that are some, counted through all rows; None: they are looked
+    for.
     """
 
-    def __init__(self, pool: PagePool, past_slots: Tensor, new_slots: Tensor, filled_indices: Tensor | None = None) -> None:
-        self.pool, self.past_slots, self.new_slots = pool, past_slots, new_slots
+    def __init__(
+        self, pool: PagePool, past_slots: Tensor, new_slots: Tensor, filled_indices: Tensor | None = None
+    ) -> None:
+        self.pool = pool
+        self.past_slots = past_slots
+        self.new_slots = new_slots
         self.rows = len(new_slots)
-        self.filled_indices = (new_slots != EMPTY_SLOT).flatten().nonzero()[:, 0] if filled_indices is None else filled_indices
+        self.filled_indices = (
+            (new_slots != EMPTY_SLOT).flatten().nonzero()[:, 0] if filled_indices is None else filled_indices
+        )
         self.all_filled = len(self.filled_indices) == new_slots.numel()
         write_slots = new_slots.flatten() if self.all_filled else new_slots.flatten()[self.filled_indices]
-        self.write_slots, self.write_index, self.past_index = write_slots, pool.locate(write_slots), pool.locate(past_slots)
+        self.write_slots = write_slots
+        self.write_index = pool.locate(write_slots)
+        self.past_index = pool.locate(past_slots)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if positions is None:
             raise ValueError("pages hold texts of any length: give the positions of the new tokens")
         past_filled, new_segments = self.past_slots != EMPTY_SLOT, (self.new_slots != EMPTY_SLOT).long()
         flat_positions = self.pool.positions.flatten()
-        flat_positions[self.write_slots] = positions.flatten() if self.all_filled else positions.flatten()[self.filled_indices]
+        flat_positions[self.write_slots] = (
+            positions.flatten() if self.all_filled else positions.flatten()[self.filled_indices]
+        )
         if not self.past_slots.shape[1]:
             if self.all_filled:
                 return Grid(queries, queries, 0, positions, positions)
             return Grid(queries, queries, 0, positions, positions, new_segments, new_segments)
         past_positions = torch.where(past_filled, flat_positions[self.past_slots.clamp(min=0)], 0)
-        return Grid(queries, self.past_slots.shape[1] + queries, 0, positions, torch.cat([past_positions, positions], 1), new_segments,
-                    torch.cat([past_filled.long(), new_segments], 1))
+        return Grid(
+            queries,
+            self.past_slots.shape[1] + queries,
+            0,
+            positions,
+            torch.cat([past_positions, positions], 1),
+            new_segments,
+            torch.cat([past_filled.long(), new_segments], 1),
+        )
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         new_kv = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (k, v)]
@@ -159,4 +195,6 @@ class PagedCacheView:
         return torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
 
     def reorder(self, rows: Tensor) -> None:
-        raise ValueError("rows of pages are not moved about: whoever holds the pages says which row sees which")
+        raise ValueError(
+            "rows of pages are not moved about: whoever holds the pages says which row sees which"
+        )

@@ -20,11 +20,15 @@ class Run(NamedTuple):
 
 def is_relative(mask: Mask) -> bool:
     """Does the mask look only at how far apart two positions are?"""
-    return isinstance(mask, Full | Causal | Window) or (isinstance(mask, And) and all(map(is_relative, mask.parts)))
+    return isinstance(mask, Full | Causal | Window) or (
+        isinstance(mask, And) and all(map(is_relative, mask.parts))
+    )
 
 
 def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
-    """(n, 3) row, begin, end of each text; None where texts are torn, out of order or the mask is not relative."""
+    """(n, 3) row, begin, end of each text; None where texts are torn, out of order or the mask is not
+    relative.
+    """
     if not (grid.is_square and is_relative(mask)) or grid.q_seg is None:
         return None
     segments, positions = grid.q_seg, grid.q_pos
@@ -35,7 +39,9 @@ def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
     is_end[:, :-1] &= ~same
     begin, end = is_start.nonzero(), is_end.nonzero()
     spans = torch.cat([begin, end[:, 1:] + 1], 1)
-    is_torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(begin)
+    is_torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(
+        begin
+    )
     if is_torn:
         return None
     if positions is not None and not bool((positions.diff(dim=1) == 1)[same & real[:, 1:]].all()):
@@ -50,7 +56,8 @@ def split_rows(mask: Mask, grid: Grid) -> list[list[Run]] | None:
         return None
     rows: list[list[Run]] = [[] for _ in grid.q_seg]
     covered = [0] * len(rows)
-    row_ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]  # an empty text closes every row
+    # an empty text closes every row
+    row_ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]
     for row, begin, end in spans.tolist() + row_ends:
         if begin > covered[row]:
             rows[row].append(Run(begin - covered[row], False))

@@ -92,8 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def normalise_arguments(arguments: list[str]) -> list[str]:
-    """Options as the parser knows them: --max-new-tokens is --max_new_tokens, and the file of `--train FILE --train.columns …`
-    has its full name, since the second option would otherwise replace it."""
+    """Options as the parser knows them: --max-new-tokens is --max_new_tokens, and the file of `--train FILE
+    --train.columns …` has its full name, since the second option would otherwise replace it.
+    """
     arguments = [
         re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), argument)
         for argument in arguments
@@ -126,9 +127,10 @@ def _help_formatter():  # type: ignore[no-untyped-def]
 
 
 def _parser(command: Callable[..., int]):  # type: ignore[no-untyped-def]
-    """A command's own parser, from its signature and docstring; what has no default stands by itself, what is False
-    unless asked for is a flag, and what is a tuple of whole numbers takes several. `with_` is --with, which no parameter may be
-    called."""
+    """A command's own parser, from its signature and docstring; what has no default stands by itself, what is
+    False unless asked for is a flag, and what is a tuple of whole numbers takes several. `with_` is --with,
+    which no parameter may be called.
+    """
     from typing import get_type_hints
 
     from docstring_parser import parse

@@ -37,7 +37,8 @@ def audit(
     json: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
-    """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no other row.
+    """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no
+    other row.
 
     Any model, ours or not:
 
@@ -46,7 +47,8 @@ def audit(
       keepleft audit package.module:build --claim "causal & window(3)" --html audit.html
       keepleft audit --hf-config config.json --arch LlamaForCausalLM --budget quick
 
-    The function may also give (model, example), or a dict of arguments of keepleft.audit with the model under target:
+    The function may also give (model, example), or a dict of arguments of keepleft.audit with the model under
+    target:
 
       def build():
           model = MyModel(vocab=100)
@@ -71,6 +73,7 @@ def audit(
         junit: a file for build servers, as JUnit XML
         zoo: audit a tiny random model of every class of this library: transformers
         json: print the whole report as JSON
+
     """
     if zoo is not None:
         return _zoo(zoo, inputs, budget=budget, html=html, json=json)

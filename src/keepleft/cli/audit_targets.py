@@ -24,7 +24,10 @@ AuditArguments = dict[str, Any]  # of keepleft.audit
 
 
 def from_directory(path: str) -> AuditArguments:
-    """Loaded as load() does, which runs nothing that lies there. What the model is built with is its claim."""
+    """Loaded as load() does, which runs nothing that lies there.
+
+    What the model is built with is its claim.
+    """
     from keepleft.cli.installed_weights import installed_weights
     from keepleft.weights.families import families
     from keepleft.weights.model_directory import NATIVE_MODEL_TYPE, load
@@ -215,7 +218,9 @@ def from_config(file: str, arch: str | None) -> AuditArguments:
 
 
 def from_transformers(path: str, arch: str | None) -> AuditArguments:
-    """What transformers makes of a model directory: of safetensors alone, and without code that may lie there."""
+    """What transformers makes of a model directory: of safetensors alone, and without code that may lie
+    there.
+    """
     import torch
 
     folder = Path(path)

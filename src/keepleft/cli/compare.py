@@ -17,13 +17,15 @@ def compare(
     out: str = "out/compare",
     json: bool = False,
 ) -> int:
-    """Measure what the mask is for: gradients of one pass and of the loop, and training with the mask and without.
+    """Measure what the mask is for: gradients of one pass and of the loop, and training with the mask and
+    without.
 
     Args:
         lengths: target lengths at which one pass and the loop are compared
         steps: training steps of each of the two models
         out: where compare.json and the pictures go
         json: print all numbers as JSON instead of text
+
     """
     from pathlib import Path
 
@@ -37,9 +39,8 @@ def compare(
         raise ValueError("there is no length to compare at: give some, such as --lengths 16 64")
     Path(out).mkdir(parents=True, exist_ok=True)  # if that cannot be, let it be known before the work
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # so small a model gains little by more, and loses much where others want them too
+    # so small a model gains little by more, and loses much where others want them too
+    torch.set_num_threads(1)
     try:
         result = _run_experiment(lengths, steps)
     finally:

@@ -15,7 +15,8 @@ def demo(
     out: str = "out/demo",
     phrases: str | None = None,
 ) -> int:
-    """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside it.
+    """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside
+    it.
 
     Args:
         prompt: what an installed model, if there is one (make weights), goes on from
@@ -23,6 +24,7 @@ def demo(
         out: where the picture of its attention goes
         phrases: write the phrases that the translator learns from into this folder, as text files to try `keepleft train`
             on, and do nothing else
+
     """
     if phrases is not None:
         return write_phrases(phrases)
@@ -59,7 +61,10 @@ def masks() -> None:
 
 
 def attentions() -> None:
-    """One worked example: the same scores, three sights. Values are the unit vectors, so what comes out are the weights."""
+    """One worked example: the same scores, three sights.
+
+    Values are the unit vectors, so what comes out are the weights.
+    """
     import torch
 
     import keepleft as kl

@@ -35,6 +35,7 @@ def evaluate(
         dtype: how weights are kept; int8 is told beside float32
         device: cpu or cuda; a GPU is used where there is one
         json: everything as one object
+
     """
     from keepleft.pipelines.evaluation import evaluate as evaluate_model
 

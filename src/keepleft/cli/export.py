@@ -34,6 +34,7 @@ def export(
         force: replace what is there already
         no_verify: write only, and compare nothing
         json: print what was found as JSON
+
     """
     from keepleft.runs.export import export as export_model
 

@@ -59,6 +59,7 @@ def generate(
             without a model the best one that is installed; without texts the lines of --input or of stdin
         alternatives: instead of one text, one for each of so many likeliest first tokens
         plot: an .svg file: the distribution at each step, or the tree of beams
+
     """
     return _generate_texts(**{**locals(), "require_model": False, "tag": None, "alignments": False})
 
@@ -90,6 +91,7 @@ def translate(
         alternatives: instead of one text, one for each of so many likeliest tokens after --prefix
         plot: an .svg file: the alignment, or with beams their tree
         alignments: which source token each token looked at most, as i-j pairs
+
     """
     return _generate_texts(**{**locals(), "require_model": True})
 
@@ -117,6 +119,7 @@ def summarize(
         inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
         alternatives: instead of one text, one for each of so many likeliest first tokens
         plot: an .svg file: the alignment, or with beams their tree
+
     """
     return _generate_texts(**{**locals(), "require_model": True, "tag": None, "alignments": False})
 

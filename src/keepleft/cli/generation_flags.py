@@ -1,4 +1,6 @@
-"""The options of generation on the command line, each under its own name, told by the comment beside its field."""
+"""The options of generation on the command line, each under its own name, told by the comment beside its
+field.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ def check_folders(**options: str | None) -> None:
 
 
 def model_name(model: str) -> str:
-    """What a model is called: of a directory its own name, of runs/mine/model that is mine; a name on the hub as it is."""
+    """What a model is called: of a directory its own name, of runs/mine/model that is mine; a name on the hub
+    as it is.
+    """
     if not Path(model).exists():
         return model
     path = Path(model).resolve()

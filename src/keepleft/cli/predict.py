@@ -76,6 +76,7 @@ def fill(
         dtype: how weights are kept
         device: cpu or cuda; a GPU is used where there is one
         json: an object a line
+
     """
     from keepleft.pipelines.predictor import load_predictor
 
@@ -125,6 +126,7 @@ def score(
         device: cpu or cuda; a GPU is used where there is one
         tokens: show the log-probability of every token
         json: an object a line
+
     """
     from keepleft.pipelines.predictor import load_predictor
 

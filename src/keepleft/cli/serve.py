@@ -40,7 +40,8 @@ def serve(
 ) -> int:  # noqa: B008
     """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
 
-    Any client of OpenAI's works with base_url http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM lets what was begun come to its end.
+    Any client of OpenAI's works with base_url http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM lets what was begun
+    come to its end.
 
         keepleft serve runs/en-fr/model
         curl localhost:8000/v1/models
@@ -67,6 +68,7 @@ def serve(
         compare: the folder that `keepleft compare` wrote, for the page too
         log_level: requests are told at info, as JSON, a line each, on stderr
         limits: the most of everything that callers may ask for
+
     """
     from dataclasses import replace
 

@@ -30,8 +30,9 @@ def show(
       keepleft show runs/en-fr/model --source "I am happy" --html happy.html
       keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
 
-    On it: every attention map of the text, what could have come next at each step and the tree of beams, masks, the audit, and
-    how training went. `keepleft serve` shows the same page of any text, as long as it runs.
+    On it: every attention map of the text, what could have come next at each step and the tree of beams,
+    masks, the audit, and how training went. `keepleft serve` shows the same page of any text, as long as it
+    runs.
 
     Args:
         inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then the text
@@ -44,6 +45,7 @@ def show(
         compare: the folder that `keepleft compare` wrote
         dtype: how weights are kept; int8 is for CPUs
         device: cpu or cuda; a GPU is used where there is one
+
     """
     if html is None:
         raise ValueError("say where the page goes: keepleft show MODEL TEXT --html page.html")

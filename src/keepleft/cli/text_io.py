@@ -22,7 +22,10 @@ NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
 def split_model_and_texts(
     arguments: list[str], *, require_model: bool, file: str | None = None
 ) -> tuple[str | None, list[str]]:
-    """The model and the texts of a command line. Where no model is needed, the first word is one only if it looks like it."""
+    """The model and the texts of a command line.
+
+    Where no model is needed, the first word is one only if it looks like it.
+    """
     if (
         arguments
         and not os.path.exists(arguments[0])
@@ -45,8 +48,9 @@ def split_model_and_texts(
 
 
 def _is_hub_name(arguments: list[str], file: str | None) -> bool:
-    """Is the first a name on the hub? Two plain words, as in and/or, are one only where there are other texts to go on with, or
-    where the first of them is a folder: then the second is missing from it."""
+    """Is the first a name on the hub? Two plain words, as in and/or, are one only where there are other texts
+    to go on with, or where the first of them is a folder: then the second is missing from it.
+    """
     first = arguments[0]
     if not HUB_NAME.fullmatch(first):
         return False
@@ -102,8 +106,9 @@ def open_output(path: str | None) -> Iterator[TextIO]:
 
 
 def as_line(text: str, multiple: bool) -> str:
-    """A text as one line where there are several, so that line n of the output belongs to line n of the input; --json keeps
-    line breaks as they are."""
+    """A text as one line where there are several, so that line n of the output belongs to line n of the
+    input; --json keeps line breaks as they are.
+    """
     return text.replace("\n", "\\n").replace("\r", "\\r") if multiple else text
 
 

@@ -66,6 +66,7 @@ def train_model(
         tensorboard: write TensorBoard files too
         resume: go on with the run in --out, exactly where it was
         no_audit: do not look for leaks before the first step
+
     """
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
@@ -135,7 +136,9 @@ def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:
 
 
 class _StopSignal:
-    """Has someone asked to stop? SIGTERM and Ctrl-C do; a second Ctrl-C does not wait for the end of the step."""
+    """Has someone asked to stop? SIGTERM and Ctrl-C do; a second Ctrl-C does not wait for the end of the
+    step.
+    """
 
     def __init__(self) -> None:
         self.requested = False

@@ -1,4 +1,6 @@
-"""A deterministic order of batches: a function of seed, epoch and settings alone, so it can be taken up anywhere."""
+"""A deterministic order of batches: a function of seed, epoch and settings alone, so it can be taken up
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ class BatchLayout(Protocol):
 
 @dataclass(frozen=True)
 class BucketedLayout:
-    """Texts of like length together, a row each. `multiple` rounds widths up; `fixed` also gives every width one height."""
+    """Texts of like length together, a row each.
+
+    `multiple` rounds widths up; `fixed` also gives every width one height.
+    """
 
     pad_to_multiple_of: int = 1
     fixed_height: bool = False
@@ -170,7 +175,10 @@ class WindowLayout:
 
 @dataclass(frozen=True)
 class Batches:
-    """All batches of all epochs. A step is `accumulate` micro-batches of at most `budget` tokens; processes share them."""
+    """All batches of all epochs.
+
+    A step is `accumulate` micro-batches of at most `budget` tokens; processes share them.
+    """
 
     store: TokenStore
     objective: Objective
@@ -259,7 +267,10 @@ class Batches:
                     yield batch
 
     def shard(self, step: list[list[IntArray]], epoch: int, n: int) -> list[Batch]:
-        """This process's part of a step. All have as many batches; who has none left over repeats one in silence."""
+        """This process's part of a step.
+
+        All have as many batches; who has none left over repeats one in silence.
+        """
         out = [self.make_batch(step[m], epoch, n, m) for m in range(self.rank, len(step), self.world_size)]
         if len(out) < -(-len(step) // self.world_size):
             out.append(self.make_batch(step[0], epoch, n, 0).without_targets())
@@ -275,7 +286,9 @@ class Batches:
 
 
 def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) -> Iterator[list[int]]:
-    """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is closed."""
+    """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is
+    closed.
+    """
     open_rows: dict[
         int, list[tuple[list[int], list[int]]]
     ] = {}  # rows and what is left in them, by the least that is left

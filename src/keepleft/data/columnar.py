@@ -91,9 +91,10 @@ class DatasetSource(RecordSource):
         root_columns = [
             root for root in features if any(name == root or name.startswith(root + ".") for name in names)
         ]
+        # labels stored as numbers
         label_names = {
             root: features[root].int2str for root in root_columns if hasattr(features[root], "int2str")
-        }  # labels stored as numbers
+        }
         n = 0
         for batch in dataset.select_columns(root_columns).iter(batch_size=BATCH_ROWS):
             for values in zip(*(batch[root] for root in root_columns), strict=True):
@@ -161,10 +162,12 @@ def is_dataset(name_or_path: str) -> bool:
 
 
 def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
-    """NAME, CONFIG, SPLIT of hf:NAME[:CONFIG][:SPLIT]. One word after the name is a split if splits are called so."""
-    parts = re.split(
-        r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX)
-    )  # not at the colon of train[:10%]
+    """NAME, CONFIG, SPLIT of hf:NAME[:CONFIG][:SPLIT].
+
+    One word after the name is a split if splits are called so.
+    """
+    # not at the colon of train[:10%]
+    parts = re.split(r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX))
     if not parts[0] or len(parts) > 3:
         raise ValueError(
             f"{dataset_name!r} is not hf:NAME, hf:NAME:SPLIT, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT"

@@ -95,9 +95,10 @@ def fast_encoder(tokenizer: Tokenizer, tokenizer_json: dict, dtype: np.dtype) ->
         return None
     normalizer, pre_tokenizer = tokenizer_json["normalizer"], tokenizer_json["pre_tokenizer"] or {}
     unk_id = special_tokens(tokenizer).unknown
+    # all are special
     special_to_unk = (
         {} if unk_id is None else {token["id"]: unk_id for token in tokenizer_json["added_tokens"]}
-    )  # all are special
+    )
 
     def tokenize(piece: str) -> list[int]:
         """One piece; "</s>" in a text is four signs or an unknown word, never the end."""
@@ -148,10 +149,11 @@ def _is_own_pre_tokenizer(pre_tokenizer: dict) -> bool:
 
 
 def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space: bool) -> EncodeFunction:
-    """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take it along.
+    """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take
+    it along.
 
-    So what begins at a space, and where letters, digits and marks of ASCII meet, can be looked up by itself; rare kinds of
-    white space go the plain way.
+    So what begins at a space, and where letters, digits and marks of ASCII meet, can be looked up by itself;
+    rare kinds of white space go the plain way.
     """
     from tokenizers import Tokenizer
 
@@ -171,7 +173,9 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
         return b"".join(map(piece_cache.__getitem__, split(line)))
 
     def look_up_pieces(utf8: ByteArray) -> tuple[np.ndarray, Offsets, Offsets]:
-        """The integers of a text, where its pieces begin, and how many integers were made before each and at the end."""
+        """The integers of a text, where its pieces begin, and how many integers were made before each and at
+        the end.
+        """
         classes = BYTE_CLASSES[utf8]
         is_start = np.empty(len(utf8), bool)
         is_start[0] = True
@@ -206,9 +210,8 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
                 for line, irregular in flag_irregular(lines)
             ]
         tokens, starts, token_offsets = look_up_pieces(utf8)
-        breaks = np.searchsorted(
-            starts, np.flatnonzero(utf8 == NEWLINE)
-        )  # which pieces stand between two lines
+        # which pieces stand between two lines
+        breaks = np.searchsorted(starts, np.flatnonzero(utf8 == NEWLINE))
         first, last = token_offsets[np.append(0, breaks + 1)], token_offsets[np.append(breaks, len(starts))]
         data, size = tokens.tobytes(), dtype.itemsize
         return [data[a:b] for a, b in zip((first * size).tolist(), (last * size).tolist(), strict=True)]

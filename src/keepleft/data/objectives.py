@@ -14,7 +14,9 @@ IGNORE_INDEX = -100  # a target that is not asked for
 
 
 class Examples(NamedTuple):
-    """Some records, ready to be laid out: tokens shown, the source beside them, and a target for each token or text."""
+    """Some records, ready to be laid out: tokens shown, the source beside them, and a target for each token
+    or text.
+    """
 
     tokens: Ragged
     targets: Ragged | IntArray
@@ -75,7 +77,10 @@ class Classification:
 
 @dataclass(frozen=True)
 class MaskedToken:
-    """Say what stood in the covered places: BERT. Of those, 80 % show the mask, 10 % a random token, 10 % their own."""
+    """Say what stood in the covered places: BERT.
+
+    Of those, 80 % show the mask, 10 % a random token, 10 % their own.
+    """
 
     mask: int
     vocab: int
@@ -144,7 +149,9 @@ class SpanCorruption:
 
 @dataclass(frozen=True)
 class Denoising:
-    """Write the text whole again, from one whose sentences were shuffled and whose spans became single masks: BART."""
+    """Write the text whole again, from one whose sentences were shuffled and whose spans became single masks:
+    BART.
+    """
 
     start: int
     mask: int

@@ -1,4 +1,6 @@
-"""Pieces of text found by their hashes, many thousand at a time: each different one is broken up once and remembered."""
+"""Pieces of text found by their hashes, many thousand at a time: each different one is broken up once and
+remembered.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ HashArray = NDArray[np.uint64]
 class PieceTable:
     """From pieces of UTF-8 to integers.
 
-    A piece's hash is the sum of its bytes' random numbers, each times a power of a random odd number: sums over all text give
-    every piece's at once, and as the numbers are drawn anew in each process no text can be made to collide. Hashes have 64
-    bits: two of a million different pieces share one in fewer than one of ten million corpora.
+    A piece's hash is the sum of its bytes' random numbers, each times a power of a random odd number: sums
+    over all text give every piece's at once, and as the numbers are drawn anew in each process no text can be
+    made to collide. Hashes have 64 bits: two of a million different pieces share one in fewer than one of ten
+    million corpora.
     """
 
     def __init__(self, tokenize: Callable[[list[str]], list[list[int]]], dtype: np.dtype) -> None:
@@ -78,16 +81,17 @@ class PieceTable:
         prefix_sums = np.empty(len(utf8) + 1, np.uint64)
         prefix_sums[0] = 0
         np.cumsum(self.byte_hashes[utf8] * self.powers[: len(utf8)], out=prefix_sums[1:])
-        return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(
-            1
-        )  # 0 is an empty place
+        # 0 is an empty place
+        return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(1)
 
     def _first_slots(self, hashes: HashArray) -> Offsets:
         """Where the search for each begins."""
         return ((hashes * HASH_MULTIPLIER) >> self.shift).astype(np.int64)
 
     def _look_up(self, hashes: HashArray) -> tuple[Offsets, NDArray[np.bool_]]:
-        """The place of each hash, and whether it is known: from its slot on, until it or an empty place is met."""
+        """The place of each hash, and whether it is known: from its slot on, until it or an empty place is
+        met.
+        """
         slots = self._first_slots(hashes)
         stored = self.keys[slots]
         is_known = stored == hashes

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
-    """The same items, made by a thread up to `depth` ahead. What goes wrong there is raised here; closing ends the thread."""
+    """The same items, made by a thread up to `depth` ahead.
+
+    What goes wrong there is raised here; closing ends the thread.
+    """
     queue: Queue[tuple[bool, T | BaseException | None]] = Queue(depth)
     stop = threading.Event()
 

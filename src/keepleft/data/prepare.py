@@ -1,4 +1,6 @@
-"""From texts to a token store, a few thousand records at a time; what cannot be learned from is left out and counted."""
+"""From texts to a token store, a few thousand records at a time; what cannot be learned from is left out and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ Overlong = Literal["leave", "cut", "break", "flow"]
 
 @dataclass(frozen=True)
 class EncodedField:
-    """One field: how its texts become integers, what goes around each, and what becomes of those that are too long.
+    """One field: how its texts become integers, what goes around each, and what becomes of those that are too
+    long.
 
-    They are left out; cut; broken into several texts, each with its own marks; or flow on in several pieces of one text.
+    They are left out; cut; broken into several texts, each with its own marks; or flow on in several pieces
+    of one text.
     """
 
     name: str

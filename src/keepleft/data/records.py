@@ -16,7 +16,9 @@ StrPath = str | os.PathLike[str]
 
 
 class RecordSource(ABC):
-    """What is iterated anew for every pass; a pass goes through the files in order and holds little of them in memory."""
+    """What is iterated anew for every pass; a pass goes through the files in order and holds little of them
+    in memory.
+    """
 
     fields: tuple[str, ...]  # what a record's strings are: ("text",), ("src", "tgt"), ("text", "label")
     name: str  # for messages: "a.en + a.fr", "data.tsv"

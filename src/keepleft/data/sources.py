@@ -31,11 +31,13 @@ __all__ = [
 def open_source(
     paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None
 ) -> RecordSource:
-    """The records of a file, by its ending: .tsv .csv .jsonl .ndjson .json .parquet, with .gz after it or not.
+    """The records of a file, by its ending: .tsv .csv .jsonl .ndjson .json .parquet, with .gz after it or
+    not.
 
-    Any other file, and "-", which is stdin, is plain text: a record a line, and where several fields or columns are
-    asked for, tabs between them. "hf:NAME[:CONFIG][:SPLIT]" and a folder of save_to_disk() are Hugging Face datasets.
-    Columns are names, or numbers from 0 on; without them a header is understood, or the first columns are taken.
+    Any other file, and "-", which is stdin, is plain text: a record a line, and where several fields or
+    columns are asked for, tabs between them. "hf:NAME[:CONFIG][:SPLIT]" and a folder of save_to_disk() are
+    Hugging Face datasets. Columns are names, or numbers from 0 on; without them a header is understood, or
+    the first columns are taken.
     """
     check_columns(columns, fields)
     return open_each(paths, partial(_open, fields=tuple(fields), columns=columns))
@@ -50,7 +52,9 @@ def open_table(
 
 
 def count_records(source: RecordSource) -> int:
-    """How many records there are; whatever is wrong with one of them is raised now rather than in the middle of work."""
+    """How many records there are; whatever is wrong with one of them is raised now rather than in the middle
+    of work.
+    """
     last = deque(enumerate(source, 1), maxlen=1)
     return last[0][0] if last else 0
 

@@ -18,9 +18,8 @@ from keepleft.data.unicode_scripts import script_shares
 MAX_HASHED_RECORDS = (
     20_000_000  # records compared with one another, at 8 bytes each; beyond these repeats are not counted
 )
-EXACT_SCRIPT_CHARACTERS = (
-    1 << 21
-)  # characters of a field whose every letter is looked at for its script; after these one record in STRIDE
+# characters of a field whose every letter is looked at for its script; after these one record in STRIDE
+EXACT_SCRIPT_CHARACTERS = 1 << 21
 SCRIPT_SAMPLE_STRIDE = 16
 MAX_LABELS = 100_000  # different labels counted, at most
 MAX_REPORTED_LABELS = 50  # of them, kept in the report
@@ -172,9 +171,8 @@ class _FieldTally:
     def __init__(self) -> None:
         self.characters: Counter[int] = Counter()  # how many texts have each length
         self.words: Counter[int] = Counter()
-        self.character_counts: Counter[str] = (
-            Counter()
-        )  # how often each character occurs, in all of the first texts
+        # how often each character occurs, in all of the first texts
+        self.character_counts: Counter[str] = Counter()
         self.sampled_counts: Counter[str] = Counter()  # and in one in STRIDE of the later ones
         self.exact_characters = 0
 
@@ -209,10 +207,13 @@ class _FieldTally:
 
 
 def profile(source: RecordSource, *, max_words: int | None = None, sample: int | None = None) -> DataReport:
-    """Go through a source once. `longest` is a limit in words to count against; `sample` looks at the first records only.
+    """Go through a source once.
 
-    Memory: 8 bytes a record for repeats, of at most 20 million records, and a little for each different length, character
-    and label. Scripts are exact for the first 2 million characters of a field, then estimated from every 16th record.
+    `longest` is a limit in words to count against; `sample` looks at the first records only.
+
+    Memory: 8 bytes a record for repeats, of at most 20 million records, and a little for each different
+    length, character and label. Scripts are exact for the first 2 million characters of a field, then
+    estimated from every 16th record.
     """
     fields = source.fields
     text_fields = [index for index, name in enumerate(fields) if name != "label"]
@@ -228,9 +229,8 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
         columns = list(zip(*batch, strict=True))
         word_counts = [tally.add(column, count) for tally, column in zip(tallies, columns, strict=True)]
         if len(hashes) < MAX_HASHED_RECORDS:
-            hashes.extend(
-                map(hash, batch)
-            )  # 64 bits: among 20 million a false repeat has a chance of one in 100,000
+            # 64 bits: among 20 million a false repeat has a chance of one in 100,000
+            hashes.extend(map(hash, batch))
         if pair_fields:
             (src, tgt), (src_words, tgt_words) = (
                 (values[pair_fields[0]], values[pair_fields[1]]) for values in (columns, word_counts)

@@ -16,9 +16,8 @@ from keepleft.data.columns import Columns, extract, header, keys, nested_names, 
 from keepleft.data.records import FileSource, Record
 from keepleft.data.text_file import TextFile
 
-MAX_CELL_CHARACTERS = (
-    1 << 24
-)  # characters of one cell, or one JSON value, before a quote or bracket must have been left open
+# characters of one cell, or one JSON value, before a quote or bracket must have been left open
+MAX_CELL_CHARACTERS = 1 << 24
 
 NumberedRecords = Iterator[tuple[int, Record]]
 Reader = Callable[[TextFile, Columns | None, tuple[str, ...]], NumberedRecords]
@@ -50,7 +49,9 @@ class TableSource(FileSource):
 
 
 def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """A row a line, a tab between cells, no quoting; empty lines are no rows where more than the first cell is wanted."""
+    """A row a line, a tab between cells, no quoting; empty lines are no rows where more than the first cell
+    is wanted.
+    """
     numbered_lines = enumerate(file.lines(), 1)
     line_number, line = next(numbered_lines)
     indices, is_header = header(line.split("\t"), columns, fields, f"{file.name} line 1")
@@ -66,10 +67,11 @@ def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> Num
 
 
 def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """Commas between cells, double quotes around those that hold commas, quotes or line breaks; empty lines are no rows."""
-    csv.field_size_limit(
-        max(csv.field_size_limit(), MAX_CELL_CHARACTERS)
-    )  # the module's own, 128 KiB, is less than a long article
+    """Commas between cells, double quotes around those that hold commas, quotes or line breaks; empty lines
+    are no rows.
+    """
+    # the module's own, 128 KiB, is less than a long article
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))
     rows = csv.reader(_lines_with_ends(file), strict=True)
     indices: tuple[int, ...] = ()
     pick, first_line = None, 1
@@ -218,7 +220,9 @@ def _decode_item(
     blocks: Iterator[str],
     decode: Callable[[str, int], tuple[Any, int]],
 ) -> tuple[Any, int, str, int]:
-    """One value, its end, the text it lies in and where it begins; as many more blocks as it takes, twice as many each time."""
+    """One value, its end, the text it lies in and where it begins; as many more blocks as it takes, twice as
+    many each time.
+    """
     while True:
         try:
             row, end = decode(text, position)

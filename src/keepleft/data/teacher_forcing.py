@@ -8,7 +8,8 @@ from keepleft.data.ragged import IntArray, Ragged
 
 
 def shift_right(start: int | IntArray, sequences: Ragged) -> tuple[Ragged, Ragged]:
-    """Inputs and targets of each text: what is asked for at a place is the text there; what is shown is what came before.
+    """Inputs and targets of each text: what is asked for at a place is the text there; what is shown is what
+    came before.
 
     `start` stands before the first token: one token for all, or one for each text.
     """

@@ -37,7 +37,8 @@ class TextFile:
     size: int | None  # bytes on disk; None for what came through a pipe
 
     def blocks(self, *, allow_partial_lines: bool = False) -> Iterator[str]:
-        """The text in pieces of about 64 KiB that end with a line, or where `loose`, at least between two characters.
+        """The text in pieces of about 64 KiB that end with a line, or where `loose`, at least between two
+        characters.
 
         Joined they are the file, but for a byte order mark. A file without text is an error, once it is read.
         """
@@ -67,7 +68,9 @@ class TextFile:
         return map(_split_lines, self.blocks())
 
     def lines(self) -> Iterator[str]:
-        """Line by line; a line ends with a line feed, or carriage return and line feed, and with nothing else."""
+        """Line by line; a line ends with a line feed, or carriage return and line feed, and with nothing
+        else.
+        """
         return chain.from_iterable(self.line_blocks())
 
     def _read_bytes(self) -> Iterator[bytes]:
@@ -106,7 +109,10 @@ class TextFile:
 
 
 def open_text(name: str | os.PathLike[str]) -> TextFile:
-    """The file of that name. "-" is stdin; it and other pipes are copied to a temporary file, for they flow only once."""
+    """The file of that name.
+
+    "-" is stdin; it and other pipes are copied to a temporary file, for they flow only once.
+    """
     if str(name) == "-":
         return _spool(getattr(sys.stdin, "buffer", None), "stdin")
     path = Path(name).expanduser()

@@ -74,7 +74,9 @@ class DocumentSource(TextSource):
 
 
 class RunningTextSource(TextSource):
-    """The running text itself, in pieces of about 64 KiB that end with a line where lines are not longer than that."""
+    """The running text itself, in pieces of about 64 KiB that end with a line where lines are not longer than
+    that.
+    """
 
     @property
     def is_running_text(self) -> bool:
@@ -143,7 +145,9 @@ def lines(paths: StrPath | Sequence[StrPath]) -> RecordSource:
 
 
 def documents(paths: StrPath | Sequence[StrPath], *, separator: str = "\n\n") -> RecordSource:
-    """A text file, a record for each document; between them stand lines that hold only the separator: blank ones."""
+    """A text file, a record for each document; between them stand lines that hold only the separator: blank
+    ones.
+    """
     return open_each(paths, lambda path: DocumentSource(open_text(path), separator=separator.strip()))
 
 
@@ -153,7 +157,9 @@ def running_text(paths: StrPath | Sequence[StrPath]) -> RecordSource:
 
 
 def parallel_text(src: StrPath | Sequence[StrPath], tgt: StrPath | Sequence[StrPath]) -> RecordSource:
-    """Two line-aligned text files, a pair of strings for each line; or two lists, the first file with the first."""
+    """Two line-aligned text files, a pair of strings for each line; or two lists, the first file with the
+    first.
+    """
     src_paths, tgt_paths = (
         [side] if isinstance(side, str | os.PathLike) else list(side) for side in (src, tgt)
     )

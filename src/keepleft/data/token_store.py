@@ -37,7 +37,10 @@ class Column:
 
 
 class ColumnSubset(Column):
-    """Some rows of a column, as a column. Its tokens are those of all rows, and its ends mean nothing but their number."""
+    """Some rows of a column, as a column.
+
+    Its tokens are those of all rows, and its ends mean nothing but their number.
+    """
 
     def __init__(self, column: Column, rows: IntArray) -> None:
         self.column = column
@@ -91,7 +94,10 @@ class TokenStore:
         return TokenStore(parts[0]), TokenStore(parts[1])
 
     def split_tail(self, fraction: float) -> tuple[TokenStore, TokenStore]:
-        """Running text in two: the last part, of this share of the tokens, is held out. Borders of records are forgotten."""
+        """Running text in two: the last part, of this share of the tokens, is held out.
+
+        Borders of records are forgotten.
+        """
         head_columns, tail_columns = {}, {}
         for name, column in self.columns.items():
             split_index = round(len(column.tokens) * (1.0 - fraction))

@@ -11,9 +11,11 @@ REPLACEMENT_CHARACTER = "\ufffd"  # a character of which bytes are missing
 
 
 def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """What each of these tokens would add after `before`; bytes of a character that is not whole yet as \\xe0.
+    """What each of these tokens would add after `before`; bytes of a character that is not whole yet as
+    \\xe0.
 
-    A token that adds nothing to the text goes by its name in the vocabulary; without a tokenizer all go by their number.
+    A token that adds nothing to the text goes by its name in the vocabulary; without a tokenizer all go by
+    their number.
     """
     if tokenizer is None:
         return [f"#{token}" for token in tokens]
@@ -21,9 +23,8 @@ def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) ->
     context_text, *extended_texts = tokenizer.decode_batch(
         [context, *([*context, int(token)] for token in tokens)], skip_special_tokens=False
     )
-    context_text = context_text.rstrip(
-        REPLACEMENT_CHARACTER
-    )  # the next token may make these characters whole
+    # the next token may make these characters whole
+    context_text = context_text.rstrip(REPLACEMENT_CHARACTER)
     return [
         _added_text(tokenizer, context_text, text, int(token))
         for text, token in zip(extended_texts, tokens, strict=True)
@@ -73,17 +74,15 @@ def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: in
     if name is None:
         return f"#{token}"
     if text and REPLACEMENT_CHARACTER not in text:
-        return str(
-            name if text.strip(" ") == name else text
-        )  # a space that stands between all words is no token's own
+        # a space that stands between all words is no token's own
+        return str(name if text.strip(" ") == name else text)
     byte_of_char = _byte_alphabet()
     if not text or any(char not in byte_of_char for char in name):
         return str(name)
     piece_bytes = bytes(byte_of_char[char] for char in name)
     complete_text = text.rstrip(REPLACEMENT_CHARACTER)
-    incomplete_start = max(
-        (n for n, byte in enumerate(piece_bytes) if byte >= 0xC0), default=-1
-    )  # where a character begins that is not whole yet
+    # where a character begins that is not whole yet
+    incomplete_start = max((n for n, byte in enumerate(piece_bytes) if byte >= 0xC0), default=-1)
     if REPLACEMENT_CHARACTER in complete_text or incomplete_start < 0:
         return piece_bytes.decode("utf-8", "backslashreplace")
     return str(complete_text) + "".join(f"\\x{byte:02x}" for byte in piece_bytes[incomplete_start:])
@@ -91,7 +90,9 @@ def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: in
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The letter that byte-level vocabularies write for each byte: itself where it can be seen, else one beyond the 256."""
+    """The letter that byte-level vocabularies write for each byte: itself where it can be seen, else one
+    beyond the 256.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

@@ -1,4 +1,6 @@
-"""Tokenizers: learn one from text, find the special tokens of any, and encode a text as a sequence of integers."""
+"""Tokenizers: learn one from text, find the special tokens of any, and encode a text as a sequence of
+integers.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ MASK_TOKEN = "<mask>"
 SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
 SENTINEL_FORMAT = "<extra_id_{}>"
 
-# Letters, digits and other marks apart, each with at most one space before it; every line break by itself. Classes are spelt
-# out, so that every regular expression engine reads them alike. Beyond ASCII everything is a letter but the marks named here:
+# Letters, digits and other marks apart, each with at most one space before it; every line break by itself.
+# Classes are spelt
+# out, so that every regular expression engine reads them alike. Beyond ASCII everything is a letter but the
+# marks named here:
 # so the vowel signs of Devanagari stay with their consonants.
 _PUNCTUATION = r"!-/:-@\[-`{-\x7f\x00-\x08\x0b\x0c\x0e-\x1f" "¡«»¿\u0964\u0965\u2010-\u206f\u3000-\u303f"
 PIECE_REGEX = (
@@ -96,9 +100,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """A new tokenizer of at most `size` tokens. `more` are further special ones (language tags, sentinels).
 
-    bpe and unigram break words into pieces, word and char do not. Text that is `running` is left as it is; otherwise a text
-    begins as a word in its middle does, with a space, which decoding takes away again. Words and pieces seen fewer than
-    `least` times are not learned.
+    bpe and unigram break words into pieces, word and char do not. Text that is `running` is left as it is;
+    otherwise a text begins as a word in its middle does, with a space, which decoding takes away again. Words
+    and pieces seen fewer than `least` times are not learned.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 

@@ -6,6 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 
+# characters whose name does not begin with that of their script
 SCRIPT_ALIASES = {
     "CJK": "Han",
     "IDEOGRAPHIC": "Han",
@@ -15,7 +16,7 @@ SCRIPT_ALIASES = {
     "MODIFIER": "Other",
     "ANGSTROM": "Latin",
     "KELVIN": "Latin",
-}  # characters whose name does not begin with that of their script
+}
 
 
 def script(letter: str) -> str:

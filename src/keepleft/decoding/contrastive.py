@@ -1,4 +1,7 @@
-"""Contrastive search (Su et al. 2022): of the likeliest tokens the one whose meaning is least like what is there already."""
+"""Contrastive search (Su et al.
+
+2022): of the likeliest tokens the one whose meaning is least like what is there already.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,22 @@ from keepleft.decoding.loop import right_align
 from keepleft.decoding.sampling import SamplingStrategy, append_tokens
 
 
-def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *, alpha: float, k: int, max_new_tokens: int | Sequence[int],
-             segments: Tensor | None = None, **start_kwargs: Any) -> Iterator[Hypotheses]:
-    """Yield the texts after each new token: argmax of (1 - alpha) · probability - alpha · likeness, over the k likeliest.
+def contrastive_search(
+    model: Any,
+    prompt: Tensor,
+    strategy: SamplingStrategy,
+    *,
+    alpha: float,
+    k: int,
+    max_new_tokens: int | Sequence[int],
+    segments: Tensor | None = None,
+    **start_kwargs: Any,
+) -> Iterator[Hypotheses]:
+    """Yield the texts after each new token: argmax of (1 - alpha) · probability - alpha · likeness, over the
+    k likeliest.
 
-    Likeness is the largest cosine between the hidden state that a token would have and those of all tokens before it.
+    Likeness is the largest cosine between the hidden state that a token would have and those of all tokens
+    before it.
     """
     tokens, prompt_mask = right_align(prompt, segments)
     num_rows = len(tokens)
@@ -28,7 +42,10 @@ def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *
     with torch.no_grad():
         logits, state = model.start(tokens, **segment_kwargs, **start_kwargs)
         memory_kwargs = {"memory": start_kwargs["memory"]} if "memory" in start_kwargs else {}
-        context_states = F.normalize(model.decoder_hidden_states(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1)  # (B, T, dim)
+        # (B, T, dim)
+        context_states = F.normalize(
+            model.decoder_hidden_states(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1
+        )
     text_mask = torch.ones_like(tokens, dtype=torch.bool) if prompt_mask is None else prompt_mask
     row_index = torch.arange(num_rows, device=tokens.device)
     for _ in range(max(limits)):
@@ -39,14 +56,24 @@ def contrastive_search(model: Any, prompt: Tensor, strategy: SamplingStrategy, *
             state.reorder(row_index.repeat_interleave(num_candidates))
             hidden = model.extend(candidates.reshape(-1, 1), state)
             candidate_states = F.normalize(hidden[:, 0].float(), dim=-1).view(num_rows, num_candidates, -1)
-            similarity = (candidate_states @ context_states.mT).masked_fill(~text_mask[:, None], -1.0).amax(-1)
-            best_candidate = ((1 - alpha) * probs - alpha * similarity).masked_fill(probs == 0, float("-inf")).argmax(-1)
+            similarity = (
+                (candidate_states @ context_states.mT).masked_fill(~text_mask[:, None], -1.0).amax(-1)
+            )
+            best_candidate = (
+                ((1 - alpha) * probs - alpha * similarity).masked_fill(probs == 0, float("-inf")).argmax(-1)
+            )
             picked_rows = row_index * num_candidates + best_candidate
             state.reorder(picked_rows)
-            next_tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], candidates[row_index, best_candidate])
+            next_tokens = torch.where(
+                hypotheses.done, hypotheses.tokens[:, -1], candidates[row_index, best_candidate]
+            )
             logprobs = probs[row_index, best_candidate].log().masked_fill(hypotheses.done, 0.0)
-            hypotheses = append_tokens(hypotheses, next_tokens, hypotheses.score + logprobs, strategy.eos_ids, strategy.stop)
-            context_states = torch.cat([context_states, candidate_states[row_index, best_candidate][:, None]], 1)
+            hypotheses = append_tokens(
+                hypotheses, next_tokens, hypotheses.score + logprobs, strategy.eos_ids, strategy.stop
+            )
+            context_states = torch.cat(
+                [context_states, candidate_states[row_index, best_candidate][:, None]], 1
+            )
             text_mask = torch.cat([text_mask, text_mask.new_ones(num_rows, 1)], 1)
             logits = model.head(hidden[picked_rows][:, 0], model.token)
         yield hypotheses

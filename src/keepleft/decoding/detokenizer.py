@@ -1,4 +1,6 @@
-"""Tokens into text as they come: whole characters only, and nothing that may turn out to be the beginning of a stop string."""
+"""Tokens into text as they come: whole characters only, and nothing that may turn out to be the beginning of
+a stop string.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,22 @@ from typing import Any
 
 
 class IncrementalDetokenizer:
-    """One text. `begin`, `add` and `end` give what may be shown now; together that is the text up to its first stop string."""
+    """One text.
+
+    `begin`, `add` and `end` give what may be shown now; together that is the text up to its first stop
+    string.
+    """
 
     def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
         from tokenizers.decoders import DecodeStream
 
-        self.tokenizer, self.stop_strings = tokenizer, stop_strings
+        self.tokenizer = tokenizer
+        self.stop_strings = stop_strings
         self.new_decode_stream = lambda: DecodeStream(skip_special_tokens=True)
         self.decode_stream = self.new_decode_stream()
         self.tokens: list[int] = []
-        self.text = ""        # of all tokens so far, as far as its characters are whole
-        self.shown_length = 0        # characters of it that were given away
+        self.text = ""  # of all tokens so far, as far as its characters are whole
+        self.shown_length = 0  # characters of it that were given away
         self.stopped = False  # a stop string was found: nothing more comes
 
     def begin(self, tokens: Sequence[int]) -> str:
@@ -32,7 +39,11 @@ class IncrementalDetokenizer:
         self.tokens.append(token)
         self.text += self._decode_token(token)
         self._cut_at_stop_string()
-        return self._release(len(self.text) if self.stopped else len(self.text) - held_back_length(self.text[self.shown_length:], self.stop_strings))
+        return self._release(
+            len(self.text)
+            if self.stopped
+            else len(self.text) - held_back_length(self.text[self.shown_length :], self.stop_strings)
+        )
 
     def end(self) -> str:
         """What was held back: no more tokens come."""
@@ -52,12 +63,18 @@ class IncrementalDetokenizer:
 
     def _cut_at_stop_string(self) -> None:
         """Cut the text at a stop string. None can begin in what was shown: that would have been held back."""
-        positions = [position for stop in self.stop_strings if (position := self.text.find(stop, self.shown_length)) >= 0]
+        positions = [
+            position
+            for stop in self.stop_strings
+            if (position := self.text.find(stop, self.shown_length)) >= 0
+        ]
         if positions:
-            self.text, self.stopped = self.text[:min(positions)], True
+            self.text = self.text[: min(positions)]
+            self.stopped = True
 
     def _release(self, end: int) -> str:
-        piece, self.shown_length = self.text[self.shown_length:end], max(self.shown_length, end)
+        piece = self.text[self.shown_length : end]
+        self.shown_length = max(self.shown_length, end)
         return piece
 
 

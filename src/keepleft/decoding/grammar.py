@@ -33,14 +33,18 @@ def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) ->
     llg = _import_llguidance()
     if not eos_ids:
         raise ValueError("a text that keeps to a rule must be able to end: give eos_token_id")
-    initial_matcher = llg.LLMatcher(_llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar)
+    initial_matcher = llg.LLMatcher(
+        _llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar
+    )
     _raise_on_error(initial_matcher)
     matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}  # where each text of the last step stands
 
     def matcher_for(sequence: tuple[int, ...]) -> Any:
         if sequence in matchers:
             return matchers[sequence]
-        out = matchers[sequence[:-1]].deep_copy() if sequence[:-1] in matchers else initial_matcher.deep_copy()
+        out = (
+            matchers[sequence[:-1]].deep_copy() if sequence[:-1] in matchers else initial_matcher.deep_copy()
+        )
         for token in sequence[-1:] if sequence[:-1] in matchers else sequence:
             if token in eos_ids or out.is_stopped():
                 break
@@ -50,9 +54,13 @@ def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) ->
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         nonlocal matchers
-        sequences = [tuple(row) for row in hypotheses.tokens[:, hypotheses.prompt_width:].tolist()]
+        sequences = [tuple(row) for row in hypotheses.tokens[:, hypotheses.prompt_width :].tolist()]
         finished = hypotheses.done.tolist()
-        next_matchers = {sequence: matcher_for(sequence) for sequence, done in zip(sequences, finished, strict=True) if not done}
+        next_matchers = {
+            sequence: matcher_for(sequence)
+            for sequence, done in zip(sequences, finished, strict=True)
+            if not done
+        }
         out = torch.full_like(logits, NEG_INF)
         for n, sequence in enumerate(sequences):
             if finished[n]:
@@ -61,6 +69,7 @@ def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) ->
             out[n, allowed] = logits[n, allowed]
         matchers = next_matchers
         return out
+
     return apply
 
 
@@ -90,5 +99,7 @@ def _import_llguidance() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise ImportError("regex, json_schema and grammar need llguidance: pip install 'keepleft[grammar]'") from error
+        raise ImportError(
+            "regex, json_schema and grammar need llguidance: pip install 'keepleft[grammar]'"
+        ) from error
     return llguidance

@@ -1,8 +1,9 @@
-"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played again; or on a
-CPU, where the model's part of it is compiled.
+"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played
+again; or on a CPU, where the model's part of it is compiled.
 
-Nothing is asked of the device between tokens. Whether all texts have ended is heard of some steps later, and what was written
-meanwhile falls away: a text that has ended stays as it is. Recordings are kept with the model, by shape and by strategy.
+Nothing is asked of the device between tokens. Whether all texts have ended is heard of some steps later, and
+what was written meanwhile falls away: a text that has ended stays as it is. Recordings are kept with the
+model, by shape and by strategy.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from keepleft.inference.static_runner import StaticKV, StaticRunner, padding_bia
 from keepleft.models.heads import first_real
 from keepleft.models.state import DecoderState
 
-QUEUED_STEPS = 16   # steps that are begun before the first of them is done
-MAX_GRAPHS = 4     # recordings for each model
+QUEUED_STEPS = 16  # steps that are begun before the first of them is done
+MAX_GRAPHS = 4  # recordings for each model
 MAX_GRAPH_TOKENS = 1 << 14  # tokens of a text that buffers are made for beforehand
-CAPACITY_MULTIPLE = 64   # capacities are multiples of it, so that recordings serve texts of many lengths
+CAPACITY_MULTIPLE = 64  # capacities are multiples of it, so that recordings serve texts of many lengths
 
 
 @dataclass
@@ -40,23 +41,34 @@ class GraphedStep:
     """One step: buffers to fill before it is played, and to read afterwards."""
 
     runner: StaticRunner
-    strategy: Any          # Single or Beam
+    strategy: Any  # Single or Beam
     static_kv: StaticKV
-    hypotheses: Any             # Hypotheses of a fixed width
-    all_done: Tensor           # () have all texts ended?
+    hypotheses: Any  # Hypotheses of a fixed width
+    all_done: Tensor  # () have all texts ended?
     weight_pointers: tuple[int, ...]  # the weights lay when it was made: it points to them
-    fused: bool = False    # the choice is a kernel of its own
+    fused: bool = False  # the choice is a kernel of its own
     replay: Any = None
-    busy: bool = False     # someone is writing with it
+    busy: bool = False  # someone is writing with it
 
-    def fill(self, state: DecoderState, rows: Tensor | None, hypotheses: Hypotheses, starts: Tensor | None, seeds: Tensor | None) -> None:
+    def fill(
+        self,
+        state: DecoderState,
+        rows: Tensor | None,
+        hypotheses: Hypotheses,
+        starts: Tensor | None,
+        seeds: Tensor | None,
+    ) -> None:
         """Prompts that were read, and the texts so far."""
         static_kv = self.static_kv
         self.runner.decode_layers.prepare_tables(static_kv.buffer.shape[1])
         static_kv.fill(state, rows)
         static_kv.length = 0  # only the device knows
         if static_kv.beam_rows is not None:
-            static_kv.beam_rows.copy_(torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device).expand_as(static_kv.beam_rows))
+            static_kv.beam_rows.copy_(
+                torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device).expand_as(
+                    static_kv.beam_rows
+                )
+            )
         if static_kv.starts is not None and starts is not None:
             static_kv.starts.copy_(starts if rows is None else starts[rows])
         if static_kv.memory is not None and state.memory is not None and static_kv.source_bias is not None:
@@ -74,7 +86,11 @@ class GraphedStep:
         """The next token of every text, all in place."""
         static_kv = self.static_kv
         if static_kv.beam_rows is not None:
-            static_kv.beam_rows.index_copy_(0, static_kv.position, torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device)[None])
+            static_kv.beam_rows.index_copy_(
+                0,
+                static_kv.position,
+                torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device)[None],
+            )
         logits = self.runner.forward(self.hypotheses.tokens[:, -1], static_kv)
         if self.fused:
             fused_select.select_and_append(self.strategy, logits, self.hypotheses, static_kv)
@@ -97,26 +113,43 @@ _graph_cache: WeakKeyDictionary[Any, OrderedDict[Any, GraphedStep]] = WeakKeyDic
 
 def can_capture(strategy: Any, max_length: int) -> bool:
     """Can steps by this strategy, of texts of so many tokens, be recorded?"""
-    return (isinstance(strategy, SamplingStrategy | Beam) and strategy.stop is None and max_length <= MAX_GRAPH_TOKENS
-            and all(getattr(processor, "capturable", False) for processor in strategy.processors))
+    return (
+        isinstance(strategy, SamplingStrategy | Beam)
+        and strategy.stop is None
+        and max_length <= MAX_GRAPH_TOKENS
+        and all(getattr(processor, "capturable", False) for processor in strategy.processors)
+    )
 
 
-def decode_graphed(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam, *, max_new_tokens: list[int], prompt_mask: Tensor | None = None,
-             **start_kwargs: Any) -> Iterator[Hypotheses]:
-    """Yield the texts after each new token, some after all have ended. Each step writes over what the one before yielded.
+def decode_graphed(
+    model: Any,
+    prompt: Tensor,
+    strategy: SamplingStrategy | Beam,
+    *,
+    max_new_tokens: list[int],
+    prompt_mask: Tensor | None = None,
+    **start_kwargs: Any,
+) -> Iterator[Hypotheses]:
+    """Yield the texts after each new token, some after all have ended.
+
+    Each step writes over what the one before yielded.
 
     Prompts, (B, T), all end in the last column. `given` goes to model.start().
     """
     hypotheses, rows = strategy.begin(prompt, prompt_mask, torch.tensor(max_new_tokens, device=prompt.device))
     with torch.no_grad():
-        logits, state = model.start(prompt, **({} if prompt_mask is None else {"segments": prompt_mask.long()}), **start_kwargs)
+        logits, state = model.start(
+            prompt, **({} if prompt_mask is None else {"segments": prompt_mask.long()}), **start_kwargs
+        )
         hypotheses, parents = strategy.choose(logits if rows is None else logits[rows], hypotheses)  # type: ignore[arg-type]
         rows = parents if rows is None else rows if parents is None else rows[parents]
     yield hypotheses
     if max(max_new_tokens) == 1:
         return
     with torch.no_grad():
-        graphed_step = _get_graphed_step(model, prompt, strategy, hypotheses, rows, max(max_new_tokens), prompt_mask, state)
+        graphed_step = _get_graphed_step(
+            model, prompt, strategy, hypotheses, rows, max(max_new_tokens), prompt_mask, state
+        )
     graphed_step.busy = True
     try:
         pending_events: deque[Any] = deque()
@@ -140,23 +173,47 @@ def decode_graphed(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam
         graphed_step.busy = False
 
 
-def _get_graphed_step(model: Any, prompt: Tensor, strategy: SamplingStrategy | Beam, hypotheses: Hypotheses, rows: Tensor | None, max_new_tokens: int,
-               prompt_mask: Tensor | None, state: DecoderState) -> GraphedStep:
+def _get_graphed_step(
+    model: Any,
+    prompt: Tensor,
+    strategy: SamplingStrategy | Beam,
+    hypotheses: Hypotheses,
+    rows: Tensor | None,
+    max_new_tokens: int,
+    prompt_mask: Tensor | None,
+    state: DecoderState,
+) -> GraphedStep:
     """One for these shapes and this strategy, filled."""
-    multiple = CAPACITY_MULTIPLE if prompt.is_cuda else 2 * CAPACITY_MULTIPLE  # compiling takes longer than recording
+    # compiling takes longer than recording
+    multiple = CAPACITY_MULTIPLE if prompt.is_cuda else 2 * CAPACITY_MULTIPLE
     capacity = _round_up(prompt.shape[1] + max_new_tokens, multiple)
     source_shape = None
     if state.memory is not None:
         keys = state.memory.layers[0][0]
         source_shape = len(keys), _round_up(keys.shape[2], multiple // 2)
-    strategy_fields = tuple(getattr(strategy, field.name) for field in fields(strategy) if field.name not in ("seeds", "processors"))
-    key = (type(strategy), strategy_fields, tuple(map(id, strategy.processors)), strategy.seeds is None, len(hypotheses.tokens), capacity,
-           source_shape, prompt_mask is None, prompt.device)
+    strategy_fields = tuple(
+        getattr(strategy, field.name)
+        for field in fields(strategy)
+        if field.name not in ("seeds", "processors")
+    )
+    key = (
+        type(strategy),
+        strategy_fields,
+        tuple(map(id, strategy.processors)),
+        strategy.seeds is None,
+        len(hypotheses.tokens),
+        capacity,
+        source_shape,
+        prompt_mask is None,
+        prompt.device,
+    )
     graphs = _graph_cache.setdefault(model, OrderedDict())
     graphed_step = graphs.get(key)
     starts = None if prompt_mask is None else first_real(prompt_mask)
     if graphed_step is None or graphed_step.busy or graphed_step.weight_pointers != weight_pointers(model):
-        graphed_step = _build_graphed_step(model, strategy, hypotheses, capacity, source_shape, prompt_mask is not None)
+        graphed_step = _build_graphed_step(
+            model, strategy, hypotheses, capacity, source_shape, prompt_mask is not None
+        )
         if prompt.is_cuda:
             graphed_step.fill(state, rows, hypotheses, starts, strategy.seeds)
             graphed_step.capture()
@@ -170,8 +227,14 @@ def _get_graphed_step(model: Any, prompt: Tensor, strategy: SamplingStrategy | B
     return graphed_step
 
 
-def _build_graphed_step(model: Any, strategy: SamplingStrategy | Beam, hypotheses: Hypotheses, capacity: int, source_shape: tuple[int, int] | None,
-          has_padding: bool) -> GraphedStep:
+def _build_graphed_step(
+    model: Any,
+    strategy: SamplingStrategy | Beam,
+    hypotheses: Hypotheses,
+    capacity: int,
+    source_shape: tuple[int, int] | None,
+    has_padding: bool,
+) -> GraphedStep:
     """Empty buffers, and the step over them."""
     device, rows = hypotheses.tokens.device, len(hypotheses.tokens)
     runner = StaticRunner(model, TritonOps() if device.type == "cuda" else TorchOps(static_shapes=True))
@@ -180,21 +243,41 @@ def _build_graphed_step(model: Any, strategy: SamplingStrategy | Beam, hypothese
     kv_fields: dict[str, Any] = {}
     if source_shape is not None:
         config, table = model.design.attention, model.token.weight
-        make_buffer = lambda: table.new_zeros(source_shape[0], config.kv_heads, source_shape[1], config.head_dim)
-        kv_fields = {"memory": Memory([(make_buffer(), make_buffer()) for _ in runner.decode_layers.layers], None, rows // source_shape[0]),
-                 "source_bias": table.new_zeros(source_shape)}
+        make_buffer = lambda: table.new_zeros(
+            source_shape[0], config.kv_heads, source_shape[1], config.head_dim
+        )
+        kv_fields = {
+            "memory": Memory(
+                [(make_buffer(), make_buffer()) for _ in runner.decode_layers.layers],
+                None,
+                rows // source_shape[0],
+            ),
+            "source_bias": table.new_zeros(source_shape),
+        }
     if isinstance(strategy, Beam):
         kv_fields["beam_rows"] = torch.zeros(capacity, rows, dtype=torch.long, device=device)
     if has_padding:
         kv_fields["starts"] = torch.zeros(rows, dtype=torch.long, device=device)
-    own_strategy = strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
+    own_strategy = (
+        strategy if strategy.seeds is None else replace(strategy, seeds=strategy.seeds.to(device, copy=True))
+    )
     padded_hypotheses = hypotheses.pad_to_width(capacity)
-    tensors: dict[str, Any] = {field.name: value.clone(memory_format=torch.contiguous_format) for field in fields(padded_hypotheses)
-                                 if isinstance(value := getattr(padded_hypotheses, field.name), Tensor)}
+    tensors: dict[str, Any] = {
+        field.name: value.clone(memory_format=torch.contiguous_format)
+        for field in fields(padded_hypotheses)
+        if isinstance(value := getattr(padded_hypotheses, field.name), Tensor)
+    }
     own_hypotheses = replace(padded_hypotheses, **tensors)
     all_done = torch.zeros((), dtype=torch.bool, device=device)
-    return GraphedStep(runner, own_strategy, runner.allocate(rows, capacity, **kv_fields), own_hypotheses, all_done, weight_pointers(model),
-                     fused=device.type == "cuda" and fused_select.is_supported(own_strategy, own_hypotheses))
+    return GraphedStep(
+        runner,
+        own_strategy,
+        runner.allocate(rows, capacity, **kv_fields),
+        own_hypotheses,
+        all_done,
+        weight_pointers(model),
+        fused=device.type == "cuda" and fused_select.is_supported(own_strategy, own_hypotheses),
+    )
 
 
 def _copy_hypotheses(target: Hypotheses, source: Hypotheses) -> None:

@@ -1,7 +1,9 @@
-"""What changes the scores before a token is chosen: penalties, bans and biases. Each is (scores, texts) → scores.
+"""What changes the scores before a token is chosen: penalties, bans and biases.
 
-They look at the text so far, prompt included, as Hugging Face's processors do; unlike these they never take the padding of a
-shorter prompt for text.
+Each is (scores, texts) → scores.
+
+They look at the text so far, prompt included, as Hugging Face's processors do; unlike these they never take
+the padding of a shorter prompt for text.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, device_con
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
     """Scores of tokens that were there already, divided by the penalty, or times it where they are negative."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         return torch.where(seen_tokens(logits, hypotheses), apply_penalty(logits, penalty), logits)
+
     return apply
 
 
@@ -38,7 +42,9 @@ def token_counts(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def presence_penalty(penalty: float) -> LogitsProcessor:
-    """Taken off once for a token that was written already (the prompt does not count), as in OpenAI's interface."""
+    """Taken off once for a token that was written already (the prompt does not count), as in OpenAI's
+    interface.
+    """
     return lambda logits, hypotheses: logits - penalty * (token_counts(logits, *hypotheses.new_tokens()) > 0)
 
 
@@ -49,37 +55,64 @@ def frequency_penalty(penalty: float) -> LogitsProcessor:
 
 def no_repeat_ngram(ngram_size: int) -> LogitsProcessor:
     """No run of `size` tokens comes twice."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-        return _ban_repeated_ngrams(logits, hypotheses.tokens, hypotheses.tokens, hypotheses.text_mask(), ngram_size)
+        return _ban_repeated_ngrams(
+            logits, hypotheses.tokens, hypotheses.tokens, hypotheses.text_mask(), ngram_size
+        )
+
     return apply
 
 
-def encoder_no_repeat_ngram(source: Tensor, ngram_size: int, source_mask: Tensor | None = None) -> LogitsProcessor:
+def encoder_no_repeat_ngram(
+    source: Tensor, ngram_size: int, source_mask: Tensor | None = None
+) -> LogitsProcessor:
     """No run of `size` tokens of the source comes. (B, S), a row for each prompt."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         rows_per_source = len(logits) // len(source)
         source_tokens = source.repeat_interleave(rows_per_source, 0)
-        return _ban_repeated_ngrams(logits, hypotheses.tokens, source_tokens, None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0), ngram_size)
+        return _ban_repeated_ngrams(
+            logits,
+            hypotheses.tokens,
+            source_tokens,
+            None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0),
+            ngram_size,
+        )
+
     return apply
 
 
-def _ban_repeated_ngrams(logits: Tensor, tokens: Tensor, history: Tensor, mask: Tensor | None, ngram_size: int) -> Tensor:
+def _ban_repeated_ngrams(
+    logits: Tensor, tokens: Tensor, history: Tensor, mask: Tensor | None, ngram_size: int
+) -> Tensor:
     if history.shape[1] < ngram_size or tokens.shape[1] < ngram_size - 1:
         return logits
     ngrams = history.unfold(1, ngram_size, 1)  # (N, runs, size)
-    matches = (ngrams[..., :-1] == tokens[:, None, tokens.shape[1] - ngram_size + 1:]).all(-1)
+    matches = (ngrams[..., :-1] == tokens[:, None, tokens.shape[1] - ngram_size + 1 :]).all(-1)
     if mask is not None:
         matches = matches & mask.unfold(1, ngram_size, 1).all(-1)
     return logits.masked_fill(token_counts(logits, ngrams[..., -1], matches) > 0, NEG_INF)
 
 
-def encoder_repetition_penalty(penalty: float, source: Tensor, source_mask: Tensor | None = None) -> LogitsProcessor:
+def encoder_repetition_penalty(
+    penalty: float, source: Tensor, source_mask: Tensor | None = None
+) -> LogitsProcessor:
     """Tokens of the source made likelier (above 1) or less likely: Hugging Face's encoder_repetition_penalty."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         rows_per_source = len(logits) // len(source)
         source_tokens = source.repeat_interleave(rows_per_source, 0)
-        in_source = token_counts(logits, source_tokens, None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0)) > 0
+        in_source = (
+            token_counts(
+                logits,
+                source_tokens,
+                None if source_mask is None else source_mask.repeat_interleave(rows_per_source, 0),
+            )
+            > 0
+        )
         return torch.where(in_source, apply_penalty(logits, 1.0 / penalty), logits)
+
     return apply
 
 
@@ -92,27 +125,37 @@ def sequence_bias(biases: Mapping[tuple[int, ...], float]) -> LogitsProcessor:
         check_in_vocabulary(logits, [token for sequence in biases for token in sequence])
         logits = logits.clone()
         if token_biases:
-            logits[:, device_constant(tuple(token_biases), logits.device)] += device_constant(tuple(token_biases.values()), logits.device).to(logits.dtype)
+            logits[:, device_constant(tuple(token_biases), logits.device)] += device_constant(
+                tuple(token_biases.values()), logits.device
+            ).to(logits.dtype)
         text_mask = hypotheses.text_mask()
         for sequence, value in sequence_biases:
             prefix_length = len(sequence) - 1
             if prefix_length > hypotheses.tokens.shape[1]:
                 continue
-            matches = (hypotheses.tokens[:, -prefix_length:] == device_constant(sequence[:-1], logits.device)).all(1)
+            matches = (
+                hypotheses.tokens[:, -prefix_length:] == device_constant(sequence[:-1], logits.device)
+            ).all(1)
             if text_mask is not None:
                 matches = matches & text_mask[:, -prefix_length:].all(1)
             logits[:, sequence[-1]] += torch.where(matches, value, 0.0)
         return logits
+
     return apply
 
 
 def check_in_vocabulary(logits: Tensor, tokens: Sequence[int]) -> None:
     if out_of_range := [token for token in tokens if not 0 <= token < logits.shape[-1]]:
-        raise ValueError(f"token {out_of_range[0]} is not one of the {logits.shape[-1]} that the model knows: take it out")
+        raise ValueError(
+            f"token {out_of_range[0]} is not one of the {logits.shape[-1]} that the model knows: take it out"
+        )
 
 
-def suppress_tokens(tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None) -> LogitsProcessor:
+def suppress_tokens(
+    tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None
+) -> LogitsProcessor:
     """Tokens that do not come: at all, before so many tokens were written, or just at one of them."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
         active: bool | Tensor = True
@@ -120,54 +163,92 @@ def suppress_tokens(tokens: Sequence[int], *, until: int | None = None, only_at:
             active = hypotheses.num_new < until
         elif only_at is not None:
             active = hypotheses.num_new == only_at
-        return _apply_if(active, lambda: logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF), logits)
+        return _apply_if(
+            active,
+            lambda: logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF),
+            logits,
+        )
+
     return apply
 
 
 def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
     """Tokens that do not come before the text, prompt included, has so many."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
         text_mask = hypotheses.text_mask()
-        too_short = (logits.new_full((len(logits),), hypotheses.tokens.shape[1]) if text_mask is None else text_mask.sum(1)) < length
-        return torch.where(too_short[:, None], logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF), logits)
+        too_short = (
+            logits.new_full((len(logits),), hypotheses.tokens.shape[1])
+            if text_mask is None
+            else text_mask.sum(1)
+        ) < length
+        return torch.where(
+            too_short[:, None],
+            logits.index_fill(1, device_constant(tuple(tokens), logits.device), NEG_INF),
+            logits,
+        )
+
     return apply
 
 
 def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
     """A shortlist: no other token comes."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
         indices = device_constant(tuple(tokens), logits.device)
         return torch.full_like(logits, NEG_INF).index_copy_(1, indices, logits[:, indices])
+
     return apply
 
 
 def force_tokens(tokens: Sequence[int], position: int) -> LogitsProcessor:
     """One of these, and no other, when so many tokens were written."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
         return _apply_if(hypotheses.num_new == position, lambda: _only_tokens(tokens, logits), logits)
+
     return apply
 
 
 def force_last(tokens: Sequence[int]) -> LogitsProcessor:
     """One of these, and no other, as the last token that a text may have."""
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
-        return torch.where((hypotheses.max_new_tokens == hypotheses.num_new + 1)[:, None], _only_tokens(tokens, logits), logits)
+        return torch.where(
+            (hypotheses.max_new_tokens == hypotheses.num_new + 1)[:, None],
+            _only_tokens(tokens, logits),
+            logits,
+        )
+
     return apply
 
 
 def exponential_decay_length_penalty(start: int, factor: float, eos_ids: Sequence[int]) -> LogitsProcessor:
-    """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's exponential_decay_length_penalty."""
+    """From `start` tokens on the end becomes likelier, more so with each: Hugging Face's
+    exponential_decay_length_penalty.
+    """
+
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         excess, indices = hypotheses.num_new - start, device_constant(tuple(eos_ids), logits.device)
 
         def boost_eos() -> Tensor:
-            growth = factor ** excess if isinstance(excess, int) else (factor ** excess.double()).to(logits.dtype).view(-1, 1)
-            return logits.index_add(1, indices, (logits[:, indices].abs() * (growth - 1)).masked_fill(~logits[:, indices].isfinite(), 0.0))
+            growth = (
+                factor**excess
+                if isinstance(excess, int)
+                else (factor ** excess.double()).to(logits.dtype).view(-1, 1)
+            )
+            return logits.index_add(
+                1,
+                indices,
+                (logits[:, indices].abs() * (growth - 1)).masked_fill(~logits[:, indices].isfinite(), 0.0),
+            )
+
         return _apply_if(excess > 0, boost_eos, logits)
+
     return apply
 
 

@@ -1,4 +1,7 @@
-"""The loop: scores in, a token out, until all texts have ended. A generator: whoever stops iterating stops it."""
+"""The loop: scores in, a token out, until all texts have ended.
+
+A generator: whoever stops iterating stops it.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,27 @@ from torch import Tensor
 from keepleft.decoding.hypotheses import Hypotheses, StepModel, Strategy
 
 
-def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_tokens: int | Sequence[int], segments: Tensor | None = None,
-           prefill_chunk_size: int = 0, **start_kwargs: Any) -> Iterator[Hypotheses]:
-    """Yield the texts after each new token; none gets more than `limit`, which may be a number for each prompt.
+def decode(
+    model: StepModel,
+    prompt: Tensor,
+    strategy: Strategy,
+    *,
+    max_new_tokens: int | Sequence[int],
+    segments: Tensor | None = None,
+    prefill_chunk_size: int = 0,
+    **start_kwargs: Any,
+) -> Iterator[Hypotheses]:
+    """Yield the texts after each new token; none gets more than `limit`, which may be a number for each
+    prompt.
 
-    `prompt`: (B, T), padded on either side where `segments` say so. `chunk`: read the prompt in pieces of so many tokens.
-    `given` goes to model.start(): the memory of a source, the kind of cache.
+    `prompt`: (B, T), padded on either side where `segments` say so. `chunk`: read the prompt in pieces of so
+    many tokens. `given` goes to model.start(): the memory of a source, the kind of cache.
     """
     limits = [max_new_tokens] * len(prompt) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if len(limits) != len(prompt) or min(limits) < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts")
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts"
+        )
     tokens, prompt_mask = right_align(prompt, segments)
     hypotheses, rows = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=prompt.device))
     active_rows: Tensor | None = None  # the rows that the model still goes on with; None: all
@@ -32,14 +46,19 @@ def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_toke
         with torch.no_grad():
             if n:
                 if rows is not None and active_rows is not None:
-                    active_index = torch.full((len(hypotheses.tokens),), -1, device=active_rows.device).index_copy_(
-                        0, active_rows, torch.arange(len(active_rows), device=active_rows.device))
+                    active_index = torch.full(
+                        (len(hypotheses.tokens),), -1, device=active_rows.device
+                    ).index_copy_(0, active_rows, torch.arange(len(active_rows), device=active_rows.device))
                     rows = active_index[rows[active_rows]]
                 if rows is not None:
                     state.reorder(rows)
                 active_rows = _drop_finished(hypotheses.done, active_rows, state)
                 last_tokens = hypotheses.tokens[:, -1:]
-                logits = _scatter_rows(model.step(last_tokens if active_rows is None else last_tokens[active_rows], state), active_rows, len(last_tokens))
+                logits = _scatter_rows(
+                    model.step(last_tokens if active_rows is None else last_tokens[active_rows], state),
+                    active_rows,
+                    len(last_tokens),
+                )
             elif rows is not None:
                 state.reorder(rows)
             hypotheses, rows = strategy.choose(logits, hypotheses)
@@ -49,7 +68,9 @@ def decode(model: StepModel, prompt: Tensor, strategy: Strategy, *, max_new_toke
 
 
 def right_align(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The prompts moved to the right, so that all end in the last column, and where they are text; None: everywhere."""
+    """The prompts moved to the right, so that all end in the last column, and where they are text; None:
+    everywhere.
+    """
     if segments is None:
         return prompt, None
     mask = segments != 0
@@ -61,17 +82,30 @@ def right_align(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor
     return prompt.gather(1, order), mask.gather(1, order)
 
 
-def _prefill(model: StepModel, prompt: Tensor, prompt_mask: Tensor | None, chunk_size: int, start_kwargs: dict[str, Any]) -> tuple[Tensor, Any]:
+def _prefill(
+    model: StepModel,
+    prompt: Tensor,
+    prompt_mask: Tensor | None,
+    chunk_size: int,
+    start_kwargs: dict[str, Any],
+) -> tuple[Tensor, Any]:
     """Scores of what follows the prompt."""
     untyped_model: Any = model
     length = max(1, prompt.shape[1])  # the model itself says what is wrong with an empty prompt
     chunk_length = chunk_size or length
-    chunks = [({} if prompt_mask is None else {"segments": prompt_mask[:, start:start + chunk_length].long()}, prompt[:, start:start + chunk_length])
-              for start in range(0, length, chunk_length)]
+    chunks = [
+        (
+            {} if prompt_mask is None else {"segments": prompt_mask[:, start : start + chunk_length].long()},
+            prompt[:, start : start + chunk_length],
+        )
+        for start in range(0, length, chunk_length)
+    ]
     (segment_kwargs, first_chunk), *later_chunks = chunks
     logits, state = model.start(first_chunk, **segment_kwargs, **start_kwargs)
     for segment_kwargs, next_chunk in later_chunks:
-        logits = untyped_model.head(untyped_model.extend(next_chunk, state, **segment_kwargs)[:, -1], untyped_model.token)
+        logits = untyped_model.head(
+            untyped_model.extend(next_chunk, state, **segment_kwargs)[:, -1], untyped_model.token
+        )
     return logits, state
 
 

@@ -1,16 +1,24 @@
-"""Random numbers that are a function of a seed and a place alone: a text is drawn the same whatever is drawn beside it."""
+"""Random numbers that are a function of a seed and a place alone: a text is drawn the same whatever is drawn
+beside it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_GAMMA, _MULTIPLIER_1, _MULTIPLIER_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64 (Steele et al. 2014)
+_GAMMA = -0x61C8864680B583EB
+_MULTIPLIER_1 = -0x40A7B892E31B1A47
+_MULTIPLIER_2 = -0x6B2FB644ECCEEE15  # of SplitMix64 (Steele et al. 2014)
 
 
 def splitmix64(seed: Tensor, counter: Tensor | int) -> Tensor:
     """One whole number from two, by SplitMix64; the same on every device."""
-    z = seed + (counter + 1) * _GAMMA if isinstance(counter, Tensor) else seed + _wrap_int64((counter + 1) * _GAMMA)
+    z = (
+        seed + (counter + 1) * _GAMMA
+        if isinstance(counter, Tensor)
+        else seed + _wrap_int64((counter + 1) * _GAMMA)
+    )
     z = (z ^ _logical_shift_right(z, 30)) * _MULTIPLIER_1
     z = (z ^ _logical_shift_right(z, 27)) * _MULTIPLIER_2
     return z ^ _logical_shift_right(z, 31)
@@ -18,7 +26,7 @@ def splitmix64(seed: Tensor, counter: Tensor | int) -> Tensor:
 
 def uniform(seed: Tensor, counter: Tensor | int) -> Tensor:
     """Numbers in [0, 1), in float64, that look random."""
-    return _logical_shift_right(splitmix64(seed, counter), 11).double() * 2.0 ** -53
+    return _logical_shift_right(splitmix64(seed, counter), 11).double() * 2.0**-53
 
 
 def derive_seeds(seed: int, indices: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsPro
 from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.kernels.topk import topk_logsumexp
 
-StoppingCriterion = Callable[[Tensor, int], Tensor]  # (N, T) texts and where writing began → (N,) which of them end here
+# (N, T) texts and where writing began → (N,) which of them end here
+StoppingCriterion = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,21 @@ class SamplingStrategy:
     eos_ids: tuple[int, ...] = ()
     stop: StoppingCriterion | None = None
     seeds: Tensor | None = None  # (N,), or those of one prompt for all
-    num_sequences: int = 1              # texts from each prompt
+    num_sequences: int = 1  # texts from each prompt
 
-    def begin(self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor) -> tuple[Hypotheses, Tensor | None]:
+    def begin(
+        self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor
+    ) -> tuple[Hypotheses, Tensor | None]:
         n, device = len(prompt), prompt.device
-        hypotheses = Hypotheses(prompt, torch.zeros(n, device=device), torch.zeros(n, dtype=torch.bool, device=device),
-                           torch.zeros(n, dtype=torch.long, device=device), max_new_tokens, prompt.shape[1], prompt_mask)
+        hypotheses = Hypotheses(
+            prompt,
+            torch.zeros(n, device=device),
+            torch.zeros(n, dtype=torch.bool, device=device),
+            torch.zeros(n, dtype=torch.long, device=device),
+            max_new_tokens,
+            prompt.shape[1],
+            prompt_mask,
+        )
         if self.num_sequences == 1:
             return hypotheses, None
         rows = torch.arange(n, device=device).repeat_interleave(self.num_sequences)
@@ -37,17 +47,31 @@ class SamplingStrategy:
     def choose(self, logits: Tensor, hypotheses: Hypotheses) -> tuple[Hypotheses, Tensor | None]:
         random_values = None
         if self.seeds is not None:
-            seeds = self.seeds.to(logits.device).repeat(len(logits) // len(self.seeds))  # one seed may serve all prompts
+            # one seed may serve all prompts
+            seeds = self.seeds.to(logits.device).repeat(len(logits) // len(self.seeds))
             random_values = uniform(seeds, hypotheses.num_new)
         tokens, logprobs = select_tokens(logits, self.processors, hypotheses, random_values)
         tokens = torch.where(hypotheses.done, hypotheses.tokens[:, -1], tokens)
-        return append_tokens(hypotheses, tokens, hypotheses.score + logprobs.masked_fill(hypotheses.done, 0.0), self.eos_ids, self.stop), None
+        return append_tokens(
+            hypotheses,
+            tokens,
+            hypotheses.score + logprobs.masked_fill(hypotheses.done, 0.0),
+            self.eos_ids,
+            self.stop,
+        ), None
 
     def results(self, hypotheses: Hypotheses) -> list[list[FinishedSequence]]:
         hypotheses = hypotheses.unpad()
-        sequences = [FinishedSequence(tokens[:length], score) for tokens, length, score in
-                zip(hypotheses.tokens[:, hypotheses.prompt_width:].tolist(), hypotheses.lengths.tolist(), hypotheses.score.tolist(), strict=True)]
-        return [sequences[n:n + self.num_sequences] for n in range(0, len(sequences), self.num_sequences)]
+        sequences = [
+            FinishedSequence(tokens[:length], score)
+            for tokens, length, score in zip(
+                hypotheses.tokens[:, hypotheses.prompt_width :].tolist(),
+                hypotheses.lengths.tolist(),
+                hypotheses.score.tolist(),
+                strict=True,
+            )
+        ]
+        return [sequences[n : n + self.num_sequences] for n in range(0, len(sequences), self.num_sequences)]
 
 
 def greedy(*, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcessor] = ()) -> SamplingStrategy:
@@ -55,11 +79,21 @@ def greedy(*, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcesso
     return SamplingStrategy(tuple(processors), tuple(eos_ids))
 
 
-def sample(seed: int | Sequence[int], *, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcessor] = (),
-           num_sequences: int = 1) -> SamplingStrategy:
-    """Tokens drawn by their probability, `copies` texts from each prompt. One seed for all prompts, or one for each."""
+def sample(
+    seed: int | Sequence[int],
+    *,
+    eos_ids: Collection[int] = (),
+    processors: Sequence[LogitsProcessor] = (),
+    num_sequences: int = 1,
+) -> SamplingStrategy:
+    """Tokens drawn by their probability, `copies` texts from each prompt.
+
+    One seed for all prompts, or one for each.
+    """
     prompt_seeds = [seed] if isinstance(seed, int) else list(seed)
-    row_seeds = torch.cat([derive_seeds(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds])
+    row_seeds = torch.cat(
+        [derive_seeds(prompt_seed, torch.arange(num_sequences)) for prompt_seed in prompt_seeds]
+    )
     return SamplingStrategy(tuple(processors), tuple(eos_ids), None, row_seeds, num_sequences)
 
 
@@ -71,8 +105,8 @@ def select_tokens(
 ) -> tuple[Tensor, Tensor]:
     """(N, V) logits → (N,) tokens and their log-probabilities after the processors.
 
-    Greedy where `random_values` is None; otherwise drawn with these (N,) numbers in [0, 1). Processors that look at logits
-    alone need no hypotheses.
+    Greedy where `random_values` is None; otherwise drawn with these (N,) numbers in [0, 1). Processors that
+    look at logits alone need no hypotheses.
     """
     if processors or random_values is not None:
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -85,14 +119,25 @@ def select_tokens(
 
 
 def sample_tokens(logits: Tensor, random_values: Tensor) -> Tensor:
-    """(N, V) scores and (N,) numbers in [0, 1) → (N,) tokens: where the running sum of probabilities passes the number."""
+    """(N, V) scores and (N,) numbers in [0, 1) → (N,) tokens: where the running sum of probabilities passes
+    the number.
+    """
     cumulative = logits.double().softmax(-1).cumsum(-1)
     total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, (random_values[:, None].to(cumulative) * total).contiguous(), right=True)
-    return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))[:, 0]  # the last that can be drawn, should rounding pass it
+    index = torch.searchsorted(
+        cumulative, (random_values[:, None].to(cumulative) * total).contiguous(), right=True
+    )
+    # the last that can be drawn, should rounding pass it
+    return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))[:, 0]
 
 
-def append_tokens(hypotheses: Hypotheses, tokens: Tensor, score: Tensor, eos_ids: tuple[int, ...], stop: StoppingCriterion | None) -> Hypotheses:
+def append_tokens(
+    hypotheses: Hypotheses,
+    tokens: Tensor,
+    score: Tensor,
+    eos_ids: tuple[int, ...],
+    stop: StoppingCriterion | None,
+) -> Hypotheses:
     """One token longer."""
     extended = hypotheses.append_column(hypotheses.tokens, tokens[:, None])
     lengths = hypotheses.lengths + ~hypotheses.done
@@ -101,4 +146,6 @@ def append_tokens(hypotheses: Hypotheses, tokens: Tensor, score: Tensor, eos_ids
         done = done | isin(tokens, eos_ids)
     if stop is not None:
         done = done | stop(extended, hypotheses.prompt_width)
-    return replace(hypotheses, tokens=extended, score=score, done=done, lengths=lengths, **hypotheses.mask_updates())
+    return replace(
+        hypotheses, tokens=extended, score=score, done=done, lengths=lengths, **hypotheses.mask_updates()
+    )

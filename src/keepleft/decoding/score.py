@@ -1,4 +1,6 @@
-"""What a model thinks of a text that is there: the log-probability of each token, and what else it expected, in one pass."""
+"""What a model thinks of a text that is there: the log-probability of each token, and what else it expected,
+in one pass.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +23,56 @@ class ScoredToken:
 
 
 @torch.no_grad()
-def score_tokens(model: Any, prompt: list[int], continuation: list[int], *, source: list[int] | None = None, top_logprobs: int = 0,
-             window: int | None = None) -> list[ScoredToken]:
-    """Each token of a text after a prompt; an encoder-decoder reads the source, and its prompt is what the text begins with.
+def score_tokens(
+    model: Any,
+    prompt: list[int],
+    continuation: list[int],
+    *,
+    source: list[int] | None = None,
+    top_logprobs: int = 0,
+    window: int | None = None,
+) -> list[ScoredToken]:
+    """Each token of a text after a prompt; an encoder-decoder reads the source, and its prompt is what the
+    text begins with.
 
-    Only as much of the prompt is read as the model can hold; a text that is longer than the model's reach is refused.
+    Only as much of the prompt is read as the model can hold; a text that is longer than the model's reach is
+    refused.
     """
     device, max_positions = next(model.parameters()).device, window or model.design.max_positions
     if not continuation:
         return []
     if not prompt:
-        raise ValueError("the first token of a text cannot be foreseen from nothing: give a prompt, if only its beginning")
+        raise ValueError(
+            "the first token of a text cannot be foreseen from nothing: give a prompt, if only its beginning"
+        )
     if max_positions is not None and len(continuation) > max_positions:
-        raise ValueError(f"the text has {len(continuation)} tokens, and the model reaches {max_positions}: shorten it")
+        raise ValueError(
+            f"the text has {len(continuation)} tokens, and the model reaches {max_positions}: shorten it"
+        )
     sequence = [*prompt, *continuation][:-1]
     sequence = sequence if max_positions is None else sequence[-max_positions:]
     tokens = torch.tensor([sequence], device=device)
     source_inputs = () if source is None else (torch.tensor([source], device=device),)
-    hidden_states = model.hidden_states(*source_inputs, tokens)[:, -len(continuation):]
+    hidden_states = model.hidden_states(*source_inputs, tokens)[:, -len(continuation) :]
     chunks = [slice(start, start + MAX_LOGITS_ROWS) for start in range(0, len(continuation), MAX_LOGITS_ROWS)]
-    return [scored_token for chunk in chunks for scored_token in _score_chunk(model.head(hidden_states[:, chunk], model.token)[0], continuation[chunk], top_logprobs)]
+    return [
+        scored_token
+        for chunk in chunks
+        for scored_token in _score_chunk(
+            model.head(hidden_states[:, chunk], model.token)[0], continuation[chunk], top_logprobs
+        )
+    ]
 
 
 def _score_chunk(logits: Tensor, continuation: list[int], top_logprobs: int) -> list[ScoredToken]:
     logprobs = logits.float().log_softmax(-1)
-    token_logprobs = logprobs.gather(1, torch.tensor(continuation, device=logits.device)[:, None])[:, 0].tolist()
+    token_logprobs = logprobs.gather(1, torch.tensor(continuation, device=logits.device)[:, None])[
+        :, 0
+    ].tolist()
     top = logprobs.topk(min(top_logprobs, logprobs.shape[-1]))
-    return [ScoredToken(token, logprob, list(zip(top_tokens, top_values, strict=True)))
-            for token, logprob, top_tokens, top_values in zip(continuation, token_logprobs, top.indices.tolist(), top.values.tolist(), strict=True)]
+    return [
+        ScoredToken(token, logprob, list(zip(top_tokens, top_values, strict=True)))
+        for token, logprob, top_tokens, top_values in zip(
+            continuation, token_logprobs, top.indices.tolist(), top.values.tolist(), strict=True
+        )
+    ]

@@ -1,7 +1,9 @@
-"""Several tokens for one pass of the model, without changing the text: guesses are made cheaply and looked over all at once.
+"""Several tokens for one pass of the model, without changing the text: guesses are made cheaply and looked
+over all at once.
 
-The model chooses every token itself, from its own scores and with the random number that the place in the text has anyway; a
-guess that is what it chose saves it a pass. So the text is the one that it would have written alone, drawn or not.
+The model chooses every token itself, from its own scores and with the random number that the place in the
+text has anyway; a guess that is what it chose saves it a pass. So the text is the one that it would have
+written alone, drawn or not.
 """
 
 from __future__ import annotations
@@ -19,10 +21,20 @@ from keepleft.decoding.sampling import SamplingStrategy
 Drafter = Callable[[Hypotheses, int], list[int]]  # the text so far, and the most tokens to guess
 
 
-def speculative_decode(model: Any, prompt: Tensor, strategy: SamplingStrategy, drafter: Drafter, *, max_new_tokens: int, **start_kwargs: Any) -> Iterator[Hypotheses]:
+def speculative_decode(
+    model: Any,
+    prompt: Tensor,
+    strategy: SamplingStrategy,
+    drafter: Drafter,
+    *,
+    max_new_tokens: int,
+    **start_kwargs: Any,
+) -> Iterator[Hypotheses]:
     """One prompt, (1, T): yield the text after each new token."""
     if len(prompt) != 1 or strategy.num_sequences != 1:
-        raise ValueError(f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a time")
+        raise ValueError(
+            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a time"
+        )
     hypotheses, _ = strategy.begin(prompt, None, torch.tensor([max_new_tokens], device=prompt.device))
     with torch.no_grad():
         logits, state = model.start(prompt, **start_kwargs)
@@ -31,7 +43,9 @@ def speculative_decode(model: Any, prompt: Tensor, strategy: SamplingStrategy, d
     while hypotheses.new_width < max_new_tokens and not bool(hypotheses.done):
         draft = drafter(hypotheses, max_new_tokens - hypotheses.new_width - 1)
         with torch.no_grad():
-            new_tokens = torch.cat([hypotheses.tokens[:, -1:], torch.tensor([draft], dtype=torch.long, device=prompt.device)], 1)
+            new_tokens = torch.cat(
+                [hypotheses.tokens[:, -1:], torch.tensor([draft], dtype=torch.long, device=prompt.device)], 1
+            )
             all_logits = model.head(model.extend(new_tokens, state), model.token)[0]
         for n, logits in enumerate(all_logits):
             with torch.no_grad():
@@ -44,7 +58,13 @@ def speculative_decode(model: Any, prompt: Tensor, strategy: SamplingStrategy, d
                 break
 
 
-def make_drafter(draft_model: Any, options: GenerationConfig, strategy: SamplingStrategy, source: Tensor | None = None, **start_kwargs: Any) -> Drafter:
+def make_drafter(
+    draft_model: Any,
+    options: GenerationConfig,
+    strategy: SamplingStrategy,
+    source: Tensor | None = None,
+    **start_kwargs: Any,
+) -> Drafter:
     """A smaller model's guesses, or those that the text itself suggests."""
     if draft_model is not None:
         return DraftModel(draft_model, strategy, options.num_assistant_tokens or 5, start_kwargs)
@@ -61,24 +81,34 @@ def prompt_lookup(num_tokens: int, max_ngram_size: int, source: Tensor | None = 
         for size in range(min(max_ngram_size, len(sequence)), 0, -1):
             tail = sequence[-size:]
             for start in range(len(history) - size - 1, -1, -1):
-                if history[start:start + size] == tail:
-                    return history[start + size:start + size + min(num_tokens, max_tokens)]
+                if history[start : start + size] == tail:
+                    return history[start + size : start + size + min(num_tokens, max_tokens)]
         return []
+
     return draft
 
 
 class DraftModel:
     """Another model with the same tokens, which writes ahead by the same strategy."""
 
-    def __init__(self, model: StepModel, strategy: SamplingStrategy, num_tokens: int, start_kwargs: dict[str, Any]) -> None:
-        self.model, self.strategy, self.num_tokens, self.start_kwargs = model, strategy, num_tokens, start_kwargs
+    def __init__(
+        self, model: StepModel, strategy: SamplingStrategy, num_tokens: int, start_kwargs: dict[str, Any]
+    ) -> None:
+        self.model = model
+        self.strategy = strategy
+        self.num_tokens = num_tokens
+        self.start_kwargs = start_kwargs
         self.state: Any = None
         self.cached_tokens: list[int] = []  # the tokens that its state holds
 
     def __call__(self, hypotheses: Hypotheses, max_tokens: int) -> list[int]:
         draft: list[int] = []
         max_positions = getattr(getattr(self.model, "design", None), "max_positions", None)
-        limit = max_tokens if max_positions is None else min(max_tokens, max_positions - hypotheses.tokens.shape[1])
+        limit = (
+            max_tokens
+            if max_positions is None
+            else min(max_tokens, max_positions - hypotheses.tokens.shape[1])
+        )
         with torch.no_grad():
             for _ in range(min(self.num_tokens, limit)):
                 hypotheses, _ = self.strategy.choose(self._next_logits(hypotheses.tokens), hypotheses)
@@ -93,8 +123,10 @@ class DraftModel:
         if self.state is None:
             logits, self.state = self.model.start(tokens, **self.start_kwargs)
         else:
-            common_length = next((n for n, (a, b) in enumerate(zip(self.cached_tokens, sequence, strict=False)) if a != b),
-                        min(len(self.cached_tokens), len(sequence) - 1))
+            common_length = next(
+                (n for n, (a, b) in enumerate(zip(self.cached_tokens, sequence, strict=False)) if a != b),
+                min(len(self.cached_tokens), len(sequence) - 1),
+            )
             self.state.crop(len(self.cached_tokens) - common_length)
             logits = self.model.step(tokens[:, common_length:], self.state)
         self.cached_tokens = sequence

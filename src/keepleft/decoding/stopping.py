@@ -19,8 +19,9 @@ def stop_strings(tokenizer: Any, strings: Sequence[str]) -> StoppingCriterion:
         raise ValueError(f"stop_strings is {list(strings)!r}: give at least one, and none that is empty")
 
     def stop(sequences: Tensor, prompt_width: int) -> Tensor:
-        tails = sequences[:, max(prompt_width, sequences.shape[1] - max_stop_tokens(strings)):].tolist()
+        tails = sequences[:, max(prompt_width, sequences.shape[1] - max_stop_tokens(strings)) :].tolist()
         return torch.tensor(hits_stop_string(tokenizer, strings, tails), device=sequences.device)
+
     return stop
 
 
@@ -32,7 +33,9 @@ def max_stop_tokens(strings: Sequence[str]) -> int:
 def hits_stop_string(tokenizer: Any, strings: Sequence[str], sequences: Sequence[list[int]]) -> list[bool]:
     """In which texts has one of these strings just come?"""
     max_tokens = max_stop_tokens(strings)
-    tails = tokenizer.decode_batch([sequence[-max_tokens:] for sequence in sequences], skip_special_tokens=True)
+    tails = tokenizer.decode_batch(
+        [sequence[-max_tokens:] for sequence in sequences], skip_special_tokens=True
+    )
     return [any(string in tail for string in strings) for tail in tails]
 
 
@@ -40,15 +43,21 @@ def ended_by_itself(tokenizer: Any, options: GenerationConfig, tokens: list[int]
     """Did a text end by itself, and not because it was long enough?"""
     if not tokens:
         return False
-    return tokens[-1] in options.eos_ids or (bool(options.stop_list) and hits_stop_string(tokenizer, options.stop_list, [tokens])[0])
+    return tokens[-1] in options.eos_ids or (
+        bool(options.stop_list) and hits_stop_string(tokenizer, options.stop_list, [tokens])[0]
+    )
 
 
 def max_time(deadline: float) -> StoppingCriterion:
     """All texts end with the first token after a moment of the monotonic clock."""
-    return lambda sequences, prompt_width: torch.full((len(sequences),), time.monotonic() >= deadline, device=sequences.device)
+    return lambda sequences, prompt_width: torch.full(
+        (len(sequences),), time.monotonic() >= deadline, device=sequences.device
+    )
 
 
 def any_of(criteria: Sequence[StoppingCriterion]) -> StoppingCriterion | None:
     if len(criteria) < 2:
         return criteria[0] if criteria else None
-    return lambda sequences, prompt_width: torch.stack([criterion(sequences, prompt_width) for criterion in criteria]).any(0)
+    return lambda sequences, prompt_width: torch.stack(
+        [criterion(sequences, prompt_width) for criterion in criteria]
+    ).any(0)

@@ -1,7 +1,8 @@
 """What the mask is for, as an experiment.
 
-The first part compares gradients: of one pass over a whole target, and of loops that write it token by token. The second trains
-one model twice, with the mask and without it, and lets both translate sentences that they have not seen.
+The first part compares gradients: of one pass over a whole target, and of loops that write it token by token.
+The second trains one model twice, with the mask and without it, and lets both translate sentences that they
+have not seen.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def parallel_pass(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets
 
 
 def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """The loop as generation does it: one token at a time, keys and values of earlier ones are kept, and so is their graph."""
+    """The loop as generation does it: one token at a time, keys and values of earlier ones are kept, and so
+    is their graph.
+    """
     logits, state = model.start(inputs[:, :1], memory=model.encode_memory(source))
     loss = _loss(logits, targets[:, 0])
     for t in range(1, inputs.shape[1]):
@@ -85,7 +88,8 @@ def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: 
 def naive_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
     """The plain loop: for every token the whole beginning is read again, and only its last place is asked.
 
-    The source is read once, as in the other ways; what it is blamed for is gathered over the loop and sent back at the end.
+    The source is read once, as in the other ways; what it is blamed for is gathered over the loop and sent
+    back at the end.
     """
     memory = model.encode_memory(source)
     detached_memory = Memory(
@@ -113,9 +117,8 @@ class GradientMatch:
     """One target length."""
 
     length: int
-    difference: dict[
-        str, float
-    ]  # of the gradients of each loop from those of one pass: the largest of all, relative
+    # of the gradients of each loop from those of one pass: the largest of all, relative
+    difference: dict[str, float]
     seconds: dict[str, float]  # of one pass and of each loop, forward and backward
 
     @property
@@ -264,7 +267,9 @@ class MaskTrial:
 
     @torch.no_grad()
     def examine(self) -> TrainedSide:
-        """Held-out sentences: in one pass as in training, then with the future cut off, then written from the start token."""
+        """Held-out sentences: in one pass as in training, then with the future cut off, then written from the
+        start token.
+        """
         side, heldout_pairs = self.side, self.phrases.heldout_pairs
         self.model.eval()
         batches = list(self.phrases.heldout_batches.one_epoch())

@@ -1,4 +1,6 @@
-"""The demonstration: a translator from English to French and Hindi, trained from nothing on the embedded phrases."""
+"""The demonstration: a translator from English to French and Hindi, trained from nothing on the embedded
+phrases.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def exact(task: DemoTask, language: str) -> float:
 
 
 def alignment(task: DemoTask, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
-    """What each written word looked at: source words, written words, and (written, source) weights of all layers."""
+    """What each written word looked at: source words, written words, and (written, source) weights of all
+    layers.
+    """
     source_words = english.split()
     target_words = translate(task, language, [english])[0].split()
     token_id = task.tokenizer.token_to_id

@@ -1,4 +1,6 @@
-"""Files and folders that are whole or not there: written under another name, brought to the disk, then renamed."""
+"""Files and folders that are whole or not there: written under another name, brought to the disk, then
+renamed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `folder`, in place of what was there, when all went well, and vanishes otherwise."""
+    """A folder to fill; it becomes `folder`, in place of what was there, when all went well, and vanishes
+    otherwise.
+    """
     temporary = folder.with_name(folder.name + PART_SUFFIX)
     shutil.rmtree(temporary, ignore_errors=True)  # a crash may have left one
     temporary.mkdir(parents=True)
@@ -54,13 +58,18 @@ def explain_os_error(description: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO):
             raise
-        raise OSError(error.errno, f"{description} could not be written ({error.strerror}): free some space, or give another folder") \
-            from error
+        raise OSError(
+            error.errno,
+            f"{description} could not be written ({error.strerror}): free some space, or give another folder",
+        ) from error
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a folder to oneself for a while; where another process has it, that is an error. It ends with the process."""
+    """Keep a folder to oneself for a while; where another process has it, that is an error.
+
+    It ends with the process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
@@ -71,7 +80,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ValueError(f"another process is at work in {folder}: wait for it, or give another folder") from error
+            raise ValueError(
+                f"another process is at work in {folder}: wait for it, or give another folder"
+            ) from error
         yield
 
 

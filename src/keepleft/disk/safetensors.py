@@ -1,4 +1,6 @@
-"""Safetensors files, one or many: read a few rows at a time, checked before and while reading; written atomically."""
+"""Safetensors files, one or many: read a few rows at a time, checked before and while reading; written
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,32 @@ from torch import Tensor
 
 from keepleft.disk.atomic import sync
 
-SINGLE_FILE, INDEX_FILE, CONFIG_FILE = "model.safetensors", "model.safetensors.index.json", "config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MAX_SHARD_BYTES = 5 << 30  # bytes
 CHECKSUMS_KEY = "keepleft.crc32"  # in a file's metadata: one for each tensor
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class SafetensorsFile:
-    """One file. Opening it checks its header, its size and, where it carries checksums, every byte as it is read."""
+    """One file.
+
+    Opening it checks its header, its size and, where it carries checksums, every byte as it is read.
+    """
 
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -38,10 +55,14 @@ class SafetensorsFile:
                 self.header: dict[str, Any] = json.loads(raw.read(header_size))
             self.checksums: dict[str, int] = dict(json.loads(metadata.get(CHECKSUMS_KEY, "{}")))
         except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from error
+            raise ValueError(
+                f"{path} is not a whole safetensors file ({error}): copy or download it again"
+            ) from error
         self.header.pop("__metadata__", None)
         self.data_start = 8 + header_size
-        self.running_checksums: dict[str, tuple[int, int]] = {}  # how many bytes of a tensor were read in order, and their checksum
+        self.running_checksums: dict[
+            str, tuple[int, int]
+        ] = {}  # how many bytes of a tensor were read in order, and their checksum
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.header[name]["shape"])
@@ -49,8 +70,10 @@ class SafetensorsFile:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         entry = self.header[name]
         if entry["dtype"] not in DTYPES:
-            raise ValueError(f"the tensor {name!r} in {self.path} is of type {entry['dtype']}: "
-                             f"there are {', '.join(DTYPES)}")
+            raise ValueError(
+                f"the tensor {name!r} in {self.path} is of type {entry['dtype']}: "
+                f"there are {', '.join(DTYPES)}"
+            )
         dtype, (_, *rest) = DTYPES[entry["dtype"]], entry["shape"] or [1]
         row_bytes = torch.Size(rest).numel() * dtype.itemsize
         start, stop = entry["data_offsets"]
@@ -61,7 +84,11 @@ class SafetensorsFile:
             while filled < len(data) and (num_read := raw.readinto(view[filled:])):
                 filled += num_read
         self._verify_checksum(name, data, begin * row_bytes, stop - start)
-        return torch.frombuffer(data, dtype=dtype).view(end - begin, *rest) if data else torch.empty(0, *rest, dtype=dtype)
+        return (
+            torch.frombuffer(data, dtype=dtype).view(end - begin, *rest)
+            if data
+            else torch.empty(0, *rest, dtype=dtype)
+        )
 
     def _verify_checksum(self, name: str, data: bytearray, offset: int, total: int) -> None:
         if name not in self.checksums:
@@ -74,7 +101,9 @@ class SafetensorsFile:
         num_checked, crc = num_checked + len(data), zlib.crc32(data, crc)
         self.running_checksums[name] = (num_checked, crc)
         if num_checked == total and crc != self.checksums[name]:
-            raise ValueError(f"the tensor {name!r} in {self.path} is damaged (its checksum differs): copy or download it again")
+            raise ValueError(
+                f"the tensor {name!r} in {self.path} is damaged (its checksum differs): copy or download it again"
+            )
 
 
 class ShardedDirectory:
@@ -85,10 +114,14 @@ class ShardedDirectory:
         if (folder / INDEX_FILE).exists():
             for shard, names in _read_index(folder).items():
                 if not (folder / shard).exists():
-                    raise ValueError(f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it again")
+                    raise ValueError(
+                        f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it again"
+                    )
                 file = SafetensorsFile(folder / shard)
                 if missing := [name for name in names if name not in file.header]:
-                    raise ValueError(f"{folder / shard} lacks {missing[0]!r}, though {INDEX_FILE} promises it there")
+                    raise ValueError(
+                        f"{folder / shard} lacks {missing[0]!r}, though {INDEX_FILE} promises it there"
+                    )
                 self.files |= dict.fromkeys(names, file)
         elif (folder / SINGLE_FILE).exists():
             file = SafetensorsFile(folder / SINGLE_FILE)
@@ -112,7 +145,9 @@ def _read_index(folder: Path) -> dict[str, list[str]]:
         if not isinstance(weight_map, dict):
             raise TypeError("its weight_map is no object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / INDEX_FILE} is not a shard index ({error}): copy or download it again") from error
+        raise ValueError(
+            f"{folder / INDEX_FILE} is not a shard index ({error}): copy or download it again"
+        ) from error
     shards: dict[str, list[str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
@@ -129,16 +164,24 @@ def _no_weights_message(folder: Path) -> str:
 
 
 def pickle_message(path: Path) -> str:
-    return (f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it where you trust "
-            "it: load it with the program that made it and save it as safetensors "
-            "(in transformers: model.save_pretrained(folder))")
+    return (
+        f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it where you trust "
+        "it: load it with the program that made it and save it as safetensors "
+        "(in transformers: model.save_pretrained(folder))"
+    )
 
 
-def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def save(
+    tensors: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    text_files: Mapping[str, str],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
     """Write tensors, as one file or as shards, and the texts beside them, config.json among them.
 
-    All is written under other names first, so that what goes wrong leaves the old files as they were. Then names change:
-    config.json goes first and comes last, so that no one ever reads old and new files together.
+    All is written under other names first, so that what goes wrong leaves the old files as they were. Then
+    names change: config.json goes first and comes last, so that no one ever reads old and new files together.
     """
     _remove_parts(folder)
     try:
@@ -153,7 +196,9 @@ def save(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mappin
         os.replace(part, folder / name)
 
 
-def _write_parts(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], max_shard_bytes: int) -> dict[str, Path]:
+def _write_parts(
+    tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], max_shard_bytes: int
+) -> dict[str, Path]:
     """Everything written and on the disk, under the name that it will have; config.json last."""
     names_by_shard: list[list[str]] = []
     total = 0
@@ -161,12 +206,22 @@ def _write_parts(tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files
         _write_file(shard_tensors, folder / f"model-{number:05d}.part")
         names_by_shard.append(list(shard_tensors))
         total += sum(tensor.nbytes for tensor in shard_tensors.values())
-    files = [SINGLE_FILE] if len(names_by_shard) == 1 else [f"model-{n:05d}-of-{len(names_by_shard):05d}.safetensors"
-                                                for n in range(1, len(names_by_shard) + 1)]
+    files = (
+        [SINGLE_FILE]
+        if len(names_by_shard) == 1
+        else [
+            f"model-{n:05d}-of-{len(names_by_shard):05d}.safetensors"
+            for n in range(1, len(names_by_shard) + 1)
+        ]
+    )
     part_paths = {name: folder / f"model-{number:05d}.part" for number, name in enumerate(files, 1)}
     if len(files) > 1:
         weight_map = {name: file for file, names in zip(files, names_by_shard, strict=True) for name in names}
-        text_files = {INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n", **text_files}
+        text_files = {
+            INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+            + "\n",
+            **text_files,
+        }
     for name in sorted(text_files, key=lambda name: name == CONFIG_FILE):
         part_paths[name] = folder / f"{name}.part"
         part_paths[name].write_text(text_files[name], "utf-8")
@@ -181,7 +236,9 @@ def _remove_parts(folder: Path) -> None:
             part.unlink()
 
 
-def _split_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+def _split_into_shards(
+    tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int
+) -> Iterator[dict[str, Tensor]]:
     shard_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors:
         if shard_tensors and sum(t.nbytes for t in shard_tensors.values()) + tensor.nbytes > max_shard_bytes:
@@ -195,6 +252,9 @@ def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    checksums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in tensors.items()}
+    checksums = {
+        name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for name, tensor in tensors.items()
+    }
     save_file(tensors, path, metadata={"format": "pt", CHECKSUMS_KEY: json.dumps(checksums)})
     sync(path)

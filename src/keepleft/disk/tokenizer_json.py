@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 def parse_tokenizer(content: bytes, source_name: object) -> Tokenizer:
     """Of the content of a tokenizer.json; `name` is what an error speaks of.
 
-    Some files ask for padding and a length: every text would be read with padding behind it, or cut off without a word.
+    Some files ask for padding and a length: every text would be read with padding behind it, or cut off
+    without a word.
     """
     from tokenizers import Tokenizer
 

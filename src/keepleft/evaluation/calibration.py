@@ -45,9 +45,8 @@ def calibration(probabilities: Any, true: Sequence[int], *, bins: int = 15) -> C
         raise ValueError(f"{bins} bins: at least one is needed")
     confidences, correct = probs.max(1), probs.argmax(1) == targets
     edges = np.linspace(0.0, 1.0, bins + 1)
-    bin_index = np.clip(
-        np.searchsorted(edges, confidences, side="left") - 1, 0, bins - 1
-    )  # a probability on an edge is in the bin below
+    # a probability on an edge is in the bin below
+    bin_index = np.clip(np.searchsorted(edges, confidences, side="left") - 1, 0, bins - 1)
     bin_stats = []
     for n in range(bins):
         in_bin = bin_index == n

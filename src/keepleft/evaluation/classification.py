@@ -26,9 +26,8 @@ class ClassificationMetrics:
     accuracy: float
     macro_f1: float  # the plain mean over labels, so a rare one counts as much as a common one
     per_label: dict[Label, LabelMetrics]
-    confusion: tuple[
-        tuple[int, ...], ...
-    ]  # a row for each true label, a column for each said one, in the order of `each`
+    # a row for each true label, a column for each said one, in the order of `each`
+    confusion: tuple[tuple[int, ...], ...]
 
 
 def classification_metrics(

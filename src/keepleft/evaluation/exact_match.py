@@ -15,8 +15,8 @@ def matches(
 ) -> list[bool]:
     """For each text whether it is its reference; white space around it never counts.
 
-    Folding case takes "Straße" for "STRASSE"; folding punctuation leaves out every mark that Unicode calls punctuation,
-    and takes any run of white space for one space.
+    Folding case takes "Straße" for "STRASSE"; folding punctuation leaves out every mark that Unicode calls
+    punctuation, and takes any run of white space for one space.
     """
     if len(predictions) != len(references) or not predictions:
         raise ValueError(

@@ -14,7 +14,9 @@ from keepleft.models.loss import model_loss
 
 @torch.no_grad()
 def likelihood(model: nn.Module, batches: Iterable[Any], *, label_smoothing: float = 0.0) -> dict[str, float]:
-    """loss (plain cross-entropy per target), perplexity and accuracy; with smoothing also the label-smoothed loss."""
+    """loss (plain cross-entropy per target), perplexity and accuracy; with smoothing also the label-smoothed
+    loss.
+    """
     device = next(model.parameters()).device
     sums, num_targets = torch.zeros(3, dtype=torch.float64), 0
     for batch in batches:

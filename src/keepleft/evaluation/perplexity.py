@@ -1,4 +1,6 @@
-"""How well a decoder foresees long texts: perplexity and bits per byte, through a window that slides over each text."""
+"""How well a decoder foresees long texts: perplexity and bits per byte, through a window that slides over
+each text.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,13 @@ def perplexity(
     stride: int | None = None,
     batch_size: int = 8,
 ) -> Perplexity:
-    """Texts, each on its own, by a decoder and its tokenizers.Tokenizer (whose marks around a text are left out).
+    """Texts, each on its own, by a decoder and its tokenizers.Tokenizer (whose marks around a text are left
+    out).
 
-    `start` is a token put before each text; without one the first token of a text follows nothing and goes unscored. `window`
-    is the most tokens the model sees at once, by default the positions it was made for; `stride`, by default half of that, how
-    far the window moves: from the second on, each scores `stride` tokens, each of which has at least window - stride before it.
+    `start` is a token put before each text; without one the first token of a text follows nothing and goes
+    unscored. `window` is the most tokens the model sees at once, by default the positions it was made for;
+    `stride`, by default half of that, how far the window moves: from the second on, each scores `stride`
+    tokens, each of which has at least window - stride before it.
     """
     text_list = [texts] if isinstance(texts, str) else list(texts)
     nats, tokens = 0.0, 0
@@ -97,16 +101,16 @@ def token_nll(
         batch_spans = spans[n : n + max(1, batch_size)]
         inputs = torch.stack([sequence[begin:end] for begin, end, _ in batch_spans])
         targets = torch.stack([sequence[begin + 1 : end + 1] for begin, end, _ in batch_spans])
-        num_scored = torch.tensor(
-            [first - 1 - begin for begin, _, first in batch_spans]
-        )  # how many of a row were scored before
+        # how many of a row were scored before
+        num_scored = torch.tensor([first - 1 - begin for begin, _, first in batch_spans])
         targets = targets.masked_fill(torch.arange(inputs.shape[1])[None] < num_scored[:, None], IGNORE_INDEX)
         out.append(-target_logprobs(model, inputs.to(device), targets.to(device))[0].double().cpu())
     return torch.cat(out)
 
 
 def sliding_windows(length: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """(begin, end, first) of each window over `length` tokens: inputs begin … end - 1 foretell tokens first … end.
+    """(begin, end, first) of each window over `length` tokens: inputs begin … end - 1 foretell tokens first …
+    end.
 
     Each token but the first is foretold once. All windows are equally long, so they batch without padding.
     """

@@ -11,7 +11,10 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 class ScriptTokenizer:
-    """Our words as rouge-score wants them; its own tokenizer drops all that is not ASCII. With a stemmer, English ones cut."""
+    """Our words as rouge-score wants them; its own tokenizer drops all that is not ASCII.
+
+    With a stemmer, English ones cut.
+    """
 
     def __init__(self, stemmer: Any = None) -> None:
         self.stemmer = stemmer
@@ -19,9 +22,8 @@ class ScriptTokenizer:
     def tokenize(self, text: str) -> list[str]:
         if self.stemmer is None:
             return split_words(text)
-        return [
-            self.stemmer.stem(word) if len(word) > 3 else word for word in split_words(text)
-        ]  # as rouge-score does
+        # as rouge-score does
+        return [self.stemmer.stem(word) if len(word) > 3 else word for word in split_words(text)]
 
 
 def scorer(stem: bool = False) -> Any:
@@ -40,7 +42,10 @@ def scorer(stem: bool = False) -> Any:
 def rouge(
     predictions: Sequence[str], references: Sequence[str], *, stem: bool = False
 ) -> dict[str, list[float]]:
-    """The F1 of each text, from 0 to 1, under rouge1, rouge2, rougeL and rougeLsum. For Lsum each line is a sentence."""
+    """The F1 of each text, from 0 to 1, under rouge1, rouge2, rougeL and rougeLsum.
+
+    For Lsum each line is a sentence.
+    """
     if len(predictions) != len(references) or not predictions:
         raise ValueError(
             f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one"

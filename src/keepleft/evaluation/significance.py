@@ -1,4 +1,6 @@
-"""Is one system better than another, or is it luck: a paired bootstrap for any score, McNemar's test for right and wrong."""
+"""Is one system better than another, or is it luck: a paired bootstrap for any score, McNemar's test for
+right and wrong.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def bootstrap(
 ) -> Verdict:
     """A paired bootstrap over examples: scores of two systems on the same examples, in the same order.
 
-    Examples are drawn again with replacement, `samples` times. The interval is that of the percentiles, p twice the share of
-    draws on the far side of zero, so the one excludes zero where the other is below 1 - level.
+    Examples are drawn again with replacement, `samples` times. The interval is that of the percentiles, p
+    twice the share of draws on the far side of zero, so the one excludes zero where the other is below 1 -
+    level.
     """
     _validate(first, second, level, samples)
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
@@ -68,11 +71,13 @@ def mcnemar(
     names: tuple[str, str] = ("the first", "the second"),
     level: float = 0.95,
 ) -> Verdict:
-    """McNemar's exact test of two classifiers: whether each was right, on the same examples, in the same order.
+    """McNemar's exact test of two classifiers: whether each was right, on the same examples, in the same
+    order.
 
-    Only examples that one alone got right tell them apart; were they equal, each would win such an example with chance 1/2.
-    The interval of the difference in accuracy is Agresti and Min's (2005): Wald's, with half an example more in each of the
-    four cells. It is close, not exact, so near the level it may touch zero where p says otherwise; the verdict goes by p.
+    Only examples that one alone got right tell them apart; were they equal, each would win such an example
+    with chance 1/2. The interval of the difference in accuracy is Agresti and Min's (2005): Wald's, with half
+    an example more in each of the four cells. It is close, not exact, so near the level it may touch zero
+    where p says otherwise; the verdict goes by p.
     """
     _validate(first, second, level)
     only_first = sum(bool(a) and not b for a, b in zip(first, second, strict=True))
@@ -129,7 +134,9 @@ def _validate(first: Sequence[object], second: Sequence[object], level: float, s
 
 
 def _resampled_means(differences: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
-    """(samples,) means of examples drawn with replacement, some draws at a time: all at once would fill the memory."""
+    """(samples,) means of examples drawn with replacement, some draws at a time: all at once would fill the
+    memory.
+    """
     chunk_size = max(1, (1 << 22) // len(differences))
     return np.concatenate(
         [

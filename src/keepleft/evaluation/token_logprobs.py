@@ -1,4 +1,6 @@
-"""How likely a decoder holds each token that follows: log-probabilities of given tokens, and which of them it would write."""
+"""How likely a decoder holds each token that follows: log-probabilities of given tokens, and which of them it
+would write.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ def max_positions(model: nn.Module) -> int | None:
 def target_logprobs(
     model: nn.Module, tokens: Tensor, targets: Tensor, segments: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens and what follows each, IGNORE_INDEX where that is not asked → (asked,) log-probabilities, row after row, and
-    whether each is the likeliest. Scores are worked out for what is asked only, some at a time."""
+    """(B, T) tokens and what follows each, IGNORE_INDEX where that is not asked → (asked,) log-probabilities,
+    row after row, and whether each is the likeliest. Scores are worked out for what is asked only, some at a
+    time.
+    """
     language_model = require_language_model(model)
     scored = targets != IGNORE_INDEX
     hidden, labels = language_model.hidden_states(tokens, segments=segments)[scored], targets[scored]

@@ -1,4 +1,6 @@
-"""How good written texts are beside references: BLEU, chrF and TER, by sacrebleu, with the signatures to cite them by."""
+"""How good written texts are beside references: BLEU, chrF and TER, by sacrebleu, with the signatures to cite
+them by.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,10 @@ def metrics() -> tuple[Any, Any]:
 def translation(
     predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, float]:
-    """bleu, chrf and exact (the share of texts that are the reference to the letter). For text that is already split into
-    words, tokenize="none"."""
+    """bleu, chrf and exact (the share of texts that are the reference to the letter).
+
+    For text that is already split into words, tokenize="none".
+    """
     _check_lengths(predictions, references)
     results = corpus_metrics(
         predictions, references, metric_names=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase
@@ -67,7 +71,10 @@ def corpus_metrics(
     tokenize: str = "13a",
     lowercase: bool = False,
 ) -> dict[str, MetricScore]:
-    """Each metric with its signature. `tokenize` is BLEU's: "13a", or "zh", "ja-mecab", "ko-mecab", "none" …"""
+    """Each metric with its signature.
+
+    `tokenize` is BLEU's: "13a", or "zh", "ja-mecab", "ko-mecab", "none" …
+    """
     _check_lengths(predictions, references)
     out = {}
     for metric_name in metric_names:
@@ -88,7 +95,10 @@ def paired_bootstrap(
     samples: int = 1000,
     names: tuple[str, str] = ("the first", "the second"),
 ) -> dict[str, PairedBootstrapResult]:
-    """Two systems on the same texts. sacrebleu draws sentences again; its seed is in the signature (SACREBLEU_SEED sets it)."""
+    """Two systems on the same texts.
+
+    sacrebleu draws sentences again; its seed is in the signature (SACREBLEU_SEED sets it).
+    """
     _check_lengths(first, references)
     _check_lengths(second, references)
     scorers = {metric_name: _metric(metric_name, tokenize, lowercase) for metric_name in metric_names}
@@ -106,9 +116,8 @@ def paired_bootstrap(
     for metric_name, name in zip(metric_names, signatures, strict=True):
         base, system = results[name]
         difference = float(system.score - base.score)
-        p = (
-            float(system.p_value) if difference else 1.0
-        )  # sacrebleu's p of a system beside itself is the smallest there is
+        # sacrebleu's p of a system beside itself is the smallest there is
+        p = float(system.p_value) if difference else 1.0
         scores, half_widths = (float(system.score), float(base.score)), (float(system.ci), float(base.ci))
         verdict = verdict_sentence(
             names,

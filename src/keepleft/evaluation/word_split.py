@@ -21,8 +21,8 @@ UNSPACED_SCRIPTS = (
 def split_words(text: str) -> list[str]:
     """Words in lower case, without punctuation; in scripts without spaces, characters with their marks.
 
-    On ASCII these are the tokens of rouge-score's own tokenizer, which drops everything else. Python's `\\w` would not do: it
-    splits at vowel signs, and with them most words of Hindi.
+    On ASCII these are the tokens of rouge-score's own tokenizer, which drops everything else. Python's `\\w`
+    would not do: it splits at vowel signs, and with them most words of Hindi.
     """
     out: list[str] = []
     previous = ""  # what the last character was: of a spaced word, one alone, or no part of a word

@@ -18,17 +18,26 @@ from keepleft.nn.position import LearnedPositionEmbedding, RelativePositionBias
 ModelT = TypeVar("ModelT", bound=Model)
 
 
-def build(design: Design, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
-          generator: torch.Generator | None = None) -> Encoder | Decoder | EncoderDecoder:
-    """The model that a design describes; reproducible with a seeded generator. On device 'meta' it takes no memory."""
+def build(
+    design: Design,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+) -> Encoder | Decoder | EncoderDecoder:
+    """The model that a design describes; reproducible with a seeded generator.
+
+    On device 'meta' it takes no memory.
+    """
     model = build_empty(design, device=device, dtype=dtype)
     if next(model.parameters()).device.type != "meta":
         init_weights(model, generator)
     return model
 
 
-def build_empty(design: Design, *, device: str | torch.device | None = None,
-          dtype: torch.dtype | None = None) -> Encoder | Decoder | EncoderDecoder:
+def build_empty(
+    design: Design, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+) -> Encoder | Decoder | EncoderDecoder:
     """The same with arbitrary weights: for those that will be loaded."""
     if not isinstance(design, Design):
         raise TypeError(f"{design!r} is no design: give one such as presets.gpt2")
@@ -40,7 +49,9 @@ def build_empty(design: Design, *, device: str | torch.device | None = None,
     return model if torch.device(device or "cpu").type == "meta" else materialize(model, device or "cpu")
 
 
-def materialize(model: Encoder | Decoder | EncoderDecoder, device: str | torch.device) -> Encoder | Decoder | EncoderDecoder:
+def materialize(
+    model: Encoder | Decoder | EncoderDecoder, device: str | torch.device
+) -> Encoder | Decoder | EncoderDecoder:
     """A model on device 'meta' with memory for its weights, which are arbitrary."""
     model.to_empty(device=device)
     for buffer in model.buffers():
@@ -69,7 +80,13 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
         else:
             init_normal(weight, std)
 
-    embedding_std = init.std if isinstance(init, NormalInit) else init.factor if isinstance(init, T5Init) else design.dim ** -0.5
+    embedding_std = (
+        init.std
+        if isinstance(init, NormalInit)
+        else init.factor
+        if isinstance(init, T5Init)
+        else design.dim**-0.5
+    )
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
@@ -78,9 +95,9 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
         elif isinstance(module, nn.Embedding | LearnedPositionEmbedding):
             init_normal(module.weight, embedding_std)
         elif isinstance(module, RelativePositionBias):
-            init_normal(module.weight, design.dim ** -0.5)
+            init_normal(module.weight, design.dim**-0.5)
         elif isinstance(module, nn.Linear):
-            init_linear(module.weight, init.std if isinstance(init, NormalInit) else module.in_features ** -0.5)
+            init_linear(module.weight, init.std if isinstance(init, NormalInit) else module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.zero_()
     for module in model.modules():  # after the plain ones: what a rule says of special places
@@ -89,17 +106,25 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
             if isinstance(init, NormalInit) and init.by_depth:
                 init_normal(out.weight, init.std / math.sqrt(2 * depth))
             if isinstance(init, T5Init) and not isinstance(module, FeedForwardLayer):
-                query_weight = module.qkv.weight[:module.qkv_sizes[0]] if isinstance(module, SelfAttention) else module.q.weight
+                query_weight = (
+                    module.qkv.weight[: module.qkv_sizes[0]]
+                    if isinstance(module, SelfAttention)
+                    else module.q.weight
+                )
                 init_normal(query_weight, init.factor * (design.dim * design.head_width) ** -0.5)
     weight = getattr(model.head, "weight", None)
     if weight is not None:
-        init_linear(weight, init.std if isinstance(init, NormalInit) else design.dim ** -0.5)
+        init_linear(weight, init.std if isinstance(init, NormalInit) else design.dim**-0.5)
     if isinstance(bias := getattr(model.head, "bias", None), nn.Parameter):
         bias.zero_()
 
 
 def share_weights(model: ModelT) -> ModelT:
-    """A copy of the model over the same weights, which need no gradient: changing one model's structure leaves the other's."""
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    """A copy of the model over the same weights, which need no gradient: changing one model's structure
+    leaves the other's.
+    """
+    shared: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
+    }
     shared |= {id(buffer): buffer for buffer in model.buffers()}
     return deepcopy(model, shared)

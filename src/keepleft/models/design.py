@@ -24,13 +24,17 @@ POOLING_MODES = ("mean", "first", "last", "tanh")
 @dataclass(frozen=True)
 class StackDesign:
     layers: int
-    mask: tuple[Mask, ...]   # taken in turn by the layers: (causal,) or (causal, causal & window(256))
+    mask: tuple[Mask, ...]  # taken in turn by the layers: (causal,) or (causal, causal & window(256))
     final_norm: bool = True
 
     def __post_init__(self) -> None:
         checks.check_int("layers", self.layers)
         checks.check_bool("final_norm", self.final_norm)
-        if not isinstance(self.mask, tuple) or not self.mask or not all(isinstance(mask, Mask) for mask in self.mask):
+        if (
+            not isinstance(self.mask, tuple)
+            or not self.mask
+            or not all(isinstance(mask, Mask) for mask in self.mask)
+        ):
             raise ValueError(f"mask is {self.mask!r}: give a tuple of masks such as (causal,), at least one")
 
 
@@ -38,9 +42,9 @@ class StackDesign:
 class LMHead:
     """A score for every token: the language-model head."""
 
-    tied: bool = True        # its weights are the embedding
-    bias: bool = False       # a fixed one that travels with the weights, as in BART and Marian
-    scale: bool = False      # by 1/sqrt(dim), as in T5 v1.0
+    tied: bool = True  # its weights are the embedding
+    bias: bool = False  # a fixed one that travels with the weights, as in BART and Marian
+    scale: bool = False  # by 1/sqrt(dim), as in T5 v1.0
 
     def __post_init__(self) -> None:
         for name in ("tied", "bias", "scale"):
@@ -59,10 +63,12 @@ class MaskedLMHead:
 
 @dataclass(frozen=True)
 class PoolingHead:
-    """One vector for each text: the mean of its tokens, its first, its last, or BERT's tanh layer on the first."""
+    """One vector for each text: the mean of its tokens, its first, its last, or BERT's tanh layer on the
+    first.
+    """
 
     how: Literal["mean", "first", "last", "tanh"] = "mean"
-    unit: bool = False       # scaled to length 1
+    unit: bool = False  # scaled to length 1
 
     def __post_init__(self) -> None:
         checks.check_choice("pooling", self.how, POOLING_MODES)
@@ -85,7 +91,9 @@ class ClassificationHead:
 
 @dataclass(frozen=True)
 class NormalInit:
-    """Gaussian weights; those that write to the residual stream are smaller the deeper the stack, as in GPT-2."""
+    """Gaussian weights; those that write to the residual stream are smaller the deeper the stack, as in
+    GPT-2.
+    """
 
     std: float = 0.02
     by_depth: bool = False
@@ -122,19 +130,19 @@ class Design:
     position: Position
     norm: Norm
     norm_first: bool
-    encoder: StackDesign | None = None   # encoder, decoder or both: what a model is follows from what is here
+    encoder: StackDesign | None = None  # encoder, decoder or both: what a model is follows from what is here
     decoder: StackDesign | None = None
     head: LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None = LMHead()
     source_vocab: int | None = None  # None: encoder and decoder share their embedding
-    kv_heads: int | None = None    # None: as many as heads
-    head_dim: int | None = None    # None: dim / heads
+    kv_heads: int | None = None  # None: as many as heads
+    head_dim: int | None = None  # None: dim / heads
     bias: bool = True
-    bias_qkv: bool | None = None   # None: as bias
-    bias_out: bool | None = None   # None: as bias
+    bias_qkv: bool | None = None  # None: as bias
+    bias_out: bool | None = None  # None: as bias
     scale_embedding: bool = False  # by sqrt(dim)
-    scale_scores: bool = True      # by 1/sqrt(head_dim)
+    scale_scores: bool = True  # by 1/sqrt(head_dim)
     norm_embedding: bool = False
-    token_types: int = 0                 # BERT's sentence A / B
+    token_types: int = 0  # BERT's sentence A / B
     dropout: float = 0.1
     attention_dropout: float = 0.0
     initial: NormalInit | XavierInit | T5Init = NormalInit()
@@ -144,24 +152,46 @@ class Design:
             if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
                 checks.check_int(name, getattr(self, name))
         checks.check_int("token_types", self.token_types, minimum=0)
-        for name in ("bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"):
+        for name in (
+            "bias",
+            "bias_qkv",
+            "bias_out",
+            "norm_first",
+            "scale_embedding",
+            "scale_scores",
+            "norm_embedding",
+        ):
             if getattr(self, name) is not None or name == "bias":
                 checks.check_bool(name, getattr(self, name))
         for name, allowed_types in _FIELD_TYPES.items():
             if not isinstance(getattr(self, name), allowed_types):
-                known = ", ".join(allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None))
+                known = ", ".join(
+                    allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None)
+                )
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {known}")
         if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} does not divide into {self.heads} heads: give head_dim, or change one")
+            raise ValueError(
+                f"dim {self.dim} does not divide into {self.heads} heads: give head_dim, or change one"
+            )
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key heads: one must divide the other")
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} key heads: one must divide the other"
+            )
         if self.encoder is None and self.decoder is None:
             raise ValueError("a design needs an encoder, a decoder or both")
         if self.source_vocab is not None and (self.encoder is None or self.decoder is None):
-            raise ValueError(f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source apart")
-        for name, implied in (("kv_heads", self.heads), ("head_dim", self.dim / self.heads),
-                              ("bias_qkv", self.bias), ("bias_out", self.bias)):
-            if getattr(self, name) == implied:  # one spelling for one meaning, so that equal designs are equal
+            raise ValueError(
+                f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source apart"
+            )
+        for name, implied in (
+            ("kv_heads", self.heads),
+            ("head_dim", self.dim / self.heads),
+            ("bias_qkv", self.bias),
+            ("bias_out", self.bias),
+        ):
+            if (
+                getattr(self, name) == implied
+            ):  # one spelling for one meaning, so that equal designs are equal
                 object.__setattr__(self, name, None)
         if isinstance(self.position, Rotary) and (self.head_width % 2):
             raise ValueError(f"rotary positions need heads of even width, not {self.head_width}")
@@ -178,8 +208,16 @@ class Design:
     def attention(self) -> AttentionConfig:
         """The numbers of each attention."""
         resolve = lambda override: self.bias if override is None else override
-        return AttentionConfig(self.dim, self.heads, self.kv_heads or self.heads, self.head_width, resolve(self.bias_qkv),
-                     resolve(self.bias_out), None if self.scale_scores else 1.0, self.attention_dropout)
+        return AttentionConfig(
+            self.dim,
+            self.heads,
+            self.kv_heads or self.heads,
+            self.head_width,
+            resolve(self.bias_qkv),
+            resolve(self.bias_out),
+            None if self.scale_scores else 1.0,
+            self.attention_dropout,
+        )
 
     @property
     def max_positions(self) -> int | None:
@@ -190,12 +228,18 @@ class Design:
         """The same design with some choices changed."""
         unknown = sorted(changes.keys() - self.__dataclass_fields__.keys())
         if unknown:
-            raise TypeError(f"a design has no {', '.join(unknown)}: it has {', '.join(self.__dataclass_fields__)}")
+            raise TypeError(
+                f"a design has no {', '.join(unknown)}: it has {', '.join(self.__dataclass_fields__)}"
+            )
         return replace(self, **changes)
 
 
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
-    "feedforward": (FeedForward,), "position": (Sinusoidal, LearnedPositions, Rotary, RelativeBias), "norm": (LayerNorm, RMSNorm),
-    "encoder": (StackDesign, type(None)), "decoder": (StackDesign, type(None)),
-    "head": (LMHead, MaskedLMHead, PoolingHead, ClassificationHead, type(None)), "initial": (NormalInit, XavierInit, T5Init),
+    "feedforward": (FeedForward,),
+    "position": (Sinusoidal, LearnedPositions, Rotary, RelativeBias),
+    "norm": (LayerNorm, RMSNorm),
+    "encoder": (StackDesign, type(None)),
+    "decoder": (StackDesign, type(None)),
+    "head": (LMHead, MaskedLMHead, PoolingHead, ClassificationHead, type(None)),
+    "initial": (NormalInit, XavierInit, T5Init),
 }

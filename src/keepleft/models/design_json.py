@@ -11,12 +11,25 @@ from keepleft.models import design
 from keepleft.models.design import Design
 from keepleft.nn import feedforward, norm, position
 
-_CLASSES = {cls.__name__: cls for module in (design, feedforward, norm, position) for cls in vars(module).values()
-          if isinstance(cls, type) and is_dataclass(cls)}
+_CLASSES = {
+    cls.__name__: cls
+    for module in (design, feedforward, norm, position)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and is_dataclass(cls)
+}
 _OLD_NAMES = {  # kinds and fields as they were written before they were renamed; only read
-    "Stack": "StackDesign", "Vocabulary": "LMHead", "Masked": "MaskedLMHead", "Pooled": "PoolingHead", "Classes": "ClassificationHead",
-    "Normal": "NormalInit", "Xavier": "XavierInit", "Folded": "T5Init", "Learned": "LearnedPositions",
-    "Stretched": "LinearRopeScaling", "Llama3": "Llama3RopeScaling", "kinds": "token_types",
+    "Stack": "StackDesign",
+    "Vocabulary": "LMHead",
+    "Masked": "MaskedLMHead",
+    "Pooled": "PoolingHead",
+    "Classes": "ClassificationHead",
+    "Normal": "NormalInit",
+    "Xavier": "XavierInit",
+    "Folded": "T5Init",
+    "Learned": "LearnedPositions",
+    "Stretched": "LinearRopeScaling",
+    "Llama3": "Llama3RopeScaling",
+    "kinds": "token_types",
 }
 
 
@@ -40,7 +53,9 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, Mask):
         return {"mask": repr(value)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__} | {
+            f.name: _to_json(getattr(value, f.name)) for f in fields(value)
+        }
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
     return value
@@ -61,7 +76,9 @@ def _from_json(value: Any, path: str) -> Any:
     known = {f.name for f in fields(cls)}
     unknown = sorted(value.keys() - known)
     if unknown:
-        raise ValueError(f"{path} has unknown fields {', '.join(unknown)}: a {cls.__name__} has {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{path} has unknown fields {', '.join(unknown)}: a {cls.__name__} has {', '.join(sorted(known))}"
+        )
     try:
         return cls(**{name: _from_json(item, f"{path}.{name}") for name, item in value.items()})
     except TypeError as error:

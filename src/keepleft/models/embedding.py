@@ -1,4 +1,6 @@
-"""Tokens to vectors: the token's own, its position's where positions are added, its kind's where there are kinds."""
+"""Tokens to vectors: the token's own, its position's where positions are added, its kind's where there are
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from keepleft.nn.position import LearnedPositionEmbedding, LearnedPositions, Sin
 
 
 def embedding_table(size: int, dim: int) -> nn.Embedding:
-    """Arbitrary weights. nn.Embedding alone would draw them, and on device 'meta' load PyTorch's compiler for that: seconds."""
+    """Arbitrary weights.
+
+    nn.Embedding alone would draw them, and on device 'meta' load PyTorch's compiler for that: seconds.
+    """
     return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
 
 
@@ -32,11 +37,13 @@ class Embed(nn.Module):
             self.norm = make_norm(design.norm, design.dim)
         self.dropout = nn.Dropout(design.dropout)
 
-    def forward(self, table: nn.Embedding, tokens: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
+    def forward(
+        self, table: nn.Embedding, tokens: Tensor, positions: Tensor, token_types: Tensor | None = None
+    ) -> Tensor:
         """(B, T) tokens at (B or 1, T) positions → (B, T, dim)"""
         design, x = self.design, table(tokens)
         if design.scale_embedding:
-            x = x * design.dim ** 0.5
+            x = x * design.dim**0.5
         if isinstance(design.position, Sinusoidal):
             x = x + self.sinusoids(positions, design.dim).to(x.dtype)
         elif isinstance(design.position, LearnedPositions):
@@ -50,16 +57,25 @@ INTEGER_DTYPES = (torch.int64, torch.int32)  # what a table can be asked with
 
 
 def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
-    """Every token must be in the vocabulary. On a GPU this waits for the device: call it where that is cheap."""
+    """Every token must be in the vocabulary.
+
+    On a GPU this waits for the device: call it where that is cheap.
+    """
     if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
-        raise ValueError(f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
-                         "int64 or int32, are needed")
+        raise ValueError(
+            f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
+            "int64 or int32, are needed"
+        )
     if not tokens.numel():
-        raise ValueError(f"{name} of shape {tuple(tokens.shape)} hold no token: give at least one row of one token")
+        raise ValueError(
+            f"{name} of shape {tuple(tokens.shape)} hold no token: give at least one row of one token"
+        )
     low, high = (int(x) for x in torch.aminmax(tokens))
     if low < 0 or high >= vocab:
-        raise ValueError(f"token {low if low < 0 else high} is not in the vocabulary of {vocab}: "
-                         "do the tokenizer and the model belong together?")
+        raise ValueError(
+            f"token {low if low < 0 else high} is not in the vocabulary of {vocab}: "
+            "do the tokenizer and the model belong together?"
+        )
 
 
 def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) -> None:
@@ -67,8 +83,12 @@ def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) 
     if values is None:
         return
     if values.shape != tokens.shape:
-        raise ValueError(f"{argument} have shape {tuple(values.shape)}, {name} have {tuple(tokens.shape)}: they must be the same")
+        raise ValueError(
+            f"{argument} have shape {tuple(values.shape)}, {name} have {tuple(tokens.shape)}: they must be the same"
+        )
     if values.dtype not in INTEGER_DTYPES:
-        raise ValueError(f"{argument} are {values.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)")
+        raise ValueError(
+            f"{argument} are {values.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)"
+        )
     if values.device.type == "cpu" and (low := int(values.min())) < 0:
         raise ValueError(f"{argument} go down to {low}: they begin at 0")

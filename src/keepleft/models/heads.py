@@ -18,7 +18,7 @@ class LMHeadLayer(nn.Module):
 
     def __init__(self, config: LMHead, design: Design) -> None:
         super().__init__()
-        self.scale = design.dim ** -0.5 if config.scale else 1.0
+        self.scale = design.dim**-0.5 if config.scale else 1.0
         self.weight = None if config.tied else nn.Parameter(torch.empty(design.vocab, design.dim))
         self.register_buffer("bias", torch.zeros(design.vocab) if config.bias else None)
 

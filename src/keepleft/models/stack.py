@@ -24,26 +24,51 @@ class LayerStack(nn.Module):
 
     def __init__(self, design: Design, config: StackDesign, *, cross: bool) -> None:
         super().__init__()
-        self.design, self.masks = design, config.mask
+        self.design = design
+        self.masks = config.mask
         self.layers = nn.ModuleList(
-            TransformerBlock(design.attention, design.feedforward, design.norm, norm_first=design.norm_first, cross=cross,
-                  bias=design.bias, dropout=design.dropout)
-            for _ in range(config.layers))
+            TransformerBlock(
+                design.attention,
+                design.feedforward,
+                design.norm,
+                norm_first=design.norm_first,
+                cross=cross,
+                bias=design.bias,
+                dropout=design.dropout,
+            )
+            for _ in range(config.layers)
+        )
         self.norm = make_norm(design.norm, design.dim) if config.final_norm else nn.Identity()
         if isinstance(design.position, RelativeBias):
-            self.nearness = RelativePositionBias(design.position, design.heads, bidirectional=config.mask == (full,))
+            self.nearness = RelativePositionBias(
+                design.position, design.heads, bidirectional=config.mask == (full,)
+            )
         self.backend: str | None = None  # None: whatever suits
 
-    def forward(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
-                memory: Memory | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        grids: list[Grid],
+        caches: list[Cache] | None = None,
+        memory: Memory | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
         """A grid, and where tokens come step by step a cache, for each mask that the layers take in turn."""
         layer = self.layer_runner(x, positions, grids, caches, memory, segments)
         for n in range(len(self.layers)):
             x = layer(n, x)
         return self.norm(x)
 
-    def layer_runner(self, x: Tensor, positions: Tensor, grids: list[Grid], caches: list[Cache] | None = None,
-              memory: Memory | None = None, segments: Tensor | None = None) -> Callable[[int, Tensor], Tensor]:
+    def layer_runner(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        grids: list[Grid],
+        caches: list[Cache] | None = None,
+        memory: Memory | None = None,
+        segments: Tensor | None = None,
+    ) -> Callable[[int, Tensor], Tensor]:
         """The layers by number, with what they share worked out for what is about to come."""
         sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
         rotary = None
@@ -53,13 +78,18 @@ class LayerStack(nn.Module):
         if memory is not None:
             if memory.rows_per_source > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
                 memory = memory.unshare()  # who watches wants a map for each row
-            cross_sight = self.sight(full, memory.grid(x.shape[1], segments), len(x) // memory.rows_per_source, x)
+            cross_sight = self.sight(
+                full, memory.grid(x.shape[1], segments), len(x) // memory.rows_per_source, x
+            )
 
         def layer(n: int, x: Tensor) -> Tensor:
             mask_index = n % len(self.masks)
             kv_write = None if caches is None else partial(caches[mask_index].update, n)
-            cross_input = None if memory is None or cross_sight is None else CrossInput(*memory.layers[n], cross_sight)
+            cross_input = (
+                None if memory is None or cross_sight is None else CrossInput(*memory.layers[n], cross_sight)
+            )
             return self.layers[n](x, sights[mask_index], rotary, kv_write, cross_input)  # type: ignore[no-any-return]
+
         return layer
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
@@ -70,8 +100,15 @@ class LayerStack(nn.Module):
         return sight
 
     def sight(self, mask: Mask, grid: Grid, batch: int, x: Tensor) -> Sight:
-        return see(mask, grid, batch=batch, heads=self.design.heads, device=x.device, dtype=x.dtype,
-                   backend=self.backend)
+        return see(
+            mask,
+            grid,
+            batch=batch,
+            heads=self.design.heads,
+            device=x.device,
+            dtype=x.dtype,
+            backend=self.backend,
+        )
 
     def cross_memory(self, encoder_output: Tensor, segments: Tensor | None) -> Memory:
         """Every layer's keys and values of the source, once."""
@@ -79,7 +116,9 @@ class LayerStack(nn.Module):
 
 
 def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The positions of a grid's queries and keys, (B or 1, Q) and (B or 1, K), counted out where nothing is given."""
+    """The positions of a grid's queries and keys, (B or 1, Q) and (B or 1, K), counted out where nothing is
+    given.
+    """
     q, k = grid.q_pos, grid.k_pos
     if q is None:
         q = torch.arange(grid.start, grid.start + grid.queries, device=device)[None]
@@ -91,8 +130,8 @@ def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 def positions_from_segments(segments: Tensor) -> Tensor:
     """Where each token stands in its own text: (B, T) segments → (B, T), counting from 0 in each segment.
 
-    Padding stands at 0. Tokens of one number are one text, even where others lie between them: were each piece counted
-    anew, the later piece would look like the past of the earlier one.
+    Padding stands at 0. Tokens of one number are one text, even where others lie between them: were each
+    piece counted anew, the later piece would look like the past of the earlier one.
     """
     if torch.compiler.is_compiling():  # a sort takes minutes to compile: count instead
         same = segments[:, :, None] == segments[:, None, :]

@@ -18,27 +18,45 @@ from keepleft.models.state import DecoderState, make_caches
 
 
 class Model(nn.Module):
-    """What all three share: the design, the token table, the head, and the notes that travel with the weights."""
+    """What all three share: the design, the token table, the head, and the notes that travel with the
+    weights.
+    """
 
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        self.notes: dict[str, Any] = {}  # what a configuration says besides the design: special tokens, labels
-        self.compiled = False            # its steps are to be compiled (inference/prepack.py)
+        self.notes: dict[
+            str, Any
+        ] = {}  # what a configuration says besides the design: special tokens, labels
+        self.compiled = False  # its steps are to be compiled (inference/prepack.py)
         self.token = embedding_table(design.vocab, design.dim)
         self.head = make_head(design)
 
-    def layout(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
-            vocab: int | None = None) -> tuple[Tensor, Grid]:
+    def layout(
+        self,
+        name: str,
+        tokens: Tensor,
+        positions: Tensor | None,
+        segments: Tensor | None,
+        vocab: int | None = None,
+    ) -> tuple[Tensor, Grid]:
         """Positions of these tokens and the grid of their self-attention, after a look at what was given."""
         self.check_inputs(name, tokens, positions, segments, vocab)
         positions = self.resolve_positions(tokens, positions, segments)
         if positions is None:
-            return torch.arange(tokens.shape[1], device=tokens.device)[None], Grid(tokens.shape[1], tokens.shape[1])
+            return torch.arange(tokens.shape[1], device=tokens.device)[None], Grid(
+                tokens.shape[1], tokens.shape[1]
+            )
         return positions, Grid(tokens.shape[1], tokens.shape[1], 0, positions, positions, segments, segments)
 
-    def check_inputs(self, name: str, tokens: Tensor, positions: Tensor | None, segments: Tensor | None,
-             vocab: int | None = None) -> None:
+    def check_inputs(
+        self,
+        name: str,
+        tokens: Tensor,
+        positions: Tensor | None,
+        segments: Tensor | None,
+        vocab: int | None = None,
+    ) -> None:
         """A look at what was given, before anything is done with it."""
         if not torch.compiler.is_compiling():
             if tokens.device.type == "cpu":
@@ -46,7 +64,9 @@ class Model(nn.Module):
             check_like("positions", positions, name, tokens)
             check_like("segments", segments, name, tokens)
 
-    def resolve_positions(self, tokens: Tensor, positions: Tensor | None, segments: Tensor | None, start: int = 0) -> Tensor | None:
+    def resolve_positions(
+        self, tokens: Tensor, positions: Tensor | None, segments: Tensor | None, start: int = 0
+    ) -> Tensor | None:
         """Positions if they must be spelt out, None if they are start, start + 1, …"""
         if positions is None and segments is not None:
             positions = positions_from_segments(segments)
@@ -66,7 +86,9 @@ class Model(nn.Module):
         else:
             return
         if last_position >= max_positions:
-            raise ValueError(f"position {last_position} is beyond the {max_positions} that this model has learned: shorten the text")
+            raise ValueError(
+                f"position {last_position} is beyond the {max_positions} that this model has learned: shorten the text"
+            )
 
 
 class Encoder(Model):
@@ -78,26 +100,50 @@ class Encoder(Model):
         self.embed = Embed(design)
         self.encoder = LayerStack(design, design.encoder, cross=False)
 
-    def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-                token_types: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> Tensor:
         """(B, T) → whatever the head gives"""
-        return self.head(self.hidden_states(tokens, positions=positions, segments=segments, token_types=token_types), self.token, segments)
+        return self.head(
+            self.hidden_states(tokens, positions=positions, segments=segments, token_types=token_types),
+            self.token,
+            segments,
+        )
 
-    def hidden_states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-                      token_types: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        token_types: Tensor | None = None,
+    ) -> Tensor:
         """The same before the head: (B, T) → (B, T, dim)"""
         positions, grid = self.layout("tokens", tokens, positions, segments)
         if token_types is not None and not torch.compiler.is_compiling():
             self.check_token_types(token_types, tokens)
-        return self.encoder(self.embed(self.token, tokens, positions, token_types), positions, [grid] * len(self.encoder.masks))
+        return self.encoder(
+            self.embed(self.token, tokens, positions, token_types),
+            positions,
+            [grid] * len(self.encoder.masks),
+        )
 
     def check_token_types(self, token_types: Tensor, tokens: Tensor) -> None:
         """A look at the token types: one for each token, and only where the design has some."""
         if not self.design.token_types:
-            raise ValueError("token_types were given, but this model tells no types of token apart: leave them out")
+            raise ValueError(
+                "token_types were given, but this model tells no types of token apart: leave them out"
+            )
         check_like("token_types", token_types, "tokens", tokens)
         if token_types.device.type == "cpu" and (high := int(token_types.max())) >= self.design.token_types:
-            raise ValueError(f"token_types go up to {high}, which is not one of the {self.design.token_types} that this model has learned")
+            raise ValueError(
+                f"token_types go up to {high}, which is not one of the {self.design.token_types} that this model has learned"
+            )
 
 
 class CausalModel(Model):
@@ -109,38 +155,76 @@ class CausalModel(Model):
         self.embed = Embed(design)
         self.decoder = LayerStack(design, design.decoder, cross=design.encoder is not None)
 
-    def decoder_hidden_states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-               memory: Memory | None = None) -> Tensor:
+    def decoder_hidden_states(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         """(B, T) → (B, T, dim)"""
         positions, grid = self.layout("tokens", tokens, positions, segments)
         self.check_memory(tokens, memory)
-        return self.decoder(self.embed(self.token, tokens, positions), positions, [grid] * len(self.decoder.masks),
-                            memory=memory, segments=segments)
+        return self.decoder(
+            self.embed(self.token, tokens, positions),
+            positions,
+            [grid] * len(self.decoder.masks),
+            memory=memory,
+            segments=segments,
+        )
 
-    def start(self, prompt: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None,
-              memory: Memory | None = None, cache: str | list[Cache] = "dynamic",
-              capacity: int | None = None) -> tuple[Tensor, DecoderState]:
-        """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows, and a state."""
+    def start(
+        self,
+        prompt: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: str | list[Cache] = "dynamic",
+        capacity: int | None = None,
+    ) -> tuple[Tensor, DecoderState]:
+        """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows,
+        and a state.
+        """
         check_tokens("prompt", prompt, self.design.vocab)
         self.check_memory(prompt, memory)
-        layer_caches = cache if isinstance(cache, list) else make_caches(cache, self.decoder.masks, batch=len(prompt),
-                                                            device=prompt.device, capacity=capacity)
+        layer_caches = (
+            cache
+            if isinstance(cache, list)
+            else make_caches(
+                cache, self.decoder.masks, batch=len(prompt), device=prompt.device, capacity=capacity
+            )
+        )
         if len(layer_caches) != len(self.decoder.masks):
-            raise ValueError(f"{len(layer_caches)} caches were given, but the layers take {len(self.decoder.masks)} masks in turn: "
-                             "give one cache for each")
+            raise ValueError(
+                f"{len(layer_caches)} caches were given, but the layers take {len(self.decoder.masks)} masks in turn: "
+                "give one cache for each"
+            )
         state = DecoderState(layer_caches, memory)
         x = self.extend(prompt, state, positions=positions, segments=segments)
         if segments is None:
             return self.head(x[:, -1], self.token), state
-        return self.head(x[torch.arange(len(x), device=x.device), last_real(segments != 0)], self.token), state
+        return self.head(
+            x[torch.arange(len(x), device=x.device), last_real(segments != 0)], self.token
+        ), state
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """(B, n) more tokens → (B, V): the scores of what follows the last of them"""
         return self.head(self.extend(tokens, state)[:, -1], self.token)
 
-    def extend(self, tokens: Tensor, state: DecoderState, *, positions: Tensor | None = None,
-               segments: Tensor | None = None) -> Tensor:
-        """(B, n) more tokens, written to the state → their hidden states (B, n, dim). What is refused leaves it as it was."""
+    def extend(
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """(B, n) more tokens, written to the state → their hidden states (B, n, dim).
+
+        What is refused leaves it as it was.
+        """
         self.check_inputs("tokens", tokens, positions, segments)
         self.check_memory(tokens, state.memory)
         state.check(tokens)
@@ -151,64 +235,108 @@ class CausalModel(Model):
         state.advance(tokens.shape[1], positions, segments)
         if positions is None:
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-        return self.decoder(self.embed(self.token, tokens, positions), positions, grids, state.caches, state.memory,
-                            segments)
-
+        return self.decoder(
+            self.embed(self.token, tokens, positions), positions, grids, state.caches, state.memory, segments
+        )
 
     def check_memory(self, tokens: Tensor, memory: Memory | None) -> None:
         """A source where the design has one, and only there; with as many rows as there are texts."""
         if self.design.encoder is None:
             if memory is not None:
-                raise ValueError("a memory was given, but this model has no source to look back at: leave it out")
+                raise ValueError(
+                    "a memory was given, but this model has no source to look back at: leave it out"
+                )
         elif memory is None:
-            raise ValueError("this model looks back at a source, but there is no memory of one: give memory=model.encode_memory(source)")
+            raise ValueError(
+                "this model looks back at a source, but there is no memory of one: give memory=model.encode_memory(source)"
+            )
         elif memory.rows != tokens.shape[0]:
-            raise ValueError(f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many")
+            raise ValueError(
+                f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many"
+            )
 
 
 class Decoder(CausalModel):
     """Reads from left to right and says what comes next (GPT, GPT-2, GPT-3, LLaMA)."""
 
-    def forward(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """(B, T) → (B, T, V): the scores of what follows each token"""
-        return self.head(self.hidden_states(tokens, positions=positions, segments=segments), self.token, segments)
+        return self.head(
+            self.hidden_states(tokens, positions=positions, segments=segments), self.token, segments
+        )
 
-    def hidden_states(self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """The same before the head: (B, T) → (B, T, dim)"""
         return self.decoder_hidden_states(tokens, positions=positions, segments=segments)
 
 
 class EncoderDecoder(CausalModel):
-    """Reads a source both ways, then writes from left to right looking back at it (the 2017 Transformer, T5, BART)."""
+    """Reads a source both ways, then writes from left to right looking back at it (the 2017 Transformer, T5,
+    BART).
+    """
 
     def __init__(self, design: Design) -> None:
         super().__init__(design)
         assert design.encoder is not None
-        self.source_token = None if design.source_vocab is None else embedding_table(design.source_vocab, design.dim)
+        self.source_token = (
+            None if design.source_vocab is None else embedding_table(design.source_vocab, design.dim)
+        )
         self.source_embed = Embed(design)
         self.encoder = LayerStack(design, design.encoder, cross=False)
 
-    def forward(self, source: Tensor, tokens: Tensor, *, source_segments: Tensor | None = None,
-                source_positions: Tensor | None = None, segments: Tensor | None = None,
-                positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        source: Tensor,
+        tokens: Tensor,
+        *,
+        source_segments: Tensor | None = None,
+        source_positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """(B, S) source and (B, T) target so far → (B, T, V): the scores of what follows each target token"""
-        x = self.hidden_states(source, tokens, source_segments=source_segments, source_positions=source_positions,
-                        segments=segments, positions=positions)
+        x = self.hidden_states(
+            source,
+            tokens,
+            source_segments=source_segments,
+            source_positions=source_positions,
+            segments=segments,
+            positions=positions,
+        )
         return self.head(x, self.token, segments)
 
-    def hidden_states(self, source: Tensor, tokens: Tensor, *, source_segments: Tensor | None = None,
-               source_positions: Tensor | None = None, segments: Tensor | None = None,
-               positions: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self,
+        source: Tensor,
+        tokens: Tensor,
+        *,
+        source_segments: Tensor | None = None,
+        source_positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """The same before the head: (B, S) and (B, T) → (B, T, dim)"""
         memory = self.encode_memory(source, segments=source_segments, positions=source_positions)
         return self.decoder_hidden_states(tokens, positions=positions, segments=segments, memory=memory)
 
-    def encode(self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def encode(
+        self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """(B, S) → (B, S, dim)"""
         positions, grid = self.layout("source", source, positions, segments, self.design.source_vocab)
         table = self.token if self.source_token is None else self.source_token
-        return self.encoder(self.source_embed(table, source, positions), positions, [grid] * len(self.encoder.masks))
+        return self.encoder(
+            self.source_embed(table, source, positions), positions, [grid] * len(self.encoder.masks)
+        )
 
-    def encode_memory(self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None) -> Memory:
+    def encode_memory(
+        self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> Memory:
         """(B, S) → what the decoder looks at, computed once"""
-        return self.decoder.cross_memory(self.encode(source, segments=segments, positions=positions), segments)
+        return self.decoder.cross_memory(
+            self.encode(source, segments=segments, positions=positions), segments
+        )

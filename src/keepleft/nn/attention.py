@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from keepleft.attention.attend import Sight, Watcher, attend
 from keepleft.nn.position import apply_rotary
 
-KVWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # new keys and values in, all that may be looked at out
+# new keys and values in, all that may be looked at out
+KVWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class AttentionConfig:
     dim: int
     heads: int
     kv_heads: int
-    head_dim: int                 # of one head
+    head_dim: int  # of one head
     bias_qkv: bool = True
     bias_out: bool = True
     scale: float | None = None  # None: 1/sqrt(width)
@@ -29,7 +30,7 @@ class AttentionConfig:
     @property
     def softmax_scale(self) -> float:
         """What scores are multiplied by."""
-        return self.head_dim ** -0.5 if self.scale is None else self.scale
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
 class Attention(nn.Module):
@@ -43,8 +44,15 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
         """(B, H, T, D) queries, keys, values → (B, T, dim)"""
-        attended = attend(q, k, v, sight, scale=self.config.scale, watcher=self.watcher,
-                       dropout=self.config.dropout if self.training else 0.0)
+        attended = attend(
+            q,
+            k,
+            v,
+            sight,
+            scale=self.config.scale,
+            watcher=self.watcher,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
         return self.out(attended.transpose(1, 2).flatten(2))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -61,8 +69,13 @@ class SelfAttention(Attention):
         self.qkv_sizes = [n * config.head_dim for n in self.head_counts]
         self.qkv = nn.Linear(config.dim, sum(self.qkv_sizes), bias=config.bias_qkv)
 
-    def forward(self, x: Tensor, sight: Sight, rotary: tuple[Tensor, Tensor] | None = None,
-                kv_write: KVWrite | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        kv_write: KVWrite | None = None,
+    ) -> Tensor:
         q, k, v = self.split_heads(self.qkv(x)).split(self.head_counts, 1)
         if rotary is not None:
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
@@ -85,7 +98,9 @@ class CrossAttention(Attention):
         return k, v
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """Rows that share a source are asked as one row with all their queries: (B · share, T, dim) over (B, H, S, D)."""
+        """Rows that share a source are asked as one row with all their queries: (B · share, T, dim) over (B,
+        H, S, D).
+        """
         if x.shape[0] == k.shape[0]:
             return self.attend(self.split_heads(self.q(x)), k, v, sight)
         joined_rows = x.reshape(k.shape[0], -1, x.shape[-1])

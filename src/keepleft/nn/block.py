@@ -1,4 +1,6 @@
-"""One layer: self-attention, cross-attention where there is a memory, feed-forward; each with its residual and norm."""
+"""One layer: self-attention, cross-attention where there is a memory, feed-forward; each with its residual
+and norm.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,17 @@ class CrossInput(NamedTuple):
 class TransformerBlock(nn.Module):
     """Norm first (GPT-2, LLaMA, T5) or last (the 2017 Transformer, GPT, BERT, BART)."""
 
-    def __init__(self, config: AttentionConfig, feedforward: FeedForward, norm_config: Norm, *, norm_first: bool, cross: bool,
-                 bias: bool, dropout: float) -> None:
+    def __init__(
+        self,
+        config: AttentionConfig,
+        feedforward: FeedForward,
+        norm_config: Norm,
+        *,
+        norm_first: bool,
+        cross: bool,
+        bias: bool,
+        dropout: float,
+    ) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.self = SelfAttention(config)
@@ -37,8 +48,14 @@ class TransformerBlock(nn.Module):
         self.norm_feed = make_norm(norm_config, config.dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, sight: Sight, rotary: tuple[Tensor, Tensor] | None = None,
-                kv_write: KVWrite | None = None, cross_input: CrossInput | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        kv_write: KVWrite | None = None,
+        cross_input: CrossInput | None = None,
+    ) -> Tensor:
         x = self.residual(x, self.norm_self, lambda y: self.self(y, sight, rotary, kv_write))
         if cross_input is not None:
             x = self.residual(x, self.norm_cross, lambda y: self.cross(y, *cross_input))

@@ -15,7 +15,10 @@ from keepleft import checks
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
 }
 
 
@@ -36,7 +39,8 @@ class FeedForwardLayer(nn.Module):
 
     def __init__(self, config: FeedForward, dim: int, *, bias: bool) -> None:
         super().__init__()
-        self.activation, self.gated = ACTIVATIONS[config.activation], config.gated
+        self.activation = ACTIVATIONS[config.activation]
+        self.gated = config.gated
         self.up = nn.Linear(dim, config.width * (2 if config.gated else 1), bias=bias)
         self.down = nn.Linear(config.width, dim, bias=bias)
 

@@ -1,4 +1,6 @@
-"""What a model is taught by: the cross-entropy of hidden states against a vocabulary, without ever holding all scores."""
+"""What a model is taught by: the cross-entropy of hidden states against a vocabulary, without ever holding
+all scores.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 29}  # scores held at a time, unless 
 class LossSums(NamedTuple):
     """Sums over the targets that are asked for: divide by their number."""
 
-    loss: Tensor   # what to send back: label-smoothed
+    loss: Tensor  # what to send back: label-smoothed
     cross_entropy: Tensor  # the cross-entropy itself, without a gradient
     correct: Tensor  # how often the target had the highest score
 
 
-def reference_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0) -> LossSums:
+def reference_loss(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0
+) -> LossSums:
     """The definition of linear_cross_entropy: all scores at once."""
     logits, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
     return classification_loss(logits, targets, label_smoothing)
@@ -31,37 +35,73 @@ def reference_loss(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
 def classification_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> LossSums:
     """(N, labels) scores against (N,) labels, where the labels are few."""
     logits = logits.to(accumulation_dtype(logits.dtype))
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
+    loss = F.cross_entropy(
+        logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+    )
     detached = logits.detach()
-    cross_entropy = F.cross_entropy(detached, labels, ignore_index=IGNORE_INDEX, reduction="sum") if label_smoothing else loss.detach()
+    cross_entropy = (
+        F.cross_entropy(detached, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        if label_smoothing
+        else loss.detach()
+    )
     return LossSums(loss, cross_entropy, (detached.argmax(-1) == labels).sum())
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0,
-                    chunk: int | None = None) -> LossSums:
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    chunk: int | None = None,
+) -> LossSums:
     """F.linear(x, weight, bias) against the targets, some tokens at a time.
 
-    x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) whole numbers, -100 where nothing is asked
-    The gradients are worked out on the way, beside the scores, so that these need not be kept or computed again. The
-    matrices are multiplied in the type of x, or of autocast; softmax and sums are in float32 at least.
+    x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) whole numbers, -100 where nothing
+    is asked The gradients are worked out on the way, beside the scores, so that these need not be kept or
+    computed again. The matrices are multiplied in the type of x, or of autocast; softmax and sums are in
+    float32 at least.
     """
     if x.shape[:-1] != targets.shape:
-        raise ValueError(f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
-                         f"needed for each, (…) beside (…, dim)")
+        raise ValueError(
+            f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
+            f"needed for each, (…) beside (…, dim)"
+        )
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must be at least 0 and below 1")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}: it must be a number of tokens, at least 1")
     device = x.device.type
-    compute_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x.dtype
-    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
-    tokens_per_chunk = chunk or chunk_size(targets.numel(), weight.shape[0], MAX_LOGITS.get(device, MAX_LOGITS["cpu"]))
-    loss, cross_entropy, correct, *_ = _linear_cross_entropy_op(x.flatten(0, -2), weight, bias, targets.flatten(), label_smoothing, tokens_per_chunk, compute_dtype, needs_grad)
+    compute_dtype = (
+        torch.get_autocast_dtype(device)
+        if torch.is_autocast_enabled(device) and x.dtype != torch.float64
+        else x.dtype
+    )
+    needs_grad = [
+        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
+        for tensor in (x, weight, bias)
+    ]
+    tokens_per_chunk = chunk or chunk_size(
+        targets.numel(), weight.shape[0], MAX_LOGITS.get(device, MAX_LOGITS["cpu"])
+    )
+    loss, cross_entropy, correct, *_ = _linear_cross_entropy_op(
+        x.flatten(0, -2),
+        weight,
+        bias,
+        targets.flatten(),
+        label_smoothing,
+        tokens_per_chunk,
+        compute_dtype,
+        needs_grad,
+    )
     return LossSums(loss, cross_entropy, correct)
 
 
 def chunk_size(tokens: int, vocab: int, max_logits: int) -> int:
-    """How many tokens at a time: equal shares, of a round number of tokens, that hold no more scores than `most`."""
+    """How many tokens at a time: equal shares, of a round number of tokens, that hold no more scores than
+    `most`.
+    """
     num_chunks = -(-tokens * vocab // max_logits)
     chunk_tokens = -(-tokens // max(1, num_chunks))
     return max(1, chunk_tokens) if num_chunks <= 1 else max(64, -(-chunk_tokens // 64) * 64)
@@ -71,12 +111,23 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# To a compiler the work below is one operation: it has its own gradients, and loops over chunks ------------------
+# To a compiler the work below is one operation: it has its own gradients, and loops over chunks
+# ------------------
 
 
-def loss_and_grads(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, chunk: int, compute_dtype: torch.dtype,
-             needs_grad: list[bool]) -> tuple[Tensor, ...]:
-    """(N, dim) against (N,): loss, plain, right, and the gradients of x, weight and bias where they are wanted."""
+def loss_and_grads(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    chunk: int,
+    compute_dtype: torch.dtype,
+    needs_grad: list[bool],
+) -> tuple[Tensor, ...]:
+    """(N, dim) against (N,): loss, plain, right, and the gradients of x, weight and bias where they are
+    wanted.
+    """
     sum_dtype, target_rows = accumulation_dtype(compute_dtype), None
     if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # a GPU would have to wait for the answer
         target_rows = (targets != IGNORE_INDEX).nonzero()[:, 0]
@@ -85,15 +136,23 @@ def loss_and_grads(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
     matrix = weight.to(compute_dtype)
     cast_bias = None if bias is None else bias.to(compute_dtype)
     sums = torch.zeros(3, dtype=sum_dtype, device=x.device)
-    grad_x = torch.empty_like(hidden) if needs_grad[0] else x.new_empty(0)  # each its own: no two results may be one tensor
+    # each its own: no two results may be one tensor
+    grad_x = torch.empty_like(hidden) if needs_grad[0] else x.new_empty(0)
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad[1] else x.new_empty(0)
-    grad_bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and needs_grad[2] else x.new_empty(0)
+    grad_bias = (
+        torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and needs_grad[2] else x.new_empty(0)
+    )
     for begin in range(0, len(hidden), chunk):
-        hidden_chunk = hidden[begin:begin + chunk]
-        chunk_sums, grad_logits = _dispatch_chunk_loss(F.linear(hidden_chunk, matrix, cast_bias), targets[begin:begin + chunk], label_smoothing, any(needs_grad))
+        hidden_chunk = hidden[begin : begin + chunk]
+        chunk_sums, grad_logits = _dispatch_chunk_loss(
+            F.linear(hidden_chunk, matrix, cast_bias),
+            targets[begin : begin + chunk],
+            label_smoothing,
+            any(needs_grad),
+        )
         sums += chunk_sums
         if needs_grad[0]:
-            torch.mm(grad_logits, matrix, out=grad_x[begin:begin + chunk])
+            torch.mm(grad_logits, matrix, out=grad_x[begin : begin + chunk])
         if needs_grad[1]:
             _accumulate_matmul(grad_weight, grad_logits, hidden_chunk)
         if bias is not None and needs_grad[2]:
@@ -101,23 +160,45 @@ def loss_and_grads(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
     grad_x = grad_x.to(x.dtype)
     if target_rows is not None and needs_grad[0]:
         grad_x = torch.zeros_like(x).index_copy_(0, target_rows, grad_x)
-    return (sums[0].clone(), sums[1].clone(), sums[2].long(), grad_x, grad_weight.to(weight.dtype),
-            grad_bias if bias is None else grad_bias.to(bias.dtype))
+    return (
+        sums[0].clone(),
+        sums[1].clone(),
+        sums[2].long(),
+        grad_x,
+        grad_weight.to(weight.dtype),
+        grad_bias if bias is None else grad_bias.to(bias.dtype),
+    )
 
 
 _linear_cross_entropy_op = torch.library.custom_op(
-    "keepleft::linear_cross_entropy", loss_and_grads, mutates_args=(),
+    "keepleft::linear_cross_entropy",
+    loss_and_grads,
+    mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, int chunk, ScalarType compute_dtype, bool[] needs_grad)"
-           " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @_linear_cross_entropy_op.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, chunk: int, compute_dtype: torch.dtype,
-      needs_grad: list[bool]) -> tuple[Tensor, ...]:
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    chunk: int,
+    compute_dtype: torch.dtype,
+    needs_grad: list[bool],
+) -> tuple[Tensor, ...]:
     sum_dtype = accumulation_dtype(compute_dtype)
-    return (x.new_empty((), dtype=sum_dtype), x.new_empty((), dtype=sum_dtype), x.new_empty((), dtype=torch.int64),
-            x.new_empty(x.shape if needs_grad[0] else 0), weight.new_empty(weight.shape if needs_grad[1] else 0),
-            bias.new_empty(bias.shape) if bias is not None and needs_grad[2] else x.new_empty(0))
+    return (
+        x.new_empty((), dtype=sum_dtype),
+        x.new_empty((), dtype=sum_dtype),
+        x.new_empty((), dtype=torch.int64),
+        x.new_empty(x.shape if needs_grad[0] else 0),
+        weight.new_empty(weight.shape if needs_grad[1] else 0),
+        bias.new_empty(bias.shape) if bias is not None and needs_grad[2] else x.new_empty(0),
+    )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -128,8 +209,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    grads = [saved * gradient.to(saved.dtype) if needed and gradient is not None else None
-             for needed, saved in zip(ctx.needs_grad, ctx.saved_tensors, strict=True)]
+    grads = [
+        saved * gradient.to(saved.dtype) if needed and gradient is not None else None
+        for needed, saved in zip(ctx.needs_grad, ctx.saved_tensors, strict=True)
+    ]
     return (*grads, None, None, None, None, None)
 
 
@@ -146,7 +229,9 @@ def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left.T @ right
 
 
-def _dispatch_chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
+def _dispatch_chunk_loss(
+    logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
+) -> tuple[Tensor, Tensor]:
     """(3,) loss, plain and right of (n, V) scores, which are used up, and their gradient where one is wanted."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from keepleft.kernels.cross_entropy import cross_entropy_chunk
@@ -155,23 +240,33 @@ def _dispatch_chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float
     return chunk_loss(logits, targets, label_smoothing, needs_grad)
 
 
-def chunk_loss(logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
+def chunk_loss(
+    logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
+) -> tuple[Tensor, Tensor]:
     """The same in plain operations, for any device and type."""
-    sum_dtype, vocab, is_target = accumulation_dtype(logits.dtype), logits.shape[1], targets != IGNORE_INDEX
+    sum_dtype = accumulation_dtype(logits.dtype)
+    vocab = logits.shape[1]
+    is_target = targets != IGNORE_INDEX
     target_index = targets.clamp(min=0)[:, None]
     logprobs = F.log_softmax(logits, -1, dtype=sum_dtype)
     target_logprobs = logprobs.gather(1, target_index)[:, 0]
     cross_entropy = -(target_logprobs * is_target).sum()
     loss = cross_entropy
     if label_smoothing:
-        loss = (1 - label_smoothing) * cross_entropy - label_smoothing / vocab * (logprobs.sum(-1) * is_target).sum()
-    is_highest = (target_logprobs >= logprobs.amax(-1)) & is_target  # quick to find; which of several equal scores counts is asked of these few
+        loss = (1 - label_smoothing) * cross_entropy - label_smoothing / vocab * (
+            logprobs.sum(-1) * is_target
+        ).sum()
+    is_highest = (
+        target_logprobs >= logprobs.amax(-1)
+    ) & is_target  # quick to find; which of several equal scores counts is asked of these few
     correct = (logprobs[is_highest].argmax(-1) == targets[is_highest]).sum()
     if needs_grad:
         logprobs.exp_()
         if label_smoothing:
             logprobs -= label_smoothing / vocab
-        logprobs.scatter_add_(1, target_index, logprobs.new_full((), label_smoothing - 1).expand_as(target_index))
+        logprobs.scatter_add_(
+            1, target_index, logprobs.new_full((), label_smoothing - 1).expand_as(target_index)
+        )
         if logits.is_cuda:  # elsewhere only what is asked comes here
             logprobs *= is_target[:, None]
     return torch.stack([loss, cross_entropy, correct.to(sum_dtype)]), logprobs.to(logits.dtype)

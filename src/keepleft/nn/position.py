@@ -27,7 +27,7 @@ class Sinusoidal:
 @dataclass(frozen=True)
 class LearnedPositions:
     length: int
-    first: int = 0      # BART counts from 2
+    first: int = 0  # BART counts from 2
 
     def __post_init__(self) -> None:
         checks.check_int("length", self.length)
@@ -72,7 +72,9 @@ class Rotary:
         checks.check_number("base", self.base, above=0)
         checks.check_int("length", self.length)
         if not isinstance(self.scaling, LinearRopeScaling | Llama3RopeScaling | None):
-            raise ValueError(f"scaling is {self.scaling!r}: it must be a LinearRopeScaling, a Llama3RopeScaling or None")
+            raise ValueError(
+                f"scaling is {self.scaling!r}: it must be a LinearRopeScaling, a Llama3RopeScaling or None"
+            )
 
 
 @dataclass(frozen=True)
@@ -82,19 +84,24 @@ class RelativeBias:
 
     def __post_init__(self) -> None:
         checks.check_int("buckets", self.buckets, minimum=4)  # two for each way to look
-        checks.check_int("farthest", self.farthest, minimum=self.buckets // 2 + 1)  # beyond those counted one by one
+        # beyond those counted one by one
+        checks.check_int("farthest", self.farthest, minimum=self.buckets // 2 + 1)
 
 
 Position = Sinusoidal | LearnedPositions | Rotary | RelativeBias
 
 
 def sinusoidal_encoding(positions: Tensor, dim: int) -> Tensor:
-    """(…) positions → (…, dim): sin(p / 10000^(2i/dim)), then the cosines; to float32's precision, as others keep them."""
+    """(…) positions → (…, dim): sin(p / 10000^(2i/dim)), then the cosines; to float32's precision, as others
+    keep them.
+    """
     half = (dim + 1) // 2
     indices = torch.arange(half, dtype=torch.float64, device=positions.device)
-    cycles = positions[..., None].double() * (torch.exp2(indices * (-2 * math.log2(10_000.0) / dim)) / (2 * math.pi))
+    cycles = positions[..., None].double() * (
+        torch.exp2(indices * (-2 * math.log2(10_000.0) / dim)) / (2 * math.pi)
+    )
     angles = (cycles - cycles.round()) * (2 * math.pi)  # a GPU is slow at powers, divisions and large angles
-    return torch.cat([angles.sin(), angles.cos()[..., :dim - half]], -1).float()
+    return torch.cat([angles.sin(), angles.cos()[..., : dim - half]], -1).float()
 
 
 class LearnedPositionEmbedding(nn.Module):
@@ -102,17 +109,22 @@ class LearnedPositionEmbedding(nn.Module):
 
     def __init__(self, config: LearnedPositions, dim: int) -> None:
         super().__init__()
-        self.length, self.first = config.length, config.first
+        self.length = config.length
+        self.first = config.first
         self.weight = nn.Parameter(torch.empty(config.length + config.first, dim))
 
     def forward(self, positions: Tensor) -> Tensor:
         return nn.functional.embedding(positions + self.first, self.weight)
 
 
-def rope_cos_sin(config: Rotary, positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rope_cos_sin(
+    config: Rotary, positions: Tensor, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """(B or 1, T) positions → cosines and sines (B or 1, 1, T, width), once for all layers."""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = positions[:, None, :, None].to(compute_dtype) * rope_frequencies(config, head_dim, positions.device).to(compute_dtype)
+    angles = positions[:, None, :, None].to(compute_dtype) * rope_frequencies(
+        config, head_dim, positions.device
+    ).to(compute_dtype)
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -124,7 +136,8 @@ def rope_frequencies(config: Rotary, head_dim: int, device: torch.device) -> Ten
         return inv_freq / config.scaling.factor
     if isinstance(config.scaling, Llama3RopeScaling):
         scaling = config.scaling
-        num_rotations = scaling.original * inv_freq / (2 * math.pi)  # how often the wave fits into the original length
+        # how often the wave fits into the original length
+        num_rotations = scaling.original * inv_freq / (2 * math.pi)
         smooth_factor = ((num_rotations - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)
         return (1 - smooth_factor) * inv_freq / scaling.factor + smooth_factor * inv_freq
     return inv_freq
@@ -141,7 +154,8 @@ class RelativePositionBias(nn.Module):
 
     def __init__(self, config: RelativeBias, heads: int, *, bidirectional: bool) -> None:
         super().__init__()
-        self.config, self.bidirectional = config, bidirectional
+        self.config = config
+        self.bidirectional = bidirectional
         self.weight = nn.Parameter(torch.empty(config.buckets, heads))
 
     def forward(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
@@ -160,5 +174,12 @@ class RelativePositionBias(nn.Module):
             bucket_offset = torch.zeros_like(distance)
             distance = (-distance).clamp(min=0)
         max_exact = buckets // 2
-        log_bucket = max_exact + ((distance.clamp(min=1).float() / max_exact).log() / math.log(max_distance / max_exact) * (buckets - max_exact)).long()
+        log_bucket = (
+            max_exact
+            + (
+                (distance.clamp(min=1).float() / max_exact).log()
+                / math.log(max_distance / max_exact)
+                * (buckets - max_exact)
+            ).long()
+        )
         return bucket_offset + torch.where(distance < max_exact, distance, log_bucket.clamp(max=buckets - 1))

@@ -43,8 +43,11 @@ def evaluate(
     limit: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """`data`: a table of source and target or of text and label, two aligned files, or a text. `against`: another model, or a
-    file of what another system wrote, a line each. int8 is told beside float32."""
+    """`data`: a table of source and target or of text and label, two aligned files, or a text.
+
+    `against`: another model, or a file of what another system wrote, a line each. int8 is told beside
+    float32.
+    """
     eval_task = task or _infer_task(model_path)
     if eval_task == "lm":
         if limit is not None:

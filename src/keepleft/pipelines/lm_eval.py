@@ -1,4 +1,6 @@
-"""Any decoder of ours as a model of lm-evaluation-harness, so that its tasks measure it as they measure others."""
+"""Any decoder of ours as a model of lm-evaluation-harness, so that its tasks measure it as they measure
+others.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,8 @@ from keepleft.evaluation.perplexity import token_nll
 from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs
 from keepleft.nn.loss import IGNORE_INDEX
 
-MAX_TOKENS_KEYS = (
-    "max_gen_toks",
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-)  # one thing, the first that is there
+# one thing, the first that is there
+MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 def lm_eval_model(
@@ -30,8 +28,9 @@ def lm_eval_model(
 ) -> Any:
     """An lm_eval.api.model.LM for lm_eval.simple_evaluate(model=…).
 
-    `window` is the most tokens the model sees, by default the positions it was made for; `limit` the most it writes where a
-    task does not say. What the tokenizer puts before a text is put there, what it puts behind is not.
+    `window` is the most tokens the model sees, by default the positions it was made for; `limit` the most it
+    writes where a task does not say. What the tokenizer puts before a text is put there, what it puts behind
+    is not.
     """
     try:
         from lm_eval.api.model import TemplateLM
@@ -81,9 +80,8 @@ def lm_eval_model(
             return _score_continuations(model, continuations, batch_size, context_length)
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-            return super().loglikelihood(
-                requests, disable_tqdm=True
-            )  # the caller shows progress, if anyone does
+            # the caller shows progress, if anyone does
+            return super().loglikelihood(requests, disable_tqdm=True)
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
             out = []
@@ -155,7 +153,9 @@ def _score_continuations(
     batch_size: int,
     context_length: int | None,
 ) -> list[tuple[float, bool]]:
-    """The log-probability of each continuation of a context, which is cut to fit, and whether the model would write it."""
+    """The log-probability of each continuation of a context, which is cut to fit, and whether the model would
+    write it.
+    """
     device = next(model.parameters()).device
     rows = []
     for context, continuation in continuations:

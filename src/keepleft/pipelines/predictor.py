@@ -50,7 +50,9 @@ class Predictor:
 
     @torch.no_grad()
     def embed(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """(rows, dim): what the model makes of each row of tokens as a whole; by its own head, or the mean over all tokens."""
+        """(rows, dim): what the model makes of each row of tokens as a whole; by its own head, or the mean
+        over all tokens.
+        """
         model = self.model
         tokens, segments = pad_batch(rows, next(model.parameters()).device, left=False)
         if isinstance(model.design.head, PoolingHead):

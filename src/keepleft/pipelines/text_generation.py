@@ -245,7 +245,9 @@ class TextGenerator:
         return result
 
     def plot(self, path: Path, text: str, options: GenerationConfig, *, tag: str | None = None) -> Path:
-        """One text drawn while it is written: the tree of beams, the alignment, or the distribution at each step."""
+        """One text drawn while it is written: the tree of beams, the alignment, or the distribution at each
+        step.
+        """
         from keepleft.data.token_text import token_pieces
         from keepleft.plots.beam_tree import plot_beam_tree
         from keepleft.plots.cross_attention import alignment_weights, plot_alignment

@@ -129,7 +129,8 @@ def plot_beam_tree(
     max_rows: int = MAX_ROWS,
     prefix: Sequence[int] = (),
 ) -> Path:
-    """The tree of one prompt into an .svg file: a column for each step, the best text along the top, ended texts below it.
+    """The tree of one prompt into an .svg file: a column for each step, the best text along the top, ended
+    texts below it.
 
     `prefix`: the tokens that all texts had to begin with.
     """

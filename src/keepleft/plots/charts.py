@@ -1,4 +1,7 @@
-"""Numbers to look at: curves and bars as hand-written .svg files. Dashes and hatching tell them apart without colour too."""
+"""Numbers to look at: curves and bars as hand-written .svg files.
+
+Dashes and hatching tell them apart without colour too.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,11 @@ def line_chart(
     log_y: bool = False,
     captions: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """A curve for each series of (x, y) into an .svg file; `below` are lines of text under it, each with a name.
+    """A curve for each series of (x, y) into an .svg file; `below` are lines of text under it, each with a
+    name.
 
-    A point that has no place on its axis (not a number, or not above 0 where the axis is logarithmic) is left out.
+    A point that has no place on its axis (not a number, or not above 0 where the axis is logarithmic) is left
+    out.
     """
     finite_series = {
         name: [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log_y)]
@@ -83,9 +88,11 @@ def bar_chart(
     log_y: bool = False,
     captions: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """A group of bars for each name in `groups`, with one bar for each series, its value above it, into an .svg file.
+    """A group of bars for each name in `groups`, with one bar for each series, its value above it, into an
+    .svg file.
 
-    Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number below it.
+    Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number
+    below it.
     """
     if wrong_counts := {name: len(values) for name, values in series.items() if len(values) != len(groups)}:
         raise ValueError(
@@ -160,7 +167,9 @@ def nice_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten from at most low to at least high, nine at most; over two of them or fewer also 2 and 5 times each."""
+    """Powers of ten from at most low to at least high, nine at most; over two of them or fewer also 2 and 5
+    times each.
+    """
     first = math.floor(math.log10(low) + 1e-9)
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     if last - first > 2:
@@ -229,9 +238,8 @@ def _write_chart(
     path: str | Path, title: str, elements: list[str], captions: Sequence[tuple[str, str]]
 ) -> Path:
     height = TOP + HEIGHT + BOTTOM
-    caption_left = (
-        16 + max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2) + 14
-    )  # they are bold
+    # they are bold
+    caption_left = 16 + max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2) + 14
     for name, caption in captions:
         height += 19
         if name:

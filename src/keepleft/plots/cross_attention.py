@@ -27,10 +27,11 @@ def alignment_weights(
     heads: Sequence[int] | None = None,
     source_slice: slice = slice(None),
 ) -> Tensor:
-    """(written, source) weights of the tokens from `begin` on: the mean over heads of some layers, found by one full pass.
+    """(written, source) weights of the tokens from `begin` on: the mean over heads of some layers, found by
+    one full pass.
 
-    `tokens`: start token and what was written. `heads`: all unless given. `among`: only these source tokens, so that tags and
-    ends can be left out. Rows sum to 1.
+    `tokens`: start token and what was written. `heads`: all unless given. `among`: only these source tokens,
+    so that tags and ends can be left out. Rows sum to 1.
     """
     if model.design.encoder is None or model.design.decoder is None:
         raise ValueError("this model does not write from a source: alignments are for encoder-decoders")
@@ -60,7 +61,10 @@ def alignment_weights(
 
 
 def pharaoh_pairs(weights: Tensor) -> list[tuple[int, int]]:
-    """(source, written) numbers: for each written token the one that it looked at most. Pharaoh writes them as 0-0 1-2."""
+    """(source, written) numbers: for each written token the one that it looked at most.
+
+    Pharaoh writes them as 0-0 1-2.
+    """
     return (
         []
         if not weights.numel()
@@ -77,7 +81,9 @@ def plot_alignment(
     title: str,
     max_tokens: int = MAX_TOKENS,
 ) -> Path:
-    """The weights as a matrix into an .svg file, darker where a token looked more; a dot marks where it looked most."""
+    """The weights as a matrix into an .svg file, darker where a token looked more; a dot marks where it
+    looked most.
+    """
     if tuple(weights.shape) != (len(target), len(source)):
         raise ValueError(
             f"the weights are {tuple(weights.shape)}, but there are {len(target)} written and {len(source)} "

@@ -1,4 +1,6 @@
-"""What a text could have been: at each step the likeliest tokens, those that filters ruled out, and the one that was chosen."""
+"""What a text could have been: at each step the likeliest tokens, those that filters ruled out, and the one
+that was chosen.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def step_distributions(
 ) -> list[StepDistribution]:
     """The choices behind a text that was written from token `begin` on, found again by one full pass over it.
 
-    `tokens`: prompt (or start token) and answer; `source`: the tokens that an encoder-decoder read. `few` tokens of each step
-    are kept, and the chosen one.
+    `tokens`: prompt (or start token) and answer; `source`: the tokens that an encoder-decoder read. `few`
+    tokens of each step are kept, and the chosen one.
     """
     if not 1 <= begin <= len(tokens):
         raise ValueError(

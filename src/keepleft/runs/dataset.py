@@ -26,9 +26,8 @@ MAX_SAMPLE_CHARACTERS = 100 << 20  # characters that a tokenizer is learned from
 PROGRESS_INTERVAL = 1 << 20  # characters between two words about progress
 
 DataInput = DataConfig | str | list[DataConfig]
-ProgressCallback = Callable[
-    [str, int, int | None], None
-]  # what is being done, characters done, and of how many, if that is known
+# what is being done, characters done, and of how many, if that is known
+ProgressCallback = Callable[[str, int, int | None], None]
 
 
 def no_progress(description: str, done: int, total: int | None) -> None:

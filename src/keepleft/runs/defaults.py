@@ -77,10 +77,11 @@ def preset(name: str) -> Design:
 def design(
     job: TrainJob, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int
 ) -> Design:
-    """The plan of the model: the preset's, in the size that was asked for, with whatever the job says otherwise."""
-    default_preset = (
-        TASKS[job.task].preset if source_vocab is None else "marian"
-    )  # the one that has two vocabularies elsewhere too
+    """The plan of the model: the preset's, in the size that was asked for, with whatever the job says
+    otherwise.
+    """
+    # the one that has two vocabularies elsewhere too
+    default_preset = TASKS[job.task].preset if source_vocab is None else "marian"
     base_design, size = preset(job.preset or default_preset), size_preset(job)
     overrides = dict(job.design)
     dim = int(overrides.pop("dim", size.dim))

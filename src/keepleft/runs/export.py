@@ -30,7 +30,10 @@ def export(
     force: bool = False,
     check: bool = True,
 ) -> Iterator[Check]:
-    """Write the model at `place` to `out`, then yield what was compared. What was written stays, whatever is found."""
+    """Write the model at `place` to `out`, then yield what was compared.
+
+    What was written stays, whatever is found.
+    """
     from keepleft.weights.model_directory import load
 
     check_options(to, quantization, dtype)

@@ -1,4 +1,7 @@
-"""A training job as data: everything that `keepleft train` can be told. What is left out is chosen from the data."""
+"""A training job as data: everything that `keepleft train` can be told.
+
+What is left out is chosen from the data.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class DataConfig:
         tgt: the target side
         columns: names, or numbers from 0, of the columns to take from a table, in the order of the task's fields
         tag: a language tag, put before each source: <2fr> lets one model write several languages
+
     """
 
     path: str | None = None
@@ -67,6 +71,7 @@ class BatchConfig:
         pack: put several texts into a row, none seeing another, instead of padding
         pad_to_multiple_of: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
         prefetch: how many batches are made in the background
+
     """
 
     tokens: int | None = None

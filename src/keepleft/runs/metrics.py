@@ -1,4 +1,6 @@
-"""What a run leaves to look at: a line of JSON for each report, the loss curve, and TensorBoard's files where wanted."""
+"""What a run leaves to look at: a line of JSON for each report, the loss curve, and TensorBoard's files where
+wanted.
+"""
 
 from __future__ import annotations
 

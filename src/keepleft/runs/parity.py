@@ -1,4 +1,6 @@
-"""Does what was written say what the model says? Scores compared, through the program that the file was written for."""
+"""Does what was written say what the model says? Scores compared, through the program that the file was
+written for.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,8 @@ SAMPLES = (
 
 
 MAX_TOKENIZER_SAMPLES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
-MAX_ROUNDING_ERROR = {
-    "f32": 0.0,
-    "f16": 2.0**-11,
-    "bf16": 2.0**-8,
-    "q8_0": 1 / 254 + 2.0**-11,
-}  # how far a number may be from what is kept
+# how far a number may be from what is kept
+MAX_ROUNDING_ERROR = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,9 @@ def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Ite
 
 
 def onnx(model: Any, path: Path) -> Iterator[Check]:
-    """By onnxruntime, at two shapes other than the recorded one; then a later token changes, and earlier scores must not."""
+    """By onnxruntime, at two shapes other than the recorded one; then a later token changes, and earlier
+    scores must not.
+    """
     from keepleft.weights.to_onnx import example, inputs, per_token
 
     try:
@@ -232,7 +232,9 @@ def gguf(
 
 
 def compare_weights(model: Any, reloaded: Any, dtype: str) -> Check:
-    """Each weight, read back, is the nearest that the file can hold; q8_0 rounds by the largest of 32 neighbours."""
+    """Each weight, read back, is the nearest that the file can hold; q8_0 rounds by the largest of 32
+    neighbours.
+    """
     mismatches, theirs = [], reloaded.state_dict()
     for name, ours in model.state_dict().items():
         magnitude = ours.abs()

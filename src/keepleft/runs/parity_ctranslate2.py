@@ -23,8 +23,9 @@ TokenSequences = list[list[int]]
 def compare(
     model: Any, tokenizer: Any, folder: Path, quantization: str | None, user_tokens: list[int] | None
 ) -> Iterator[Check]:
-    """The file is judged by what CTranslate2 computes from it in float32, which every CPU can: int16 and int8 products are
-    done as the CPU allows, and without VNNI they saturate. What this CPU does by default is measured beside it and told.
+    """The file is judged by what CTranslate2 computes from it in float32, which every CPU can: int16 and int8
+    products are done as the CPU allows, and without VNNI they saturate. What this CPU does by default is
+    measured beside it and told.
     """
     import ctranslate2
 
@@ -34,9 +35,8 @@ def compare(
     vocab = vocabulary(tokenizer, design.vocab)
     to_strings = lambda rows, strings=vocab: [[strings[token] for token in row] for row in rows]
     eos_id = vocab.index(eos_token) if (eos_token := special_tokens(model, vocab)["eos_token"]) else None
-    end_tokens = (
-        [] if eos_id is None else [eos_id]
-    )  # an empty list has to be said: without an end of its own it would pass over token 0
+    # an empty list has to be said: without an end of its own it would pass over token 0
+    end_tokens = [] if eos_id is None else [eos_id]
     prompts = sample_sequences(model, user_tokens, source=True)
     start_tokens = [decoder_start_token(model)]
     runtime_class = ctranslate2.Translator if isinstance(model, EncoderDecoder) else ctranslate2.Generator
@@ -114,7 +114,10 @@ def compare_generation(
     eos_id: int | None,
     tolerance: float,
 ) -> Check:
-    """What both write, always the likeliest token. Where they part, the two tokens must have been as likely, up to rounding."""
+    """What both write, always the likeliest token.
+
+    Where they part, the two tokens must have been as likely, up to rounding.
+    """
     num_equal = total = 0
     first_mismatch = None
     for prompt, their_tokens in zip(prompts, their_sequences, strict=True):
@@ -154,7 +157,9 @@ def compare_generation(
 
 @torch.no_grad()
 def reference_scores(model: Any, source: list[int] | None, tokens: list[int]) -> Tensor:
-    """(T, V): scores of a decoder as they are, of an encoder-decoder as log-probabilities, which is what CTranslate2 tells"""
+    """(T, V): scores of a decoder as they are, of an encoder-decoder as log-probabilities, which is what
+    CTranslate2 tells
+    """
     inputs = torch.tensor([tokens])
     return model(inputs)[0] if source is None else model(torch.tensor([source]), inputs)[0].log_softmax(-1)
 

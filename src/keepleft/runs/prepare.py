@@ -1,4 +1,6 @@
-"""Everything before the first step: texts read, tokenizers learned, what the job leaves open chosen and written down."""
+"""Everything before the first step: texts read, tokenizers learned, what the job leaves open chosen and
+written down.
+"""
 
 from __future__ import annotations
 

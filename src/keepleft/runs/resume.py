@@ -1,4 +1,6 @@
-"""A run that goes on goes on as it was: what may change is taken, anything else that differs is refused by name."""
+"""A run that goes on goes on as it was: what may change is taken, anything else that differs is refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ CHANGEABLE_OPTIONS = (
 def resume_job(
     stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path
 ) -> TrainJob:
-    """The stored job, with what may change. `said` are the dotted names of what was given: all else is as it was."""
+    """The stored job, with what may change.
+
+    `said` are the dotted names of what was given: all else is as it was.
+    """
     resolved_job = (
         ResolvedJob.from_json((run_folder / RESOLVED_FILE).read_text("utf-8"))
         if (run_folder / RESOLVED_FILE).exists()

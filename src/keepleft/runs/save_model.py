@@ -30,7 +30,9 @@ def checkpoint_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def select_weights(model: nn.Module, folder: Path, best_step: int | None, average_last: int) -> str:
-    """Put the weights to keep into a model: the mean of the last few checkpoints, the best one's, or the newest one's."""
+    """Put the weights to keep into a model: the mean of the last few checkpoints, the best one's, or the
+    newest one's.
+    """
     checkpoints = checkpoint.list_checkpoints(folder)
     if average_last > 1 and len(checkpoints) > 1:
         selected = checkpoints[:average_last]
@@ -48,7 +50,9 @@ def select_weights(model: nn.Module, folder: Path, best_step: int | None, averag
 def write_model_directory(
     model: Any, tokenizers: Tokenizers, labels: list[str], task: str, folder: Path
 ) -> None:
-    """Write the model directory: weights, configuration, tokenizer, and what other programs want to know of its tokens."""
+    """Write the model directory: weights, configuration, tokenizer, and what other programs want to know of
+    its tokens.
+    """
     specials = special_tokens(tokenizers.target)
     notes: dict[str, Any] = {
         "pad_token_id": specials.pad,

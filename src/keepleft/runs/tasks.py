@@ -27,10 +27,8 @@ class Task:
     preset: str  # the preset whose plan the model follows
     special_tokens: tuple[str, ...]  # special tokens that it cannot do without
     objective: Callable[[Any, SpecialTokens], Objective]  # from a tokenizer and its marks
-    wrapper_tokens: tuple[tuple[str, ...], tuple[str, ...]] = (
-        (),
-        ("end",),
-    )  # special tokens before and after each text
+    # special tokens before and after each text
+    wrapper_tokens: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("end",))
     extra_special_tokens: tuple[str, ...] = ()  # further special tokens
     overlong: Overlong = "leave"  # what becomes of longer texts
     stacks: tuple[tuple[str, ...], ...] = (("encoder", "decoder"),)  # the stacks of models that can do it

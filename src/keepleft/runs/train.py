@@ -38,7 +38,8 @@ from keepleft.training.distributed import DistributedContext, init_distributed
 from keepleft.training.loop import TrainReport, train
 
 CHECKPOINTS_FOLDER = "checkpoints"
-# without a validation text: every 50th record is held out, or the last twentieth of running text, but not more than
+# without a validation text: every 50th record is held out, or the last twentieth of running text, but not
+# more than
 HOLDOUT_INTERVAL = 50
 MAX_HELDOUT_RECORDS = 4096
 MAX_HELDOUT_TOKENS = 1 << 18
@@ -73,8 +74,10 @@ def run_job(
     stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCallback = no_progress,
 ) -> Iterator[TrainEvent]:
-    """Do a job. Lines are for people, reports for the record; the last event says where the model lies. `watch` hears how
-    far the work before training has come."""
+    """Do a job. Lines are for people, reports for the record; the last event says where the model lies.
+
+    `watch` hears how far the work before training has come.
+    """
     out, distributed = Path(job.out), init_distributed(job.parallel, job.device)
     created_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:

@@ -1,7 +1,8 @@
 """Where a run stands, on disk: whole or not there, checked by checksums, safetensors and JSON only.
 
 step-00001000/state.json             the numbers, and the size and checksum of every other file; written last
-step-00001000/tensors.safetensors    weights, optimizer, average (a file for each process where these hold shards)
+step-00001000/tensors.safetensors    weights, optimizer, average (a file for each process where these hold
+shards)
 """
 
 from __future__ import annotations
@@ -170,8 +171,9 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distributed: bool) -> None:
-    """Fill these tensors, and all of them, from a checkpoint whose bytes were looked at; whoever wrote it, in however many
-    processes."""
+    """Fill these tensors, and all of them, from a checkpoint whose bytes were looked at; whoever wrote it, in
+    however many processes.
+    """
     if sharded or distributed:
         import warnings
 
@@ -227,7 +229,9 @@ def _step_number(directory: Path) -> int:
 
 
 def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest whole checkpoint, its numbers, and what is wrong with newer ones; None where there is none at all."""
+    """The newest whole checkpoint, its numbers, and what is wrong with newer ones; None where there is none
+    at all.
+    """
     errors: list[str] = []
     for directory in list_checkpoints(folder):
         try:
@@ -242,7 +246,8 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
 def prune(folder: Path, step: int, keep_last: int, best_step: int | None) -> None:
     """After a step was saved: only the newest ones up to it stay, and the best.
 
-    Those beyond it are damaged, or the run would have gone on from there; they go, and so does what a crash left.
+    Those beyond it are damaged, or the run would have gone on from there; they go, and so does what a crash
+    left.
     """
     directories = list_checkpoints(folder)
     up_to_step = [directory for directory in directories if _step_number(directory) <= step]

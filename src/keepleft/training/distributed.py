@@ -1,4 +1,7 @@
-"""Several processes: who they are, and the two ways to share the work. torchrun starts them; nothing here does."""
+"""Several processes: who they are, and the two ways to share the work.
+
+torchrun starts them; nothing here does.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ ParallelStrategy = Literal["alone", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among all: which it is, of how many, on which device; ddp copies the model, fsdp shards it."""
+    """This process among all: which it is, of how many, on which device; ddp copies the model, fsdp shards
+    it.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -46,9 +51,8 @@ class DistributedContext:
                 if mixed_precision
                 else MixedPrecisionPolicy()
             )
-            warnings.filterwarnings(
-                "ignore", "FSDP2-wrapped module .* returned a view"
-            )  # nothing here writes into one
+            # nothing here writes into one
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
             mesh = init_device_mesh(self.device.type, (self.world_size,))
             with torch.no_grad():
                 for tensor in (
@@ -59,16 +63,17 @@ class DistributedContext:
             for layer in stack_layers(loss_module.model):  # type: ignore[arg-type]
                 cross: Any = getattr(layer, "cross", None)
                 if cross is not None:
-                    fully_shard(
-                        cross.kv, mesh=mesh, mp_policy=policy
-                    )  # asked outside the layer, when the source is read
+                    # asked outside the layer, when the source is read
+                    fully_shard(cross.kv, mesh=mesh, mp_policy=policy)
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
             return fully_shard(loss_module, mesh=mesh, mp_policy=policy)  # type: ignore[return-value]
         return loss_module
 
     @contextmanager
     def unsharded(self, loss_module: Any) -> Iterator[None]:
-        """For a while the model inside can be called by itself: what no layer holds is there on every process."""
+        """For a while the model inside can be called by itself: what no layer holds is there on every
+        process.
+        """
         if self.strategy == "fsdp":
             loss_module.unshard()
         try:

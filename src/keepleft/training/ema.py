@@ -17,12 +17,16 @@ class EMA:
             name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
         }
         weight = next(iter(self.weights.values()))
+        # of the newest
         self.alpha = torch.ones(
             (), device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32)
-        )  # of the newest
+        )
 
     def set_decay(self, step: int) -> None:
-        """How much the weights of this step, counted from 0, will weigh. At first it forgets faster: they mean little yet."""
+        """How much the weights of this step, counted from 0, will weigh.
+
+        At first it forgets faster: they mean little yet.
+        """
         self.alpha.fill_(1.0 - min(self.decay, (1 + step) / (10 + step)))
 
     @torch.no_grad()

@@ -123,12 +123,15 @@ def train(
     distributed: DistributedContext | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Iterator[TrainReport]:
-    """Train a model in place, and say how it goes. At the end it holds the average of its weights, if there is one.
+    """Train a model in place, and say how it goes.
 
-    `batches` is an order of batches (kl.Batches), or a plain list of batches, one for each step, gone through again and again.
-    `folder` is where checkpoints are kept: if it holds some, the run goes on from the newest whole one, exactly as if it had
-    never stopped. `measure` says how good the model is. `stop` is asked after each step: if it says so, a checkpoint is written
-    and training ends. `about` is kept in the checkpoints and must be the same when a run goes on.
+    At the end it holds the average of its weights, if there is one.
+
+    `batches` is an order of batches (kl.Batches), or a plain list of batches, one for each step, gone through
+    again and again. `folder` is where checkpoints are kept: if it holds some, the run goes on from the newest
+    whole one, exactly as if it had never stopped. `measure` says how good the model is. `stop` is asked after
+    each step: if it says so, a checkpoint is written and training ends. `about` is kept in the checkpoints
+    and must be the same when a run goes on.
     """
     distributed = distributed or DistributedContext(device=next(model.parameters()).device)
     batch_order = batches if hasattr(batches, "steps") else RepeatedBatches(list(batches))  # type: ignore[arg-type]
@@ -165,11 +168,12 @@ def train(
         )
         total_targets = max(1.0, float(target_count))
         batch_ids.append(micro_batches[0].identity if micro_batches else "")
+        # a GPU would have to be waited for
         check_stats = (
             partial(_check_step, batch_ids[-1], train_state.step)
             if distributed.device.type == "cpu"
             else _skip_check
-        )  # a GPU would have to be waited for
+        )
         try:
             step_stats.append(train_step(micro_batches, total_targets, lr, train_state.step, check_stats))
         except torch.OutOfMemoryError as error:

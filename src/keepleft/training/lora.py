@@ -1,4 +1,7 @@
-"""Low-rank adaptation (Hu et al. 2021): the weights stay as they are, and beside them small matrices learn the difference."""
+"""Low-rank adaptation (Hu et al.
+
+2021): the weights stay as they are, and beside them small matrices learn the difference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ TARGET_MODULES = ("self.qkv", "self.out", "cross.q", "cross.kv", "cross.out", "f
 
 
 class LoRALinear(nn.Module):
-    """W x + b + scale / rank · up (down x): (…, in) → (…, out). Only `down` and `up` learn; up starts at zero."""
+    """W x + b + scale / rank · up (down x): (…, in) → (…, out).
+
+    Only `down` and `up` learn; up starts at zero.
+    """
 
     def __init__(
         self, linear: nn.Linear, rank: int, alpha: float, dropout: float, rng: torch.Generator
@@ -60,9 +66,11 @@ def add_lora(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> list[str]:
-    """Put small matrices beside the layers whose names end so, freeze everything else, and say which layers they are.
+    """Put small matrices beside the layers whose names end so, freeze everything else, and say which layers
+    they are.
 
-    `also` names what learns as a whole besides: "head", or "encoder.norm". Call it again in the same way before a run goes on.
+    `also` names what learns as a whole besides: "head", or "encoder.norm". Call it again in the same way
+    before a run goes on.
     """
     checks.check_int("rank", rank)
     checks.check_number("alpha", alpha, above=0)
@@ -103,7 +111,9 @@ def add_lora(
 
 
 def merge(model: nn.Module) -> list[str]:
-    """Fold the small matrices in, in place: the model has its own layers and names again, all of its weights can learn."""
+    """Fold the small matrices in, in place: the model has its own layers and names again, all of its weights
+    can learn.
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
     for name, module in layers.items():
         model.set_submodule(name, module.to_linear())

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 
 class FlopCounter:
-    """Operations of one forward and backward pass: two for each weight and token, three times, padding not counted.
+    """Operations of one forward and backward pass: two for each weight and token, three times, padding not
+    counted.
 
-    Attention is counted as in the usual formula, 12 · tokens · width · length for each layer, half of it where causal.
+    Attention is counted as in the usual formula, 12 · tokens · width · length for each layer, half of it
+    where causal.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,7 +60,10 @@ def _count_tokens(inputs: dict[str, Tensor], name: str) -> tuple[int, float]:
 
 @lru_cache
 def peak_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second in a large matrix product: what to measure a share of. Takes a fraction of a second, once."""
+    """Operations a second in a large matrix product: what to measure a share of.
+
+    Takes a fraction of a second, once.
+    """
     n = 8192 if device.type == "cuda" else 1024
     a, b = torch.randn(2, n, n, device=device, dtype=dtype).unbind()
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -13,21 +13,17 @@ from keepleft.nn.attention import CrossAttention, SelfAttention
 from keepleft.nn.feedforward import FeedForwardLayer
 from keepleft.training.recipe import Recipe
 
-EMBEDDING_NAMES = {
-    "token",
-    "source_token",
-    "embed",
-    "source_embed",
-    "head",
-    "nearness",
-}  # no matrix between two layers
+# no matrix between two layers
+EMBEDDING_NAMES = {"token", "source_token", "embed", "source_embed", "head", "nearness"}
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal (Jordan et al. 2024): every direction of a matrix is learned at the same speed.
+    """Momentum made orthogonal (Jordan et al.
 
-    Matrices of one shape are treated together. `row_counts` says of each weight how many rows the matrices have that are stacked
-    in it (queries, keys, values); None where it is one matrix.
+    2024): every direction of a matrix is learned at the same speed.
+
+    Matrices of one shape are treated together. `row_counts` says of each weight how many rows the matrices
+    have that are stacked in it (queries, keys, values); None where it is one matrix.
     """
 
     def __init__(
@@ -69,9 +65,8 @@ class Muon(Optimizer):
             for n, piece in enumerate(updates):
                 by_shape.setdefault(piece.shape, []).append(n)
             for shape, indices in by_shape.items():
-                scale = (
-                    0.2 * max(shape) ** 0.5
-                )  # as large as AdamW's steps, so that one learning rate serves both
+                # as large as AdamW's steps, so that one learning rate serves both
+                scale = 0.2 * max(shape) ** 0.5
                 stack = nesterov[0].new_empty(
                     (len(indices), *shape), dtype=torch.bfloat16 if nesterov[0].is_cuda else None
                 )
@@ -85,7 +80,9 @@ class Muon(Optimizer):
 
 
 def newton_schulz(matrices: Tensor, ns_steps: int = 5) -> Tensor:
-    """(n, rows, columns) → the nearest matrices whose singular values are all about 1, by Newton–Schulz iteration."""
+    """(n, rows, columns) → the nearest matrices whose singular values are all about 1, by Newton–Schulz
+    iteration.
+    """
     a = 3.4445
     b = -4.7750
     c = 2.0315
@@ -100,8 +97,10 @@ def newton_schulz(matrices: Tensor, ns_steps: int = 5) -> Tensor:
 
 
 def make_optimizers(model: nn.Module, recipe: Recipe, *, capturable: bool = False) -> list[Optimizer]:
-    """The optimizers of all weights that can change. Norms, biases and the like do not decay. Those that will be `recorded`
-    ask the CPU nothing."""
+    """The optimizers of all weights that can change. Norms, biases and the like do not decay.
+
+    Those that will be `recorded` ask the CPU nothing.
+    """
     named_params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named_params:
         raise ValueError("no weight of the model can change: all have requires_grad=False")
@@ -167,7 +166,9 @@ def fused_row_counts(model: nn.Module) -> dict[str, list[int]]:
 
 
 def init_state(optimizer: Optimizer, params: Iterable[Tensor] | None = None) -> None:
-    """Give every weight, or only these, a memory of zeros where it has none: a saved one can then be put in its place."""
+    """Give every weight, or only these, a memory of zeros where it has none: a saved one can then be put in
+    its place.
+    """
     for p in [p for group in optimizer.param_groups for p in group["params"]] if params is None else params:
         if optimizer.state[p]:
             continue
@@ -185,7 +186,9 @@ def init_state(optimizer: Optimizer, params: Iterable[Tensor] | None = None) -> 
 
 
 def named_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """All that the optimizers remember, under the names of the weights: exp_avg/decoder.layers.0.self.qkv.weight."""
+    """All that the optimizers remember, under the names of the weights:
+    exp_avg/decoder.layers.0.self.qkv.weight.
+    """
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{key}/{names[p]}": value

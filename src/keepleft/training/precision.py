@@ -1,4 +1,6 @@
-"""Half precision: a model computes in bfloat16 while its weights, and what the optimizer makes of them, stay in float32."""
+"""Half precision: a model computes in bfloat16 while its weights, and what the optimizer makes of them, stay
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from torch.func import functional_call
 
 
 class MixedPrecision(nn.Module):
-    """The same module on half-precision copies of its weights, made anew in every pass; gradients come back in float32.
+    """The same module on half-precision copies of its weights, made anew in every pass; gradients come back
+    in float32.
 
-    Unlike autocast, what flows between the matrix products is half precision too: half the bytes to move. Softmax, norms
-    and losses take their sums in float32 all the same.
+    Unlike autocast, what flows between the matrix products is half precision too: half the bytes to move.
+    Softmax, norms and losses take their sums in float32 all the same.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -9,6 +9,7 @@ from keepleft import checks
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
+# may change in a run
 CHANGEABLE = (
     "log_every",
     "eval_every",
@@ -19,7 +20,7 @@ CHANGEABLE = (
     "compile",
     "activation_checkpointing",
     "cuda_graph",
-)  # may change in a run
+)
 PRECISIONS = ("auto", "bfloat16", "float32")
 
 
@@ -51,6 +52,7 @@ class Recipe:
         metric: which measure is the best one chosen by
         patience: evaluations without a better one until training stops; None: never
         seed: of dropout, of the order of the data and of fresh weights
+
     """
 
     steps: int = 1000

@@ -19,16 +19,17 @@ from keepleft.training.recipe import Recipe
 
 EAGER_STEPS = 3  # steps before the kernels of one are recorded
 ASSUMED_FLOPS = 3e14  # operations a second of a good GPU
-COMPILE_OPTIONS: dict[str, Any] = {
-    "triton.mix_order_reduction": False
-}  # one kernel for a norm's two gradients takes twice as long
+# one kernel for a norm's two gradients takes twice as long
+COMPILE_OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}
 MIN_COMPILE_SECONDS = (
     120  # seconds of training, at that rate, from which compiling takes less time than it saves
 )
 
 
 class TrainStep:
-    """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of the gradients."""
+    """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of
+    the gradients.
+    """
 
     def __init__(
         self,
@@ -49,9 +50,8 @@ class TrainStep:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         sum_dtype = torch.float64 if distributed.device.type == "cpu" else torch.float32
         self.sums = torch.zeros(3, device=distributed.device, dtype=sum_dtype)
-        self.target_weight = torch.ones(
-            (), device=distributed.device, dtype=sum_dtype
-        )  # of one target in the gradient
+        # of one target in the gradient
+        self.target_weight = torch.ones((), device=distributed.device, dtype=sum_dtype)
 
     def __call__(
         self,
@@ -130,11 +130,12 @@ class TrainStep:
 
 
 class CUDAGraphTrainStep(TrainStep):
-    """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then on replayed.
+    """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then
+    on replayed.
 
-    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all. The first
-    micro-batch of a step writes the gradients and the others add to them, so there are two recordings. A batch of another shape
-    goes the usual way.
+    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all.
+    The first micro-batch of a step writes the gradients and the others add to them, so there are two
+    recordings. A batch of another shape goes the usual way.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -153,9 +154,8 @@ class CUDAGraphTrainStep(TrainStep):
     def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         tensors = {**inputs, "": targets}
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
-        use_graph = self.steps_done >= EAGER_STEPS and shape == (
-            self.captured_shape or self.last_shape
-        )  # twice the same: no rest of an epoch
+        # twice the same: no rest of an epoch
+        use_graph = self.steps_done >= EAGER_STEPS and shape == (self.captured_shape or self.last_shape)
         self.last_shape = shape
         if use_graph and first not in self.graphs and (first or self.graphs):
             self._capture(inputs, targets, first)
@@ -208,8 +208,8 @@ def make_step(
 ) -> TrainStep:
     """Everything that a step needs, by the recipe and the devices.
 
-    `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one shape, or 0 where
-    rows are running text; None where shapes differ.
+    `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one
+    shape, or 0 where rows are running text; None where shapes differ.
     """
     if distributed.strategy == "fsdp" and recipe.optimizer == "muon":
         raise ValueError(
@@ -233,9 +233,8 @@ def make_step(
     if recipe.compile or (
         recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS
     ):
-        torch._dynamo.config.recompile_limit = max(
-            64, torch._dynamo.config.recompile_limit
-        )  # one for each shape
+        # one for each shape
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         loss_module = torch.compile(loss_module, dynamic=False, options=COMPILE_OPTIONS if on_gpu else None)
     # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
     capture = (
@@ -261,7 +260,9 @@ def make_step(
 
 
 def fold_seed(seed: int, step: int, micro_index: int) -> int:
-    """One number from three: chance depends on the place in the run alone, not on what ran before or on how many devices."""
+    """One number from three: chance depends on the place in the run alone, not on what ran before or on how
+    many devices.
+    """
     out = seed
     for part in (step, micro_index):
         out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)

@@ -53,7 +53,9 @@ class Family:
     def config_to_design(
         self, config: Mapping[str, Any], names: Iterable[str] = (), ignore: Iterable[str] = ()
     ) -> Design:
-        """The design of a configuration; the names of the tensors decide where a configuration is not to be trusted."""
+        """The design of a configuration; the names of the tensors decide where a configuration is not to be
+        trusted.
+        """
         prepared = self.prepare(dict(config), frozenset(names))
         design = fields.config_to_design(
             self.fields,

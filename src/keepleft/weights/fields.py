@@ -27,7 +27,10 @@ def same_field(config_key: str, design_path: str, default: Any = _REQUIRED) -> F
 
 
 def fixed_field(config_key: str, *values: Any) -> Field:
-    """A field that changes what is computed, and that only means one thing here. The first value is written."""
+    """A field that changes what is computed, and that only means one thing here.
+
+    The first value is written.
+    """
     return Field(config_key, None, values[0], allowed_values=values)
 
 
@@ -55,7 +58,10 @@ def config_to_design(
     ignored: frozenset[str],
     extra: frozenset[str] = frozenset(),
 ) -> Design:
-    """The design that a configuration describes. Unknown, unsupported and contradictory fields are errors by name."""
+    """The design that a configuration describes.
+
+    Unknown, unsupported and contradictory fields are errors by name.
+    """
     unknown = sorted(config.keys() - {row.config_key for row in table} - ignored - extra)
     if unknown:
         raise ValueError(

@@ -75,9 +75,8 @@ class GGUFFile:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         quant_type, shape, data = self.tensors[name]
         flat = (data if len(shape) == 1 else data[begin:end]).reshape(-1)
-        block_size, block_bytes = self.quant_sizes[
-            quant_type
-        ]  # so many numbers in so many bytes, each block by itself
+        # so many numbers in so many bytes, each block by itself
+        block_size, block_bytes = self.quant_sizes[quant_type]
         out = np.empty(len(flat) // block_bytes * block_size, np.float32)
         try:
             for start in range(0, len(out), DEQUANTIZE_CHUNK):

@@ -15,19 +15,8 @@ import numpy as np
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 DEFAULT_ALIGNMENT = 32  # of the tensors, where the file says nothing else
-STRUCT_CODES = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}  # kinds of fact
+# kinds of fact
+STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING_TYPE, ARRAY_TYPE = 8, 9
 UINT64 = struct.Struct("<Q")
 
@@ -117,7 +106,10 @@ class Cursor:
         return self.numbers(code, 1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """Each behind its length. There may be some hundred thousand: they are read without a call for each."""
+        """Each behind its length.
+
+        There may be some hundred thousand: they are read without a call for each.
+        """
         data = self.data
         offset = self.offset
         size = len(self.data)

@@ -1,4 +1,6 @@
-"""The tokenizer inside a GGUF file, rebuilt with the tokenizers library: byte-level BPE, or SentencePiece's BPE."""
+"""The tokenizer inside a GGUF file, rebuilt with the tokenizers library: byte-level BPE, or SentencePiece's
+BPE.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
                 tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
             elif token_type == USER_DEFINED:  # a word of the user's own: never cut up, but text all the same
                 tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
-    # where the file is silent, as llama.cpp does: SentencePiece and LLaMA 3 texts begin with a token of their own
+    # where the file is silent, as llama.cpp does: SentencePiece and LLaMA 3 texts begin with a token of their
+    # own
     default_add_bos = model_type == "llama" or (
         metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "tokenizer.ggml.bos_token_id" in metadata
     )
@@ -120,13 +123,14 @@ def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
             f"'tokenizer.ggml.merges' has {bad_merges[0]!r}, which does not join two tokens to a third"
         )
     pre_tokenizer_name = metadata.get("tokenizer.ggml.pre", "default")
+    # whole words that no merges reach
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: n for n, token in enumerate(tokens)},
             merges=merges,
             ignore_merges=pre_tokenizer_name == "llama-bpe",
         )
-    )  # whole words that no merges reach
+    )
     byte_level = pre_tokenizers.ByteLevel
     if pre_tokenizer_name == "smollm":
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -30,7 +30,10 @@ BYTE_TOKEN_REGEX = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, vocab_size: int, notes: dict[str, Any]) -> dict[str, Any]:
-    """All that a file says of its tokenizer, under the names it says it with. `size` is the model's vocabulary."""
+    """All that a file says of its tokenizer, under the names it says it with.
+
+    `size` is the model's vocabulary.
+    """
     tokenizer_json = json.loads(tokenizer.to_str())
     model = tokenizer_json["model"]
     model_type = _tokenizer_model(tokenizer_json)
@@ -90,7 +93,9 @@ def _tokenizer_model(tokenizer_json: dict[str, Any]) -> str:
 
 
 def _pre_tokenizer_name(tokenizer_json: dict[str, Any]) -> str:
-    """The name of the rule by which texts fall into pieces; GPT-2's where it is none that such files have a name for."""
+    """The name of the rule by which texts fall into pieces; GPT-2's where it is none that such files have a
+    name for.
+    """
     parts = tokenizer_json["pre_tokenizer"].get("pretokenizers", [tokenizer_json["pre_tokenizer"]])
     if any(part["type"] == "Split" and part["pattern"].get("Regex") == LLAMA3_SPLIT_REGEX for part in parts):
         return "llama-bpe"

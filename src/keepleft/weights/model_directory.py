@@ -36,9 +36,9 @@ def load(
 ) -> tuple[AnyModel, Tokenizer | None]:
     """A model, ready to run, and its tokenizer, if it has one.
 
-    `place` is a model directory (ours or Hugging Face's), a GGUF file, or a name on the Hugging Face hub. Weights are
-    float32 unless `dtype` says otherwise. `head` puts another head without weights of its own on an encoder (None, or
-    Pooled("mean")). `ignore` names fields of the configuration to pass over.
+    `place` is a model directory (ours or Hugging Face's), a GGUF file, or a name on the Hugging Face hub.
+    Weights are float32 unless `dtype` says otherwise. `head` puts another head without weights of its own on
+    an encoder (None, or Pooled("mean")). `ignore` names fields of the configuration to pass over.
     """
     folder = _resolve_path(name_or_path)
     if folder.suffix == ".gguf" and not folder.is_dir():
@@ -101,7 +101,9 @@ def save(
     *,
     shard: int = safetensors.MAX_SHARD_BYTES,
 ) -> None:
-    """Write a directory that load(), and where the design is a known one `transformers`, reads: weights, then config.json."""
+    """Write a directory that load(), and where the design is a known one `transformers`, reads: weights, then
+    config.json.
+    """
     folder = Path(folder)
     config, rules, prefix = _export_config(model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,9 @@ def save(
 
 
 def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
-    """The configuration under a name that others know, the model's own first; ours where none can say the design."""
+    """The configuration under a name that others know, the model's own first; ours where none can say the
+    design.
+    """
     known_families = families()
     preferred = known_families.get(str(model.notes.get("model_type")))
     for family in ([preferred] if preferred else []) + list(known_families.values()):
@@ -248,7 +252,9 @@ def _read_json(path: Path, expected_type: type = dict) -> Any:
 
 
 def _read_chat_template(folder: Path) -> str | None:
-    """How a chat becomes one text: in a file of its own, or in the tokenizer's configuration as one template or several."""
+    """How a chat becomes one text: in a file of its own, or in the tokenizer's configuration as one template
+    or several.
+    """
     if (folder / "chat_template.jinja").exists():
         return (folder / "chat_template.jinja").read_text("utf-8")
     if not (folder / "tokenizer_config.json").exists():

@@ -11,9 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = (
-    1 << 22
-)  # numbers moved at a time: loading needs little more memory than the weights themselves
+# numbers moved at a time: loading needs little more memory than the weights themselves
+CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,10 @@ TensorMatch = tuple[str, Rule, str]  # the name of one of theirs, the rule that 
 def load_tensors(
     rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> None:
-    """Fill our tensors from theirs. A tensor without a rule, or one of ours left unfilled, is an error that names it."""
+    """Fill our tensors from theirs.
+
+    A tensor without a rule, or one of ours left unfilled, is an error that names it.
+    """
     matches = match_tensors(rules, source, state_dict, prefix=prefix)
     for name, rule, param_name in matches:
         if not rule.tied:
@@ -124,7 +126,10 @@ def load_tensors(
 def match_tensors(
     rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> list[TensorMatch]:
-    """Which of theirs goes where: all names and shapes are looked at, no number is. Ours may lie on device 'meta'."""
+    """Which of theirs goes where: all names and shapes are looked at, no number is.
+
+    Ours may lie on device 'meta'.
+    """
     matches: list[TensorMatch] = []
     assigned: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
     for name in source.names():
@@ -165,7 +170,10 @@ def match_tensors(
 def export_tensors(
     rules: list[Rule], state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under their names, one by one. A tensor of ours without a rule is an error that names it."""
+    """Our tensors under their names, one by one.
+
+    A tensor of ours without a rule is an error that names it.
+    """
     written_counts: dict[str, int] = dict.fromkeys(state_dict, 0)
     matches = list(_all_matches(rules, state_dict, prefix))
     for _, rule, param_name in matches:

@@ -214,7 +214,8 @@ def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
             layer_spec.self_attention.relative_attention_bias = stack.nearness.weight
             layer_spec.self_attention.relative_attention_max_distance = np.int32(position.farthest)
         elif isinstance(position, Rotary) and isinstance(position.scaling, Llama3RopeScaling):
-            # their specification has no place for the factor, though their model reads it: without it nothing is scaled
+            # their specification has no place for the factor, though their model reads it: without it nothing
+            # is scaled
             vars(layer_spec.self_attention)["rotary_scaling_factor"] = np.float32(position.scaling.factor)
             layer_spec.self_attention.rotary_low_freq_factor = position.scaling.low
             layer_spec.self_attention.rotary_high_freq_factor = position.scaling.high

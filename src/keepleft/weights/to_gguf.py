@@ -27,7 +27,9 @@ DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 
 
 def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "f16") -> None:
-    """The model as one file; its norms stay in float32, and so does what q8_0 cannot cut into blocks of 32 (as float16)."""
+    """The model as one file; its norms stay in float32, and so does what q8_0 cannot cut into blocks of 32
+    (as float16).
+    """
     try:
         import gguf
     except ImportError as error:

@@ -37,14 +37,18 @@ class ExportWrapper(nn.Module):
 
 
 def inputs(model: AnyModel) -> list[str]:
-    """The names of what the graph reads, each (batch, length) of int64; segments are 1 for a token and 0 for padding."""
+    """The names of what the graph reads, each (batch, length) of int64; segments are 1 for a token and 0 for
+    padding.
+    """
     names = ["source", "source_segments"] if isinstance(model, EncoderDecoder) else []
     token_types = ["token_types"] if isinstance(model, Encoder) and model.design.token_types else []
     return [*names, "tokens", "segments", *token_types]
 
 
 def write(model: AnyModel, path: Path) -> None:
-    """The graph, its weights inside; recorded on one small example, so try it on others (`keepleft export` does)."""
+    """The graph, its weights inside; recorded on one small example, so try it on others (`keepleft export`
+    does).
+    """
     try:
         import onnx  # noqa: F401
     except ImportError as error:

@@ -20,7 +20,9 @@ class Backend(Protocol):
     def add_bias(self, lowered_mask: Any, bias: Tensor) -> Any:
         """The form with a bias on the scores, (B or 1, H or 1, Q, K), folded in."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, lowered_mask: Any, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, lowered_mask: Any, scale: float, dropout: float
+    ) -> Tensor:
         """The attention itself; once per layer."""
 
 

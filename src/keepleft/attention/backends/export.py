@@ -1,4 +1,6 @@
-"""The definition in words that a recorder of graphs understands: tables by broadcasting, no size fixed while recording."""
+"""The definition in words that a recorder of graphs understands: tables by broadcasting, no size fixed while
+recording.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ __all__ = ["add_bias", "attend", "lower"]
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:
-    """(B or 1, H or 1, Q, K), none of its sizes asked for: what was recorded at one length holds at any other."""
+    """(B or 1, H or 1, Q, K), none of its sizes asked for: what was recorded at one length holds at any
+    other.
+    """
     q = _positions(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
     k = _positions(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
-    b, h = torch.arange(batch, device=device)[:, None, None, None], torch.arange(heads, device=device)[:, None, None]
-    visible = mask.predicate(device)(b, h, q, k) & (q + k >= 0)  # which is always so, and spreads it over all queries and keys
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.arange(heads, device=device)[:, None, None]
+    # which is always so, and spreads it over all queries and keys
+    visible = mask.predicate(device)(b, h, q, k) & (q + k >= 0)
     if grid.k_seg is not None:
         visible = visible & (grid.k_seg != 0)[:, None, None, :]
         if grid.q_seg is not None:
@@ -27,18 +33,32 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
     return ReferenceMask(visible)
 
 
-def _positions(count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
-    """(B or 1, count); counted along the segments where there are some, for a plain count may be recorded as it is."""
+def _positions(
+    count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device
+) -> Tensor:
+    """(B or 1, count); counted along the segments where there are some, for a plain count may be recorded as
+    it is.
+    """
     if positions is not None:
         return positions
-    ones = torch.ones(1, count, dtype=torch.long, device=device) if segments is None else torch.ones_like(segments)
+    ones = (
+        torch.ones(1, count, dtype=torch.long, device=device)
+        if segments is None
+        else torch.ones_like(segments)
+    )
     return ones.cumsum(1) - 1 + start
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float) -> Tensor:
-    """Heads that share keys stand side by side on an axis of their own: (B, H, Q, D) is (B, K heads, sharing, Q, D)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float
+) -> Tensor:
+    """Heads that share keys stand side by side on an axis of their own: (B, H, Q, D) is (B, K heads, sharing,
+    Q, D).
+    """
     if dropout:
-        raise ValueError(f"a recorded graph has no dropout ({dropout} was asked for): call model.eval() first")
+        raise ValueError(
+            f"a recorded graph has no dropout ({dropout} was asked for): call model.eval() first"
+        )
     kv_heads = k.shape[1]
     q = q.unflatten(1, (kv_heads, -1))
     scores = q @ k.transpose(2, 3)[:, :, None] * scale
@@ -46,5 +66,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: 
     if lowered_mask.bias is not None:
         scores = scores + lowered_mask.bias
     visible = lowered_mask.table
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1).masked_fill(~visible.any(-1, keepdim=True), 0.0)
+    weights = (
+        scores.masked_fill(~visible, float("-inf"))
+        .softmax(-1)
+        .masked_fill(~visible.any(-1, keepdim=True), 0.0)
+    )
     return (weights.unflatten(1, (kv_heads, -1)) @ v[:, :, None]).flatten(1, 2)

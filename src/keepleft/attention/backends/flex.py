@@ -1,4 +1,7 @@
-"""FlexAttention: the predicate itself, compiled into the kernel on a GPU. Its form: a BlockMask and a bias."""
+"""FlexAttention: the predicate itself, compiled into the kernel on a GPU.
+
+Its form: a BlockMask and a bias.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,19 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
         mask = mask.simplify(max(grid.start + grid.queries, grid.keys))
         if mask.is_uniform:
             return FlexMask(_shared_block_mask(mask, grid, device))
-    elif segment_spans(mask, grid) is not None:  # within a text slots are as far apart as positions: no need to look those up
+    elif (
+        segment_spans(mask, grid) is not None
+    ):  # within a text slots are as far apart as positions: no need to look those up
         grid = replace(grid, q_pos=None, k_pos=None)
     return FlexMask(_make_block_mask(mask, grid, batch, None if mask.is_uniform else heads, device))
 
 
-def _make_block_mask(mask: Mask, grid: Grid, batch: int | None, heads: int | None, device: torch.device) -> BlockMask:
-    return create_block_mask(grid.predicate(mask, device), batch, heads, grid.queries, grid.keys, device=device)
+def _make_block_mask(
+    mask: Mask, grid: Grid, batch: int | None, heads: int | None, device: torch.device
+) -> BlockMask:
+    return create_block_mask(
+        grid.predicate(mask, device), batch, heads, grid.queries, grid.keys, device=device
+    )
 
 
 @lru_cache(maxsize=64)
@@ -50,13 +59,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: FlexMask, scale: float
         raise ValueError(f"FlexAttention has no dropout ({dropout} was asked for): use backend='sdpa'")
     score_mod = None
     if lowered_mask.bias is not None:
-        bias, per_row, per_head = lowered_mask.bias.to(q.dtype), lowered_mask.bias.shape[0] > 1, lowered_mask.bias.shape[1] > 1
+        bias = lowered_mask.bias.to(q.dtype)
+        per_row = lowered_mask.bias.shape[0] > 1
+        per_head = lowered_mask.bias.shape[1] > 1
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score + bias[b if per_row else 0, h if per_head else 0, i, j]
 
-    kernel = _compiled_flex_attention() if q.is_cuda and not torch.compiler.is_compiling() else _eager_flex_attention
-    out: Tensor = kernel(q, k, v, score_mod, lowered_mask.block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    kernel = (
+        _compiled_flex_attention()
+        if q.is_cuda and not torch.compiler.is_compiling()
+        else _eager_flex_attention
+    )
+    out: Tensor = kernel(
+        q, k, v, score_mod, lowered_mask.block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return out
 
 

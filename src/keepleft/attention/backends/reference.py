@@ -1,4 +1,7 @@
-"""The definition. Slow, exact, and what every other backend is tested against. Its form: a table and a bias."""
+"""The definition. Slow, exact, and what every other backend is tested against.
+
+Its form: a table and a bias.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from keepleft.attention.masks import Mask
 
 
 class ReferenceMask(NamedTuple):
-    table: Tensor              # (B or 1, H or 1, Q, K) booleans
+    table: Tensor  # (B or 1, H or 1, Q, K) booleans
     bias: Tensor | None = None
 
 
@@ -25,7 +28,9 @@ def add_bias(lowered_mask: ReferenceMask, bias: Tensor) -> ReferenceMask:
     return lowered_mask._replace(bias=bias if lowered_mask.bias is None else lowered_mask.bias + bias)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float
+) -> Tensor:
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     return F.dropout(attention_weights(q, k, lowered_mask.table, lowered_mask.bias, scale), dropout) @ v
 
@@ -36,5 +41,6 @@ def attention_weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, 
     scores = q @ k.mT * scale
     if bias is not None:
         scores = scores + bias
-    empty_queries = ~table.any(-1, keepdim=True)  # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
+    # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
+    empty_queries = ~table.any(-1, keepdim=True)
     return scores.masked_fill(~table, float("-inf")).softmax(-1).masked_fill(empty_queries, 0.0)

@@ -1,4 +1,7 @@
-"""PyTorch's fused kernels. Their form: everything, a triangle, a table, or runs of tokens attended one by one."""
+"""PyTorch's fused kernels.
+
+Their form: everything, a triangle, a table, or runs of tokens attended one by one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window_size
 from keepleft.attention.segment_spans import is_relative, split_rows
 
-# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11, https://github.com/pytorch/pytorch/issues/196678),
-# and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where others take 8
+# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11,
+# https://github.com/pytorch/pytorch/issues/196678),
+# and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where
+# others take 8
 SAFE_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MAX_SINGLE_TABLE_TOKENS = 256  # up to this many tokens a table costs less than the calls it would save
 
@@ -32,20 +37,24 @@ CAUSAL = BuiltinMask.CAUSAL  # an enumeration is slow to open, and attend() is c
 
 
 class DenseMask(NamedTuple):
-    attn_mask: Tensor                 # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
+    attn_mask: Tensor  # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
     empty_queries: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries to be emptied afterwards
 
 
 class ChunkedWindow(NamedTuple):
-    """A causal window over one long text: chunks of queries, each over its own tokens and those of the chunk before."""
+    """A causal window over one long text: chunks of queries, each over its own tokens and those of the chunk
+    before.
+    """
 
     window: int
-    first_chunk: Tensor   # (1, 1, size, size) booleans; a chunk is at least a window long
+    first_chunk: Tensor  # (1, 1, size, size) booleans; a chunk is at least a window long
     later_chunks: Tensor  # (1, 1, size, 2 · size)
 
 
 class RaggedRows(NamedTuple):
-    """Texts that lie one after the other, each attended alone: the lengths and forms in each row; None is padding."""
+    """Texts that lie one after the other, each attended alone: the lengths and forms in each row; None is
+    padding.
+    """
 
     rows: tuple[RaggedRow, ...]
 
@@ -68,24 +77,53 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
     if (builtin := builtin_mask(mask, grid)) is not None:
         return builtin
     on_cpu = device.type == "cpu"  # a GPU would rather have one large call than many small ones
-    if on_cpu and grid.is_square and grid.queries > MAX_SINGLE_TABLE_TOKENS and (row_runs := split_rows(mask, grid)) is not None:
+    if (
+        on_cpu
+        and grid.is_square
+        and grid.queries > MAX_SINGLE_TABLE_TOKENS
+        and (row_runs := split_rows(mask, grid)) is not None
+    ):
         lengths = {run.length for row in row_runs for run in row if run.real}
         masks_by_length = {n: lower(mask, Grid(n, n), batch, heads, device) for n in lengths}
-        return RaggedRows(tuple(tuple((run.length, masks_by_length[run.length] if run.real else None) for run in row) for row in row_runs))
-    if on_cpu and grid.is_plain and grid.is_square and is_relative(mask) and (window := window_size(mask)) is not None:
+        return RaggedRows(
+            tuple(
+                tuple((run.length, masks_by_length[run.length] if run.real else None) for run in row)
+                for row in row_runs
+            )
+        )
+    if (
+        on_cpu
+        and grid.is_plain
+        and grid.is_square
+        and is_relative(mask)
+        and (window := window_size(mask)) is not None
+    ):
         size = max(window, MAX_SINGLE_TABLE_TOKENS)
         if grid.queries > 2 * size:
-            return ChunkedWindow(window, *(Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
-                                 for keys in (size, 2 * size)))
+            return ChunkedWindow(
+                window,
+                *(
+                    Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
+                    for keys in (size, 2 * size)
+                ),
+            )
     table = grid.table(mask, batch=batch, heads=heads, device=device)
     return DenseMask(table) if on_cpu else unmask_empty_queries(table)
 
 
 def unmask_empty_queries(table: Tensor) -> DenseMask:
-    """On a GPU some kernels answer a query that sees nothing with NaN: let it see everything, and empty it afterwards."""
+    """On a GPU some kernels answer a query that sees nothing with NaN: let it see everything, and empty it
+    afterwards.
+    """
     empty_queries = ~table.any(-1, keepdim=True)
-    must_not_sync = torch.compiler.is_compiling() or (table.is_cuda and torch.cuda.is_current_stream_capturing())
-    return DenseMask(table | empty_queries, empty_queries) if must_not_sync or bool(empty_queries.any()) else DenseMask(table)
+    must_not_sync = torch.compiler.is_compiling() or (
+        table.is_cuda and torch.cuda.is_current_stream_capturing()
+    )
+    return (
+        DenseMask(table | empty_queries, empty_queries)
+        if must_not_sync or bool(empty_queries.any())
+        else DenseMask(table)
+    )
 
 
 def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
@@ -98,52 +136,97 @@ def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
         distance = positions[:, None] - positions
         lowered_mask = DenseMask((distance >= 0) & (distance < lowered_mask.window))
     if isinstance(lowered_mask, RaggedRows):
-        return RaggedRows(tuple(_add_bias_to_row(row, bias[min(n, len(bias) - 1)][None]) for n, row in enumerate(lowered_mask.rows)))
+        return RaggedRows(
+            tuple(
+                _add_bias_to_row(row, bias[min(n, len(bias) - 1)][None])
+                for n, row in enumerate(lowered_mask.rows)
+            )
+        )
     assert isinstance(lowered_mask, DenseMask)
     if lowered_mask.attn_mask.dtype == torch.bool:
         return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, float("-inf")), lowered_mask.empty_queries)
-    return DenseMask(lowered_mask.attn_mask + bias, lowered_mask.empty_queries)  # there is a bias in it already
+    # there is a bias in it already
+    return DenseMask(lowered_mask.attn_mask + bias, lowered_mask.empty_queries)
 
 
 def _add_bias_to_row(row: RaggedRow, bias: Tensor) -> RaggedRow:
     out, end = [], 0
     for length, lowered_mask in row:
         begin, end = end, end + length
-        out.append((length, None if lowered_mask is None else add_bias(lowered_mask, bias[:, :, begin:end, begin:end])))
+        out.append(
+            (
+                length,
+                None if lowered_mask is None else add_bias(lowered_mask, bias[:, :, begin:end, begin:end]),
+            )
+        )
     return tuple(out)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: LoweredMask, scale: float, dropout: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, lowered_mask: LoweredMask, scale: float, dropout: float
+) -> Tensor:
     is_grouped = q.shape[1] != k.shape[1]
     if isinstance(lowered_mask, BuiltinMask):
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *SAFE_BACKENDS]) if q.is_cuda and not torch.is_grad_enabled() else nullcontext():
-            out = F.scaled_dot_product_attention(q, k, v, None, dropout, lowered_mask is CAUSAL, scale=scale, enable_gqa=is_grouped)
+        with (
+            sdpa_kernel([SDPBackend.FLASH_ATTENTION, *SAFE_BACKENDS])
+            if q.is_cuda and not torch.is_grad_enabled()
+            else nullcontext()
+        ):
+            out = F.scaled_dot_product_attention(
+                q, k, v, None, dropout, lowered_mask is CAUSAL, scale=scale, enable_gqa=is_grouped
+            )
         return match_grad_layout(out)
     if isinstance(lowered_mask, DenseMask):
-        attn_mask = lowered_mask.attn_mask if lowered_mask.attn_mask.dtype == torch.bool else lowered_mask.attn_mask.to(q.dtype)
+        attn_mask = (
+            lowered_mask.attn_mask
+            if lowered_mask.attn_mask.dtype == torch.bool
+            else lowered_mask.attn_mask.to(q.dtype)
+        )
         with sdpa_kernel(SAFE_BACKENDS) if q.is_cuda else nullcontext():
-            out = match_grad_layout(F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, scale=scale, enable_gqa=is_grouped))
+            out = match_grad_layout(
+                F.scaled_dot_product_attention(
+                    q, k, v, attn_mask, dropout, scale=scale, enable_gqa=is_grouped
+                )
+            )
         return out if lowered_mask.empty_queries is None else out.masked_fill(lowered_mask.empty_queries, 0.0)
     if isinstance(lowered_mask, ChunkedWindow):
         return _attend_chunked_window(q, k, v, lowered_mask, scale, dropout)
-    return torch.stack([_attend_row(*row, scale, dropout) for row in zip(q, k, v, lowered_mask.rows, strict=True)])
+    return torch.stack(
+        [_attend_row(*row, scale, dropout) for row in zip(q, k, v, lowered_mask.rows, strict=True)]
+    )
 
 
 def _attend_row(q: Tensor, k: Tensor, v: Tensor, row: RaggedRow, scale: float, dropout: float) -> Tensor:
-    """(H, T, D) of one row. Split and joined at once: each slice taken or written alone costs a whole row going back."""
+    """(H, T, D) of one row.
+
+    Split and joined at once: each slice taken or written alone costs a whole row going back.
+    """
     lengths = [length for length, _ in row]
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), row, strict=True)
-    return torch.cat([torch.zeros_like(q_part) if lowered_mask is None else attend(q_part[None], k_part[None], v_part[None], lowered_mask, scale, dropout)[0]
-                      for q_part, k_part, v_part, (_, lowered_mask) in parts], 1)
+    return torch.cat(
+        [
+            torch.zeros_like(q_part)
+            if lowered_mask is None
+            else attend(q_part[None], k_part[None], v_part[None], lowered_mask, scale, dropout)[0]
+            for q_part, k_part, v_part, (_, lowered_mask) in parts
+        ],
+        1,
+    )
 
 
-def _attend_chunked_window(q: Tensor, k: Tensor, v: Tensor, lowered_mask: ChunkedWindow, scale: float, dropout: float) -> Tensor:
+def _attend_chunked_window(
+    q: Tensor, k: Tensor, v: Tensor, lowered_mask: ChunkedWindow, scale: float, dropout: float
+) -> Tensor:
     size, out = lowered_mask.first_chunk.shape[-1], []
     chunks = list(zip(q.split(size, 2), k.split(size, 2), v.split(size, 2), strict=True))
     for n, (q_chunk, k_chunk, v_chunk) in enumerate(chunks):
         if n:
-            k_chunk, v_chunk = torch.cat([chunks[n - 1][1], k_chunk], 2), torch.cat([chunks[n - 1][2], v_chunk], 2)
-        visible = (lowered_mask.later_chunks if n else lowered_mask.first_chunk)[:, :, :q_chunk.shape[2], :k_chunk.shape[2]]  # the last chunk may be shorter
+            k_chunk = torch.cat([chunks[n - 1][1], k_chunk], 2)
+            v_chunk = torch.cat([chunks[n - 1][2], v_chunk], 2)
+        # the last chunk may be shorter
+        visible = (lowered_mask.later_chunks if n else lowered_mask.first_chunk)[
+            :, :, : q_chunk.shape[2], : k_chunk.shape[2]
+        ]
         out.append(attend(q_chunk, k_chunk, v_chunk, DenseMask(visible), scale, dropout))
     return torch.cat(out, 2)
 
@@ -151,8 +234,9 @@ def _attend_chunked_window(q: Tensor, k: Tensor, v: Tensor, lowered_mask: Chunke
 def match_grad_layout(out: Tensor) -> Tensor:
     """On a GPU: see to it that the gradient of `out` comes back laid out as `out` is.
 
-    cuDNN's backward pass remembers its plan by shape and not by the layout of the gradient (PyTorch 2.11): after one call
-    with another layout its gradients are silently wrong. In our models the layouts agree, and this costs nothing.
+    cuDNN's backward pass remembers its plan by shape and not by the layout of the gradient (PyTorch 2.11):
+    after one call with another layout its gradients are silently wrong. In our models the layouts agree, and
+    this costs nothing.
     """
     return _MatchGradLayout.apply(out) if out.is_cuda and out.requires_grad else out
 
@@ -167,5 +251,7 @@ class _MatchGradLayout(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         if gradient.stride() == ctx.strides:
             return gradient
-        grad_copy = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device)
+        grad_copy = torch.empty_strided(
+            gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device
+        )
         return grad_copy.copy_(gradient)

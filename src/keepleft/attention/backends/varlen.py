@@ -16,10 +16,11 @@ from keepleft.attention.segment_spans import segment_spans
 
 
 class VarlenMask(NamedTuple):
-    cu_seqlens: Tensor            # (texts + 1,) how many of the B·T slots come before each text
+    cu_seqlens: Tensor  # (texts + 1,) how many of the B·T slots come before each text
     max_seqlen: int
-    window_bounds: tuple[int, int]   # how far back and ahead a token looks; -1 is any distance
-    padding_slots: Tensor | None  # (n,) the slots of padding, which is attended as a text of its own and then emptied
+    window_bounds: tuple[int, int]  # how far back and ahead a token looks; -1 is any distance
+    # (n,) the slots of padding, which is attended as a text of its own and then emptied
+    padding_slots: Tensor | None
 
 
 def supports(mask: Mask, grid: Grid) -> bool:
@@ -35,13 +36,17 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
         cu_seqlens = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
         return VarlenMask(cu_seqlens, length, window_bounds, None)
     if segment_spans(mask, grid) is None:
-        raise ValueError("variable-length attention needs each text in one piece and in order: use backend='flex'")
+        raise ValueError(
+            "variable-length attention needs each text in one piece and in order: use backend='flex'"
+        )
     assert grid.q_seg is not None
     is_start = torch.ones_like(grid.q_seg, dtype=torch.bool)
     is_start[:, 1:] = grid.q_seg[:, 1:] != grid.q_seg[:, :-1]
     cu_seqlens = F.pad(is_start.flatten().nonzero()[:, 0], (0, 1), value=is_start.numel()).to(torch.int32)
     padding_slots = (grid.q_seg == 0).flatten().nonzero()[:, 0]
-    return VarlenMask(cu_seqlens, int(cu_seqlens.diff().max()), window_bounds, padding_slots if len(padding_slots) else None)
+    return VarlenMask(
+        cu_seqlens, int(cu_seqlens.diff().max()), window_bounds, padding_slots if len(padding_slots) else None
+    )
 
 
 def add_bias(lowered_mask: VarlenMask, bias: Tensor) -> VarlenMask:
@@ -52,15 +57,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: VarlenMask, scale: flo
     from torch.nn.attention.varlen import varlen_attn
 
     if dropout:
-        raise ValueError(f"variable-length attention has no dropout ({dropout} was asked for): use backend='sdpa'")
+        raise ValueError(
+            f"variable-length attention has no dropout ({dropout} was asked for): use backend='sdpa'"
+        )
     if q.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"variable-length attention works in half precision, not in {q.dtype}: use backend='flex' or 'sdpa'")
+        raise ValueError(
+            f"variable-length attention works in half precision, not in {q.dtype}: use backend='flex' or 'sdpa'"
+        )
     b, h, t, d = q.shape
     options = _varlen_options(lowered_mask.window_bounds, h // k.shape[1])
     if h != k.shape[1] and "enable_gqa" not in options:
         k, v = (x.repeat_interleave(h // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (x.transpose(1, 2).reshape(b * t, -1, d) for x in (q, k, v))
-    out = varlen_attn(q, k, v, lowered_mask.cu_seqlens, lowered_mask.cu_seqlens, lowered_mask.max_seqlen, lowered_mask.max_seqlen, scale=scale, **options)
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        lowered_mask.cu_seqlens,
+        lowered_mask.cu_seqlens,
+        lowered_mask.max_seqlen,
+        lowered_mask.max_seqlen,
+        scale=scale,
+        **options,
+    )
     assert isinstance(out, Tensor)  # nothing else was asked for
     if lowered_mask.padding_slots is not None:
         out = out.index_fill(0, lowered_mask.padding_slots, 0.0)
@@ -92,5 +111,9 @@ def _supports_windows() -> bool:
 @cache
 def _varlen_options(window_bounds: tuple[int, int], group_size: int) -> dict[str, Any]:
     """The same wish in the words of this PyTorch: they differ from release to release."""
-    options: dict[str, Any] = {"enable_gqa": True} if group_size > 1 and "enable_gqa" in _varlen_parameters() else {}
-    return options | ({"window_size": window_bounds} if _supports_windows() else {"is_causal": window_bounds == (-1, 0)})
+    options: dict[str, Any] = (
+        {"enable_gqa": True} if group_size > 1 and "enable_gqa" in _varlen_parameters() else {}
+    )
+    return options | (
+        {"window_size": window_bounds} if _supports_windows() else {"is_causal": window_bounds == (-1, 0)}
+    )

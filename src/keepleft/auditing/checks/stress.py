@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -204,12 +205,8 @@ def poison_probe(session: AuditSession, path: CodePath) -> None:
     base = adapter.make_inputs(1, length, seed=length + 3)
     with session.skip_on_error("future by poison"), adapter.on_path(path):
         for value in (float("nan"), float("inf")):
-            leak = _strongest_leak(
-                session,
-                path,
-                lambda perturbations, value=value: _poisoned_pair(session, path, base, perturbations, value),
-                1e-5,
-            )  # type: ignore[misc]
+            make_pair = partial(_poisoned_pair, session, path, base, value=value)
+            leak = _strongest_leak(session, path, make_pair, 1e-5)
             if leak is None:
                 continue
             location, line = leak.locate(session, path)

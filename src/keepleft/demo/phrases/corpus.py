@@ -55,7 +55,9 @@ def sample_sentences(pattern: Pattern) -> Iterator[Triple]:
 
 
 def drop_rare_words(all_sentences: list[Triple]) -> list[Triple]:
-    """The seeds, and the sentences without rare words; as one goes, a word of another may turn rare, and it goes as well."""
+    """The seeds, and the sentences without rare words; as one goes, a word of another may turn rare, and it
+    goes as well.
+    """
     word_counts = [Counter(" ".join(texts).split()) for texts in zip(*all_sentences, strict=True)]
     uncommon_words = set().union(
         *({word for word, times in counts.items() if times < 4 * MIN_WORD_COUNT} for counts in word_counts)
@@ -112,7 +114,9 @@ def pairs(language: str) -> list[SentencePair]:
 
 
 def split(language: str, *, test: int = 500) -> tuple[list[SentencePair], list[SentencePair]]:
-    """Train and held out: no held-out sentence is in train, but each of its words is, several times; seeds are in train."""
+    """Train and held out: no held-out sentence is in train, but each of its words is, several times; seeds
+    are in train.
+    """
     all_pairs = pairs(language)
     if test < 0:
         raise ValueError(f"test must be at least 0, not {test}: it is how many sentences to hold out")

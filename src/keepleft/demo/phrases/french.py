@@ -76,7 +76,9 @@ def with_determiner(determiner: str, name: str, feminine: bool, plural: bool) ->
 
 
 def finite(subject: Phrase, before: str, verb: str, after: str, rest: str, mood: Mood) -> str:
-    """A verb with its pronouns before it and its participle or infinitive after: il ne m'a pas donné de livre."""
+    """A verb with its pronouns before it and its participle or infinitive after: il ne m'a pas donné de
+    livre.
+    """
     if mood == "not":
         return join(subject.french, "ne", before, verb, "pas", after, rest)
     return join("est-ce que" if mood == "ask" else "", subject.french, before, verb, after, rest)

@@ -1,4 +1,6 @@
-"""What the grammar is made of: nouns, adjectives, verbs, places and times, and the phrases and clauses built of them."""
+"""What the grammar is made of: nouns, adjectives, verbs, places and times, and the phrases and clauses built
+of them.
+"""
 
 from __future__ import annotations
 

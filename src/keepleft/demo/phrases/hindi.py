@@ -1,4 +1,6 @@
-"""Hindi: direct and oblique forms, postpositions, agreement of verb and adjective, ने in the past, and the dative subject."""
+"""Hindi: direct and oblique forms, postpositions, agreement of verb and adjective, ने in the past, and the
+dative subject.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def noun(word: Noun, plural: bool, oblique: bool = False) -> str:
 
 
 def agree(word: str, feminine: bool, plural: bool) -> str:
-    """An adjective, possessive or participle in -ा, for what it goes with; others never change. Oblique is as plural."""
+    """An adjective, possessive or participle in -ा, for what it goes with; others never change.
+
+    Oblique is as plural.
+    """
     if " " in word:
         return " ".join(agree(part, feminine, plural) for part in word.split())
     if not word.endswith(("ा", "हुआ")) or not (feminine or plural):
@@ -114,7 +119,9 @@ def future(stem: str, phrase: Phrase) -> str:
 
 
 def habitual(stem: str, phrase: Phrase, mood: Mood) -> str:
-    """सोता है; when it is denied है is left out and a feminine plural takes over its nasal: नहीं सोता, नहीं सोतीं."""
+    """सोता है; when it is denied है is left out and a feminine plural takes over its nasal: नहीं सोता, नहीं
+    सोतीं.
+    """
     form = agree(stem + "ता", phrase.hindi_feminine, phrase.hindi_plural)
     if mood != "not":
         return f"{form} {copula(phrase)}"
@@ -142,9 +149,8 @@ def render_clause(clause: Clause) -> str:
             (direct_object.hindi_negated or direct_object.hindi) if mood == "not" else direct_object.hindi
         )
     recipient = with_postposition(clause.indirect_object, "को") if clause.indirect_object else ""
-    rest = " ".join(
-        filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text])
-    )  # time, place, what
+    # time, place, what
+    rest = " ".join(filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text]))
     # what the verb agrees with when it does not agree with its subject
     feminine, plural = verb.prefix_feminine, False
     if direct_object is not None and not has_postposition:

@@ -36,7 +36,9 @@ def nouns(table: str) -> dict[str, Noun]:
 
 
 def adjectives(table: str) -> dict[str, Adjective]:
-    """Rows of: english | french masculine [feminine [plural plural]] | hindi [| classes of nouns [| before, liaison]]."""
+    """Rows of: english | french masculine [feminine [plural plural]] | hindi [| classes of nouns [| before,
+    liaison]].
+    """
     found = {}
     for english, french, hindi, *rest in parse_table(table):
         forms = french.split()
@@ -57,11 +59,12 @@ def adjectives(table: str) -> dict[str, Adjective]:
 
 
 def verbs(table: str) -> dict[str, Verb]:
-    """Rows of: english forms [/particle] | infinitive [participle present…] [+future] [être] | hindi stem [ने] [(case)].
+    """Rows of: english forms [/particle] | infinitive [participle present…] [+future] [être] | hindi stem
+    [ने] [(case)].
 
-    English may leave out the two regular forms in the middle: understand understood. A French verb in -er whose
-    forms are not given is regular. In Hindi the last word is the stem; ने says that the past is ergative, नेf that the noun
-    before the stem is feminine.
+    English may leave out the two regular forms in the middle: understand understood. A French verb in -er
+    whose forms are not given is regular. In Hindi the last word is the stem; ने says that the past is
+    ergative, नेf that the noun before the stem is feminine.
     """
     found = {}
     for english, french, hindi in parse_table(table):
@@ -99,7 +102,9 @@ def verbs(table: str) -> dict[str, Verb]:
 
 
 def places(table: str) -> dict[str, PlacePhrase]:
-    """Rows of: key | english | preposition | french | at, to | hindi | postposition; a dash says one cannot go to it."""
+    """Rows of: key | english | preposition | french | at, to | hindi | postposition; a dash says one cannot
+    go to it.
+    """
     found = {}
     for key, english, at, french, ways, hindi, post in parse_table(table):
         à, *to = ways.split(",")
@@ -143,7 +148,8 @@ ANIMALS = nouns("""
     horse             | cheval m chevaux    | घोड़ा m    | kbz
 """)
 
-# c colour, z size, x price, w weight, h clean or dirty, b beautiful, k colours that animals have, n new or old
+# c colour, z size, x price, w weight, h clean or dirty, b beautiful, k colours that animals have, n new or
+# old
 THINGS = nouns("""
     book              | livre m             | किताब f    | zxwn
     bag               | sac m               | बैग m      | czxwhn

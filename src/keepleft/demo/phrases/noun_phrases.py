@@ -60,7 +60,9 @@ def noun_phrase(
     owner: Phrase | None = None,
     own: bool = False,
 ) -> Phrase:
-    """A noun with what stands before it: the, a, this, my, a number, or an owner; own says that my is the subject's own."""
+    """A noun with what stands before it: the, a, this, my, a number, or an owner; own says that my is the
+    subject's own.
+    """
     plural = plural or number > 1
     feminine, hindi_plural = word.hindi_feminine, plural or word.honorific
     bare = english.noun(word, plural)

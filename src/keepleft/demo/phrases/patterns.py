@@ -77,14 +77,8 @@ GROWN_PEOPLE = tuple(
 )
 ELDERS = tuple(noun_phrase(PEOPLE[who], whose) for who in ("father", "mother") for whose in OWNERS)
 ADULTS = PRONOUNS + tuple(who for who in KIN if who not in ELDERS) + NAME_PHRASES + GROWN_PEOPLE
-EVERYONE = (
-    *PRONOUNS * 6,
-    *KIN,
-    *KIN_PLURALS,
-    *YOUNG_PEOPLE,
-    *GROWN_PEOPLE,
-    *NAME_PHRASES,
-)  # pronouns more often, for each has a form of the verb
+# pronouns more often, for each has a form of the verb
+EVERYONE = (*PRONOUNS * 6, *KIN, *KIN_PLURALS, *YOUNG_PEOPLE, *GROWN_PEOPLE, *NAME_PHRASES)
 ANIMAL_PHRASES = tuple(
     noun_phrase(beast, plural=plural) for beast in ANIMALS.values() for plural in (False, True)
 )
@@ -180,11 +174,8 @@ ANIMAL_ACTIONS = tuple(
     for spot in (EMPTY, PLACES["garden"].at, PLACES["park"].at, PLACES["street"].at)
 )
 PLAYFUL_ACTIONS = (ACTIONS["play"], ACTIONS["dance"])
-STATIC_ACTIONS = (
-    ACTIONS["sleep"],
-    ACTIONS["wait"],
-    ACTIONS["cry"],
-)  # not done on a given day without a place
+# not done on a given day without a place
+STATIC_ACTIONS = (ACTIONS["sleep"], ACTIONS["wait"], ACTIONS["cry"])
 CITIES = ("Paris", "Delhi", "London", "Mumbai")
 COUNTRIES = ("France", "India", "Japan", "Canada")
 FARAWAY_PLACES = tuple(PLACES[key].at for key in CITIES + COUNTRIES)

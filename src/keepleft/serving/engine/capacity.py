@@ -16,10 +16,8 @@ from keepleft.serving.engine.sequential import SequentialEngine
 GIB = 1 << 30
 MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.8}  # of the memory that is free, for keys and values
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
-PAGE_SIZE = {
-    "cpu": 128,
-    "cuda": 16,
-}  # slots of a page: a CPU looks at pages where they lie, a GPU finds every slot
+# slots of a page: a CPU looks at pages where they lie, a GPU finds every slot
+PAGE_SIZE = {"cpu": 128, "cuda": 16}
 MAX_SINGLE_THREAD_PARAMETERS = 4_000_000  # weights up to which one thread is best
 PREFILL_CHUNK_SIZE = {"cpu": 512, "cuda": 8192}  # tokens that are read between two steps
 
@@ -94,8 +92,9 @@ def free_memory(device_type: str) -> int:
 def best_threads(model: Any) -> int:
     """How many of a CPU's threads steps are worth: for a small model one.
 
-    Its products are done before a second thread is awake; and where anything else is at work on the same cores, the clients for
-    instance, threads that wait for each other some hundred times a step come to a standstill.
+    Its products are done before a second thread is awake; and where anything else is at work on the same
+    cores, the clients for instance, threads that wait for each other some hundred times a step come to a
+    standstill.
     """
     is_small = (
         model.token.weight.device.type == "cpu"

@@ -1,8 +1,9 @@
-"""Many requests at once: they come and go between any two steps, and each gets the tokens that it would get alone.
+"""Many requests at once: they come and go between any two steps, and each gets the tokens that it would get
+alone.
 
-A step of the engine: those whom nobody waits for any more leave; others come in, by fair turns, as far as rows and pages go;
-some of what is unread is read; then every text gets one more token. Where pages run out, the request that came last is put
-back and read again later.
+A step of the engine: those whom nobody waits for any more leave; others come in, by fair turns, as far as
+rows and pages go; some of what is unread is read; then every text gets one more token. Where pages run out,
+the request that came last is put back and read again later.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ class ContinuousBatchingEngine:
         max_tokens = min(
             max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.max_positions or DEFAULT_MAX_MODEL_LEN
         )
-        self.max_model_len = (
-            max_tokens if model.token.weight.is_cuda else max_model_len
-        )  # tables on a GPU have an end
+        # tables on a GPU have an end
+        self.max_model_len = max_tokens if model.token.weight.is_cuda else max_model_len
         num_source_pages = (pages if source_pages is None else source_pages) if self.is_encoder_decoder else 0
         self.runner = PagedRunner(
             model,
@@ -328,7 +328,10 @@ class ContinuousBatchingEngine:
     # -- what is written
 
     def _decode(self, batch: list[Sequences], events: Events) -> tuple[list[Sequences], Tensor] | None:
-        """Scores of what comes next. Where a step fails, the request that fails it is looked for, and the others go on."""
+        """Scores of what comes next.
+
+        Where a step fails, the request that fails it is looked for, and the others go on.
+        """
         succeeded: list[Sequences] = []
         logits: list[Tensor] = []
 
@@ -472,7 +475,9 @@ def _handle_of(item: Sequences | RequestHandle) -> RequestHandle:
 
 
 def _failure_event(error: Exception) -> Event:
-    """What is told of it: our own words where it is the request's fault, otherwise only that something went wrong."""
+    """What is told of it: our own words where it is the request's fault, otherwise only that something went
+    wrong.
+    """
     if isinstance(error, ValueError):
         return FinishEvent(0, "invalid", message=str(error), last=True)
     return FinishEvent(

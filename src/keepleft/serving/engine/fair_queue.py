@@ -1,4 +1,6 @@
-"""Who is next: tenants in turn by what they were served already, the requests of each in the order in which they came."""
+"""Who is next: tenants in turn by what they were served already, the requests of each in the order in which
+they came.
+"""
 
 from __future__ import annotations
 

@@ -12,13 +12,15 @@ PageKey = tuple[str, int, tuple[int, ...]]  # the tenant, the page before it, it
 
 
 class PrefixCache:
-    """Whole pages only. A page is known by what stands in it and in all before it; two tenants never share one."""
+    """Whole pages only.
+
+    A page is known by what stands in it and in all before it; two tenants never share one.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.entries: OrderedDict[PageKey, tuple[int, int]] = (
-            OrderedDict()
-        )  # page and its number; the least used first
+        # page and its number; the least used first
+        self.entries: OrderedDict[PageKey, tuple[int, int]] = OrderedDict()
         self.ids = count(1)
         self.hits = 0
 

@@ -1,4 +1,7 @@
-"""What is asked of an engine, and what it says: requests in, tokens and ends out. No HTTP, no text: tokens only."""
+"""What is asked of an engine, and what it says: requests in, tokens and ends out.
+
+No HTTP, no text: tokens only.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from typing import Literal, Protocol
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
 
-FinishReason = Literal[
-    "stop", "length", "cancelled", "invalid", "failed"
-]  # invalid: by its own fault; failed: by ours
+# invalid: by its own fault; failed: by ours
+FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]
 
 
 class OverloadedError(RuntimeError):
@@ -78,10 +80,16 @@ Events = list[tuple[RequestHandle, Event]]
 
 
 class Engine(Protocol):
-    """What serves requests, in one thread. `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use."""
+    """What serves requests, in one thread.
+
+    `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use.
+    """
 
     def validate(self, request: GenerationRequest) -> None:
-        """A ValueError for what can never be served: too long, too large, contradictory. May be called from any thread."""
+        """A ValueError for what can never be served: too long, too large, contradictory.
+
+        May be called from any thread.
+        """
         ...
 
     def submit(self, handle: RequestHandle) -> None:

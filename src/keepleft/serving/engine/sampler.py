@@ -60,7 +60,9 @@ def _sample_group(group: list[tuple[Sequences, int, int]], logits: Tensor) -> tu
 
 
 def logprobs_of(sampled: SampledToken, logits: Tensor) -> SampledLogprobs | None:
-    """By the model's own scores: the log-probability of what was chosen, and the likeliest; None where nobody asked."""
+    """By the model's own scores: the log-probability of what was chosen, and the likeliest; None where nobody
+    asked.
+    """
     num_top = sampled.sequences.request.logprobs
     if num_top is None:
         return None

@@ -1,4 +1,6 @@
-"""A request that is being served: what is still to be read, what was written, and when each of its texts ends."""
+"""A request that is being served: what is still to be read, what was written, and when each of its texts
+ends.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from keepleft.serving.engine.request import Event, FinishEvent, FinishReason, Re
 
 
 class Sequences:
-    """Made when its turn has come; `prompt_tokens` is what its texts begin with, and grows when it is put back and read again."""
+    """Made when its turn has come; `prompt_tokens` is what its texts begin with, and grows when it is put
+    back and read again.
+    """
 
     def __init__(self, handle: RequestHandle, model: Any, tokenizer: Any) -> None:
         request = handle.request
@@ -53,9 +57,8 @@ class Sequences:
         self.strategy: SamplingStrategy | Beam = make_strategy(tokenizer, strategy_options, batch)
         self.deadline = None if options.max_time is None else time.monotonic() + options.max_time
         self.num_rows = options.beam_count if self.is_beam_search else options.num_sequences
-        self.max_slots = max_slots(
-            self.prompt_length, self.num_rows, self.max_new_tokens
-        )  # all that it can ever need
+        # all that it can ever need
+        self.max_slots = max_slots(self.prompt_length, self.num_rows, self.max_new_tokens)
         self.seeds = [] if self.strategy.seeds is None else self.strategy.seeds.tolist()
         self.page_table = PageTable(width=self.num_rows)
         self.hypotheses: Any = None  # of a group, while it is not in one
@@ -71,10 +74,8 @@ class Sequences:
         self.logits_only = not self.is_beam_search and all(
             getattr(processor, "logits_only", False) for processor in self.strategy.processors
         )
-        self.sampling_key = (
-            tuple(map(id, self.strategy.processors)),
-            bool(self.seeds),
-        )  # what is chosen together has it in common
+        # what is chosen together has it in common
+        self.sampling_key = (tuple(map(id, self.strategy.processors)), bool(self.seeds))
 
     @property
     def pending_prompt(self) -> list[int]:
@@ -82,7 +83,10 @@ class Sequences:
         return self.prompt_tokens[self.page_table.num_tokens : -1]
 
     def preempt(self) -> None:
-        """Its pages are gone: what it wrote is read again, as if it had been in the prompt. For requests of one text."""
+        """Its pages are gone: what it wrote is read again, as if it had been in the prompt.
+
+        For requests of one text.
+        """
         self.prompt_tokens = [*self.prompt_tokens[: self.prompt_length], *self.new_tokens[0]]
 
     def append(
@@ -144,7 +148,9 @@ class Sequences:
 
 
 def max_slots(prompt_length: int, num_rows: int, max_new_tokens: int) -> int:
-    """Slots for the prompt but its last token, and for all that each text feeds: that token, and all it writes but the last."""
+    """Slots for the prompt but its last token, and for all that each text feeds: that token, and all it
+    writes but the last.
+    """
     return prompt_length - 1 + num_rows * max(1, max_new_tokens)
 
 

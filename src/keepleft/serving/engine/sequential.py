@@ -1,4 +1,7 @@
-"""The slow definition: each request by itself, one after the other. Whatever serves many at once must say the same."""
+"""The slow definition: each request by itself, one after the other.
+
+Whatever serves many at once must say the same.
+"""
 
 from __future__ import annotations
 

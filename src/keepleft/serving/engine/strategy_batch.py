@@ -79,7 +79,8 @@ class StrategyBatch:
     def choose(
         self, logits: Tensor, on_failure: Callable[[Sequences, Exception], None]
     ) -> list[tuple[Sequences, Any, Tensor | None]]:
-        """The next token of every text: of each request its texts, and which of them each continues (None: itself).
+        """The next token of every text: of each request its texts, and which of them each continues (None:
+        itself).
 
         A request that cannot go on is told of and left out.
         """

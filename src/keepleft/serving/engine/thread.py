@@ -30,7 +30,9 @@ def deliver(events: Events) -> None:
 
 
 class EngineThread:
-    """`max_requests` may be on their way and `max_tasks` wait; `on_events` gets what each step has to tell, all at once."""
+    """`max_requests` may be on their way and `max_tasks` wait; `on_events` gets what each step has to tell,
+    all at once.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,9 @@ class EngineThread:
     def submit(
         self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None
     ) -> RequestHandle:
-        """A request on its way, or an error: ValueError (never), OverloadedError (not now), ShuttingDownError (no more)."""
+        """A request on its way, or an error: ValueError (never), OverloadedError (not now), ShuttingDownError
+        (no more).
+        """
         self.engine.validate(request)
         handle = RequestHandle(request, on_event)
         with self.condition:
@@ -90,7 +94,10 @@ class EngineThread:
         return future
 
     def drain(self, seconds: float) -> bool:
-        """No more requests; those on their way may end, for so long. The rest is cancelled. Were all able to end?"""
+        """No more requests; those on their way may end, for so long. The rest is cancelled.
+
+        Were all able to end?
+        """
         with self.condition:
             self.closed = True
             self.condition.notify()
@@ -179,9 +186,10 @@ def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
 def run_in_own_thread(function: Callable[[], Result]) -> Result:
     """What a function gives, worked out in a thread of its own; its errors too.
 
-    OpenMP keeps a team of helpers for every thread that ever computed with several. Two teams on the same cores do not wait for
-    work actively any more, and the small steps of an engine take half as long again. So whoever loads a model does it in a
-    thread that takes its team along when it ends, and the engine's team is the only one.
+    OpenMP keeps a team of helpers for every thread that ever computed with several. Two teams on the same
+    cores do not wait for work actively any more, and the small steps of an engine take half as long again. So
+    whoever loads a model does it in a thread that takes its team along when it ends, and the engine's team is
+    the only one.
     """
     results: list[Result] = []
     errors: list[BaseException] = []

@@ -1,6 +1,7 @@
 """What one layer's attention needs to be worked out again, piece by piece: queries and keys instead of maps.
 
-A text of 2,000 tokens has 12 × 12 maps of 16 MB each in a small model; its queries and keys are a hundredth of that.
+A text of 2,000 tokens has 12 × 12 maps of 16 MB each in a small model; its queries and keys are a hundredth
+of that.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class StoredAttention:
             yield RowStrip(begin, begin + len(row_index), left, right, weights)
 
     def _bias_by_distance(self, relative_bias: RelativePositionBias) -> Tensor:
-        """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a stretch."""
+        """(H, Q - 1 + K) the bias at each distance, the farthest to the left first: of each row it is a
+        stretch.
+        """
         if not self.grid.is_plain or self.grid.start:
             raise ValueError(
                 "the bias of nearness is worked out for one text at positions 0, 1, 2, …: leave segments out"

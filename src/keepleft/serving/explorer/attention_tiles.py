@@ -35,7 +35,9 @@ class AttentionMap:
         return [self.head] if isinstance(self.head, int) else range(self.layer.heads)
 
     def strips(self, height: int = STRIP_HEIGHT) -> Iterator[tuple[int, int, Tensor]]:
-        """(begin, end, weights (rows, to the last column seen)), from top to bottom; what is missing on the right is zero."""
+        """(begin, end, weights (rows, to the last column seen)), from top to bottom; what is missing on the
+        right is zero.
+        """
         if self.head == "rollout":
             yield from (
                 (n, min(n + height, self.layer.rows), part)
@@ -140,6 +142,5 @@ def _max_pool(table: Tensor, step: int) -> Tensor:
         return table
     rows, columns = table.shape
     padded = torch.nn.functional.pad(table, (0, -columns % step, 0, -rows % step))
-    return (
-        padded.view(-1, step, padded.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)
-    )  # along rows first: they lie together
+    # along rows first: they lie together
+    return padded.view(-1, step, padded.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)

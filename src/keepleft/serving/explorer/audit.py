@@ -1,4 +1,6 @@
-"""Does the model keep to its claim? The audit, beside everything else: it takes seconds, and whoever asks does not wait."""
+"""Does the model keep to its claim? The audit, beside everything else: it takes seconds, and whoever asks
+does not wait.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MAX_PARAMETERS = 1 << 29  # weights of a model that is copied for this
 
 
 class BackgroundAudit:
-    """One audit of one model, begun when it is first asked for; a copy is audited, so that the model stays free."""
+    """One audit of one model, begun when it is first asked for; a copy is audited, so that the model stays
+    free.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -98,7 +102,9 @@ def audit_status(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def claim(model: Any) -> Mask:
-    """What the design says of the side that writes, or reads: where layers take several masks in turn, any of them."""
+    """What the design says of the side that writes, or reads: where layers take several masks in turn, any of
+    them.
+    """
     stack = model.design.decoder or model.design.encoder
     return reduce(or_, dict.fromkeys(stack.mask))
 

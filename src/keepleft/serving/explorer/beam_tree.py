@@ -1,4 +1,6 @@
-"""Beam search as a tree: after each step the texts that went on and those that ended, and which text each grew out of."""
+"""Beam search as a tree: after each step the texts that went on and those that ended, and which text each
+grew out of.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
 def _tree(
     explorer: Explorer, history: list[Any], context: list[int], length_penalty: float
 ) -> list[list[dict[str, Any]]]:
-    """A list for each step. `total` is the log-probability of the text, `score` that of its last token alone."""
+    """A list for each step.
+
+    `total` is the log-probability of the text, `score` that of its last token alone.
+    """
     levels: list[list[dict[str, Any]]] = []
     positions: dict[
         NodeKey, tuple[int, float]

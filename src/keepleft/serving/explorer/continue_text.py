@@ -38,12 +38,13 @@ OPTION_NAMES = (
     "no_repeat_ngram_size",
     "min_new_tokens",
 )
+# one text, token after token
 SINGLE_SEQUENCE_OPTIONS = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "num_beam_groups": 1,
     "penalty_alpha": 0.0,
-}  # one text, token after token
+}
 
 
 class CaptureLogprobs:
@@ -59,7 +60,8 @@ class CaptureLogprobs:
 
 @dataclass(frozen=True)
 class ContinueStrategy:
-    """A strategy that goes on with a text of which some tokens were written before, and counts them as written.
+    """A strategy that goes on with a text of which some tokens were written before, and counts them as
+    written.
 
     So a text comes out the same whether it is asked for at once or piece by piece.
     """

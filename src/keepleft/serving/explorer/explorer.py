@@ -1,6 +1,8 @@
-"""One door to a model for whoever wants to see how it works: a question and what goes with it in, an answer out.
+"""One door to a model for whoever wants to see how it works: a question and what goes with it in, an answer
+out.
 
-No HTTP here: a server, a notebook and a file are three ways to carry the same questions. It answers one question at a time.
+No HTTP here: a server, a notebook and a file are three ways to carry the same questions. It answers one
+question at a time.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ class Question(NamedTuple):
 class Explorer:
     """Answers questions about one model.
 
-    `runs`: a folder of run directories, `compare`: where `keepleft compare` left what it found; both may be absent. `example`:
-    the text, and source, that is shown first. The model may go on learning: its weights are shared, not copied.
+    `runs`: a folder of run directories, `compare`: where `keepleft compare` left what it found; both may be
+    absent. `example`: the text, and source, that is shown first. The model may go on learning: its weights
+    are shared, not copied.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Explorer:
         self.example = model_info.example(self) if example is None else dict(example)
 
     def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """The answer as plain data; a ValueError says what is wrong with the question, and what would be right."""
+        """The answer as plain data; a ValueError says what is wrong with the question, and what would be
+        right.
+        """
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(
                 f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}"
@@ -130,7 +135,9 @@ class Explorer:
             )
 
     def greedy_target(self, source_tokens: list[int], limit: int) -> list[int]:
-        """What an encoder-decoder writes by itself, always the likeliest token; without its end, which is read by no one."""
+        """What an encoder-decoder writes by itself, always the likeliest token; without its end, which is
+        read by no one.
+        """
         start_tokens = self.display_tokenizer.start_tokens
         target: list[int] = []
         max_tokens = min(limit, self.text_cache.max_tokens - len(start_tokens))

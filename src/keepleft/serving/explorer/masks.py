@@ -1,4 +1,6 @@
-"""A mask to play with: what it lets be seen in a padded or packed row, what is wrong with it, and what it costs."""
+"""A mask to play with: what it lets be seen in a padded or packed row, what is wrong with it, and what it
+costs.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def _parse(expression: str) -> Mask:
 
 
 def _segments(params: Params, length: int) -> Tensor:
-    """(1, length) segments: padding on the left, texts, padding on the right. What the packing leaves over is one more text."""
+    """(1, length) segments: padding on the left, texts, padding on the right.
+
+    What the packing leaves over is one more text.
+    """
     padding = params.object("padding", ("left", "right"))
     left, right = padding.integer("left", 0, length, 0), padding.integer("right", 0, length, 0)
     text_lengths = params.integers("packing", MAX_LENGTH + 1, MAX_LENGTH, [])

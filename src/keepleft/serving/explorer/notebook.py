@@ -16,10 +16,12 @@ def explore(
     runs: str | None = None,
     compare: str | None = None,
 ) -> Any:
-    """A widget that shows what a model looks at while you work with it; it needs `pip install 'keepleft[notebook]'`.
+    """A widget that shows what a model looks at while you work with it; it needs `pip install
+    'keepleft[notebook]'`.
 
-    `text`, and `source` for an encoder-decoder, is what it shows first. `runs` is a folder of run directories, `compare` where
-    `keepleft compare` wrote. The model may go on learning: the page shows it as it is when it is asked.
+    `text`, and `source` for an encoder-decoder, is what it shows first. `runs` is a folder of run
+    directories, `compare` where `keepleft compare` wrote. The model may go on learning: the page shows it as
+    it is when it is asked.
     """
     try:
         from keepleft.serving.explorer.widget import Explore

@@ -1,7 +1,7 @@
 """Attention through all layers: what a token knows in the end of each token at the beginning.
 
-Attention rollout (Abnar and Zuidema 2020): the heads of a layer are averaged, the residual stream adds the token itself, rows
-are brought to a sum of 1 again, and layers are multiplied through.
+Attention rollout (Abnar and Zuidema 2020): the heads of a layer are averaged, the residual stream adds the
+token itself, rows are brought to a sum of 1 again, and layers are multiplied through.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def attention_rollout(
 
 
 def _multiply_weights(layer: StoredAttention, previous: Tensor) -> Tensor:
-    """(A + 1) / the sums of its rows · before; strip by strip, and of what is zero above the diagonal nothing is multiplied."""
+    """(A + 1) / the sums of its rows · before; strip by strip, and of what is zero above the diagonal nothing
+    is multiplied.
+    """
     out, is_lower_triangular = torch.zeros_like(previous), not bool(previous.triu(1).any())
     for strip in layer.strips(range(layer.heads)):
         weights = strip.weights.mean(0)
-        num_columns = (
-            max(strip.right, strip.end) if is_lower_triangular else len(previous)
-        )  # columns beyond are zero in all these rows
+        # columns beyond are zero in all these rows
+        num_columns = max(strip.right, strip.end) if is_lower_triangular else len(previous)
         mixed = (
             weights @ previous[strip.left : strip.right, :num_columns]
             + previous[strip.begin : strip.end, :num_columns]

@@ -1,4 +1,6 @@
-"""Answers worked out beforehand, in the order of their worth: what the page asks at first, then as much more as fits."""
+"""Answers worked out beforehand, in the order of their worth: what the page asks at first, then as much more
+as fits.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ MAX_BYTES = 20_000_000  # of all answers
 DECODING_STEPS = 24  # tokens that are written one by one
 MAX_RUNS = 12
 THUMBNAIL_CELLS = 64  # cells along one side of the small pictures
+# those that the page offers, as web/src/views/masks/examples.ts spells them
 EXAMPLE_MASKS = (
     "causal & window(3) | prefix(1)",
     "causal",
@@ -26,7 +29,7 @@ EXAMPLE_MASKS = (
     "window(5)",
     "causal & block(4)",
     "~causal",
-)  # those that the page offers, as web/src/views/masks/examples.ts spells them
+)
 
 SnapshotEntry = dict[str, Any]  # question, given, answer
 
@@ -69,7 +72,9 @@ def build_snapshot(
     max_bytes: int = MAX_BYTES,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> list[SnapshotEntry]:
-    """What the page asks of a model when it is opened on one text. Long texts get whole pictures, and fewer details.
+    """What the page asks of a model when it is opened on one text.
+
+    Long texts get whole pictures, and fewer details.
 
     `max_bytes`: of all answers as JSON; `on_progress` hears how many there are.
     """

@@ -169,9 +169,8 @@ def bytes_per_token(design: Design, element_size: int) -> int:
     """Bytes of the queries and keys of one token in all layers, numbers of `element_size` bytes."""
     qk_heads = design.heads + (design.kv_heads or design.heads)
     layer_counts = [stack.layers for stack in (design.encoder, design.decoder) if stack is not None]
-    cross_layers = (
-        layer_counts[1] if len(layer_counts) == 2 else 0
-    )  # of the cross-attention, queries of one side and keys of the other
+    # of the cross-attention, queries of one side and keys of the other
+    cross_layers = layer_counts[1] if len(layer_counts) == 2 else 0
     return (sum(layer_counts) + cross_layers) * qk_heads * design.head_width * element_size
 
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 TokenInfo = dict[str, Any]  # id, text, special
-LANGUAGE_TAG = re.compile(
-    r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL
-)  # before a source: which language to write
+# before a source: which language to write
+LANGUAGE_TAG = re.compile(r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL)
 MAX_VOCABULARY = 300_000  # words of a vocabulary
 
 
@@ -28,9 +27,8 @@ class DisplayTokenizer:
 
     def __init__(self, generator: TextGenerator) -> None:
         self.generator = generator
-        self._cached_token_texts = lru_cache(maxsize=16)(
-            self._token_texts
-        )  # who goes on token by token asks for the same prompt each time
+        # who goes on token by token asks for the same prompt each time
+        self._cached_token_texts = lru_cache(maxsize=16)(self._token_texts)
 
     @property
     def options(self) -> GenerationConfig:
@@ -45,7 +43,9 @@ class DisplayTokenizer:
     # texts to tokens
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The text that a model goes on with, or the source that it writes from; one that is too long is refused."""
+        """The text that a model goes on with, or the source that it writes from; one that is too long is
+        refused.
+        """
         (tokens,) = encode_prompts(
             self.generator.model,
             self.generator.input_tokenizer,

@@ -38,7 +38,9 @@ def make_app(
     allowed_origins: Sequence[str] = (),
     log: Log = lambda level, fields: None,
 ) -> FastAPI:
-    """`keys`: who may ask; `allowed_hosts`: the hosts that it answers to, None for any; `allowed_origins`: web pages elsewhere that may ask."""
+    """`keys`: who may ask; `allowed_hosts`: the hosts that it answers to, None for any; `allowed_origins`:
+    web pages elsewhere that may ask.
+    """
     keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
     app = FastAPI(
         title="keepleft",
@@ -60,9 +62,8 @@ def make_app(
         explorer.routes(service),
     ):
         app.include_router(router)
-    app.add_middleware(
-        BodyLimitMiddleware, limits=service.limits
-    )  # the last added is the first that a request meets
+    # the last added is the first that a request meets
+    app.add_middleware(BodyLimitMiddleware, limits=service.limits)
     app.add_middleware(DrainingMiddleware, service=service)
     app.add_middleware(AuthMiddleware, keys=keys)
     if allowed_hosts is not None:

@@ -1,4 +1,6 @@
-"""Chats as tokens: by the model's own template, with the users' words kept from being taken for its special tokens."""
+"""Chats as tokens: by the model's own template, with the users' words kept from being taken for its special
+tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows of many callers read together: whatever waits when the engine has time for it becomes one padded batch."""
+"""Rows of many callers read together: whatever waits when the engine has time for it becomes one padded
+batch.
+"""
 
 from __future__ import annotations
 

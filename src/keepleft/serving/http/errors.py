@@ -126,13 +126,11 @@ def _from_http_exception(error: HTTPException) -> APIError:
 
 def _from_validation_errors(errors: Sequence[Any]) -> APIError:
     """The first thing that does not fit; what was given is not repeated."""
-    first = min(
-        errors, key=lambda error: error["type"] == "missing"
-    )  # a wrong field says more than a missing branch of a choice
+    # a wrong field says more than a missing branch of a choice
+    first = min(errors, key=lambda error: error["type"] == "missing")
     location = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
-    param = (
-        ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None
-    )  # then come branches of choices
+    # then come branches of choices
+    param = ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None
     if first["type"] == "extra_forbidden":
         missing = [
             str(error["loc"][-1])
@@ -148,9 +146,8 @@ def _from_validation_errors(errors: Sequence[Any]) -> APIError:
         )
     if first["type"] == "json_invalid":
         return APIError(400, "the body is not JSON", code="invalid_json")
-    messages = [
-        error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]
-    ]  # several where there were several choices
+    # several where there were several choices
+    messages = [error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]]
     message = " or ".join(dict.fromkeys([first["msg"], *messages][:4]))
     return APIError(400, f"{param or 'the body'}: {message}", param=param, code="invalid_value")
 

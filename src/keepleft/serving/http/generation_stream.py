@@ -93,7 +93,10 @@ class ChoiceText:
 
 
 class GenerationStream:
-    """An order on its way. Choice n * num_sequences + k is text k of prompt n. `only_at_end`: nobody looks before the end."""
+    """An order on its way. Choice n * num_sequences + k is text k of prompt n.
+
+    `only_at_end`: nobody looks before the end.
+    """
 
     def __init__(
         self, service: Service, plan: RequestPlan, record: RequestRecord, *, only_at_end: bool = False
@@ -198,7 +201,9 @@ class GenerationStream:
         ]
 
     async def choices(self) -> list[list[FinishedChoice]]:
-        """For each prompt its choices; of more texts than choices, those of the highest log-probability per token."""
+        """For each prompt its choices; of more texts than choices, those of the highest log-probability per
+        token.
+        """
         plan = self.plan
         choices_per_prompt = plan.num_choices if plan.repeats_sequence else plan.num_sequences
         finished = [FinishedChoice() for _ in range(choices_per_prompt * len(plan.requests))]

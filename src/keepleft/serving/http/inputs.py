@@ -1,4 +1,6 @@
-"""What several routes read and tell alike: texts as rows of tokens, within the limits; whose they are; how many tokens."""
+"""What several routes read and tell alike: texts as rows of tokens, within the limits; whose they are; how
+many tokens.
+"""
 
 from __future__ import annotations
 

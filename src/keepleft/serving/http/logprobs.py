@@ -54,9 +54,8 @@ def completion_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Lists side by side; the token itself is always among the likely ones."""
     top_logprobs: list[dict[str, float] | None] = []
     for entry in logprobs:
-        top = {
-            token_text: value for _, token_text, value in reversed(entry.top_logprobs)
-        }  # of two that read alike the likelier stays
+        # of two that read alike the likelier stays
+        top = {token_text: value for _, token_text, value in reversed(entry.top_logprobs)}
         top_logprobs.append(
             None
             if entry.logprob is None

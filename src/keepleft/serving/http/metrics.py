@@ -9,18 +9,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-COUNTERS = (
-    "prompt_tokens",
-    "generation_tokens",
-    "failures",
-    "preemptions",
-    "prefix_cache_hits",
-)  # of the engine: they only grow
-UNPREFIXED = (
-    "preemptions",
-    "prefix_cache_hits",
-    "prefix_cache_pages",
-)  # named as other servers name them, without engine_
+# of the engine: they only grow
+COUNTERS = ("prompt_tokens", "generation_tokens", "failures", "preemptions", "prefix_cache_hits")
+# named as other servers name them, without engine_
+UNPREFIXED = ("preemptions", "prefix_cache_hits", "prefix_cache_pages")
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 

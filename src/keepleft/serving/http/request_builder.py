@@ -1,4 +1,6 @@
-"""From the fields of a request to what an engine is asked: OpenAI's words and ours, settled with the model directory's."""
+"""From the fields of a request to what an engine is asked: OpenAI's words and ours, settled with the model
+directory's.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class RequestPlan:
 
 
 def resolve_options(model: Any, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
-    """`sample_by_default`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as the directory does."""
+    """`sample_by_default`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as
+    the directory does.
+    """
     overrides: dict[str, Any] = {name: getattr(fields, name) for name in PASS_THROUGH_FIELDS}
     defaults = from_model_directory(getattr(model, "notes", {}))
     sampling_values = [
@@ -83,7 +87,10 @@ def build_requests(
     best_of: int | None = None,
     logprobs: int | None = None,
 ) -> RequestPlan:
-    """One ask for each prompt. Takes its time (tokens are counted, a rule is compiled): call it in a thread."""
+    """One ask for each prompt.
+
+    Takes its time (tokens are counted, a rule is compiled): call it in a thread.
+    """
     limits, model = service.limits, service.model
     stop = stop if stop is not None else fields.stop_strings
     stop_strings = [stop] if isinstance(stop, str) else options.stop_list if stop is None else list(stop)

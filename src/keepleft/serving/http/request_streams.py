@@ -23,7 +23,9 @@ class QueueListener:
 
 
 class RequestStreams:
-    """Several asks of one caller: when this is made all of them are on their way, or none and an error says why."""
+    """Several asks of one caller: when this is made all of them are on their way, or none and an error says
+    why.
+    """
 
     def __init__(self, engine_thread: EngineThread, requests: Sequence[GenerationRequest]) -> None:
         self.engine_thread = engine_thread

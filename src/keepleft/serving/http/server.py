@@ -17,7 +17,10 @@ GRACEFUL_SHUTDOWN_SECONDS = 5.0  # seconds for answers to be taken after the eng
 
 
 class Server(uvicorn.Server):
-    """`ready` hears the address when it listens. A signal lets requests end, for `drain` seconds; a second gives them up."""
+    """`ready` hears the address when it listens.
+
+    A signal lets requests end, for `drain` seconds; a second gives them up.
+    """
 
     def __init__(
         self,

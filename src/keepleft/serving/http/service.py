@@ -1,4 +1,6 @@
-"""A model that is served, with all that routes need of it: the engine in its thread, the tokenizers, the limits."""
+"""A model that is served, with all that routes need of it: the engine in its thread, the tokenizers, the
+limits.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class ExplorerProtocol(Protocol):
 
 
 class Service:
-    """`name` is what callers call the model; `max_model_len` the tokens of prompt and text together, at most what the model can."""
+    """`name` is what callers call the model; `max_model_len` the tokens of prompt and text together, at most
+    what the model can.
+    """
 
     def __init__(
         self,
@@ -145,7 +149,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
 
     async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
-        """Something done with the model between two steps of the engine; given up where nobody waits for it any more."""
+        """Something done with the model between two steps of the engine; given up where nobody waits for it
+        any more.
+        """
         return await asyncio.wrap_future(self.engine_thread.run_between_steps(work))
 
     def warm(self) -> None:
@@ -154,7 +160,10 @@ class Service:
             self.template_sandbox.warm()
 
     def drain(self, seconds: float) -> bool:
-        """No more requests; those on their way may end, for so long. It takes as long as that, so call it from a thread."""
+        """No more requests; those on their way may end, for so long.
+
+        It takes as long as that, so call it from a thread.
+        """
         self.draining = True
         try:
             return self.engine_thread.drain(seconds)
@@ -170,7 +179,9 @@ class Service:
 
 
 def resolve_max_model_len(design: Any, requested: int | None, limits: Limits) -> int:
-    """The most tokens of prompt and text together: learned tables have an end, and beyond what it was trained on it babbles."""
+    """The most tokens of prompt and text together: learned tables have an end, and beyond what it was trained
+    on it babbles.
+    """
     model_length = design.position.length if isinstance(design.position, LearnedPositions | Rotary) else None
     if requested is not None and requested < 1:
         raise ValueError(f"max_model_len is {requested}: it must be at least 1")

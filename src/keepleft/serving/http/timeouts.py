@@ -1,4 +1,7 @@
-"""How long a client is waited for: for its headers, and for it to take what is sent. Too many at once are turned away."""
+"""How long a client is waited for: for its headers, and for it to take what is sent.
+
+Too many at once are turned away.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The families that can be read and written. A new one is a preset, a file beside this one, and a name below."""
+"""The families that can be read and written.
+
+A new one is a preset, a file beside this one, and a name below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""BART, Marian and Pegasus: the same names; learned positions and a norm on the embedding, or sinusoids and none.
+"""BART, Marian and Pegasus: the same names; learned positions and a norm on the embedding, or sinusoids and
+none.
 
 Pegasus has its norms first, and so one more at the end of each stack.
 """

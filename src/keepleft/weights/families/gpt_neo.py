@@ -1,4 +1,6 @@
-"""GPT-Neo: GPT-2's plan with GPT-3's alternating layers, unscaled scores, and no bias on queries, keys and values."""
+"""GPT-Neo: GPT-2's plan with GPT-3's alternating layers, unscaled scores, and no bias on queries, keys and
+values.
+"""
 
 from __future__ import annotations
 

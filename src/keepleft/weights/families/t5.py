@@ -72,7 +72,10 @@ def format_ffn(activation: str, gated: bool) -> str:
 
 
 def resolve_tied_output(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Some programs write that the output is tied when it is not: the file decides. v1.0 alone scales its output."""
+    """Some programs write that the output is tied when it is not: the file decides.
+
+    v1.0 alone scales its output.
+    """
     for name in ("scale_decoder_outputs", "tie_word_embeddings"):
         if config.get(name) is not None:
             checks.check_bool(repr(name), config[name])

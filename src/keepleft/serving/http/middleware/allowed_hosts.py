@@ -1,4 +1,6 @@
-"""Which names the server answers to: a web page elsewhere must not reach it by giving its own name our address."""
+"""Which names the server answers to: a web page elsewhere must not reach it by giving its own name our
+address.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def allowed_hosts(host: str, extra_hosts: Iterable[str] = ()) -> frozenset[str] | None:
-    """Those of a server bound to this address, and some more; None: any, since it is meant to be reached from elsewhere."""
+    """Those of a server bound to this address, and some more; None: any, since it is meant to be reached from
+    elsewhere.
+    """
     is_loopback = host.lower() in LOOPBACK or host.startswith("127.")
     return LOOPBACK | {host.lower(), *map(str.lower, extra_hosts)} if is_loopback else None
 

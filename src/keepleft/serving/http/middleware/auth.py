@@ -1,7 +1,8 @@
 """Who may ask: API keys, compared without telling by the time it takes how nearly right a wrong one is.
 
-Programs send theirs as `Authorization: Bearer KEY`. A browser cannot; it asks its user for a name and a password, and the key
-is the password. Since it then sends both by itself, they count for the page alone and only where the page itself asks.
+Programs send theirs as `Authorization: Bearer KEY`. A browser cannot; it asks its user for a name and a
+password, and the key is the password. Since it then sends both by itself, they count for the page alone and
+only where the page itself asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a request brings: read up to a limit and no further, within some time, and looked at before anything is done with it."""
+"""What a request brings: read up to a limit and no further, within some time, and looked at before anything
+is done with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One record for each request: its number, its times and counts. It becomes a line of the log and a few metrics."""
+"""One record for each request: its number, its times and counts.
+
+It becomes a line of the log and a few metrics.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from keepleft.serving.http.metrics import Metrics
 
 Log = Callable[[str, dict[str, Any]], None]  # a level, and what happened
 
+# on every answer that does not say otherwise
 DEFAULT_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -22,7 +26,7 @@ DEFAULT_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
-}  # on every answer that does not say otherwise
+}
 
 
 @dataclass
@@ -55,7 +59,9 @@ class RequestRecord:
 
 
 class RequestLogMiddleware:
-    """The outermost of all: nothing leaves without its headers, and nothing that breaks is told but by its number."""
+    """The outermost of all: nothing leaves without its headers, and nothing that breaks is told but by its
+    number.
+    """
 
     def __init__(self, app: Any, metrics: Metrics, log: Log) -> None:
         self.app = app
@@ -135,7 +141,9 @@ class RequestLogMiddleware:
 
 
 def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
-    """Our fault: where it happened, and what it said only to those who look closely, for it may say what was asked."""
+    """Our fault: where it happened, and what it said only to those who look closely, for it may say what was
+    asked.
+    """
     log("error", {"id": record.request_id, "error": type(error).__name__, "where": stack_lines(error)})
     log("debug", {"id": record.request_id, "message": str(error)})
 

@@ -103,7 +103,9 @@ def _encode_within_limit(service: Service, text: str) -> list[int]:
 def _select_layers(
     service: Service, body: AttentionRequest, num_tokens: int, num_source_tokens: int
 ) -> dict[str, int]:
-    """The attentions that are meant, with how many heads each has; all of them together must not be too much to tell."""
+    """The attentions that are meant, with how many heads each has; all of them together must not be too much
+    to tell.
+    """
     attentions = {
         name.replace(".layers.", "."): module
         for name, module in service.model.named_modules()

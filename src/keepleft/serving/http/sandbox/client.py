@@ -1,4 +1,7 @@
-"""A second process for what might never end: rules that are compiled, chat templates that are filled in. It can be killed."""
+"""A second process for what might never end: rules that are compiled, chat templates that are filled in.
+
+It can be killed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ MAX_TOKENIZERS = 4  # tokenizers that it holds at a time: one for each token tha
 
 
 class Sandbox:
-    """Started when first needed, and again after it was killed. `max_waiting` may wait for it. What is asked takes time: ask from a
-    thread."""
+    """Started when first needed, and again after it was killed. `max_waiting` may wait for it.
+
+    What is asked takes time: ask from a thread.
+    """
 
     def __init__(self, tokenizer: Any, *, max_waiting: int) -> None:
         self.tokenizer = tokenizer

@@ -1,4 +1,7 @@
-"""The process apart: a question a line, an answer a line. `python -m keepleft.serving.http.sandbox.worker`; client.py talks to it."""
+"""The process apart: a question a line, an answer a line.
+
+`python -m keepleft.serving.http.sandbox.worker`; client.py talks to it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ class SandboxWorker:
 
 @cache
 def compile_template(source: str) -> Any:
-    """As transformers sets it up, and closed in: nothing outside the template can be reached, nothing given can be changed."""
+    """As transformers sets it up, and closed in: nothing outside the template can be reached, nothing given
+    can be changed.
+    """
     from datetime import datetime
 
     from jinja2.exceptions import TemplateError

@@ -1,4 +1,6 @@
-"""How to write: keepleft's own options as fields of a request, named as in Hugging Face's GenerationConfig, each bounded."""
+"""How to write: keepleft's own options as fields of a request, named as in Hugging Face's GenerationConfig,
+each bounded.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,8 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(gt=0, le=100)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-SequenceBias = Annotated[
-    tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)
-]  # JSON has lists alone
+# JSON has lists alone
+SequenceBias = Annotated[tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]
 SignedPenalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -75,8 +76,9 @@ class GenerationFields(StrictModel):
     grammar: str | None = Field(None, description="in llguidance's Lark dialect")
 
 
+# handed on as they are
 PASS_THROUGH_FIELDS = tuple(
     name
     for name in GenerationFields.model_fields
     if name not in ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")
-)  # handed on as they are
+)

@@ -1,4 +1,7 @@
-"""What may be asked: the fields of each request, with the outermost bounds. Limits says how much of each is served."""
+"""What may be asked: the fields of each request, with the outermost bounds.
+
+Limits says how much of each is served.
+"""
 
 from __future__ import annotations
 
