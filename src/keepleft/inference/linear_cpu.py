@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,6 @@ from torch import Tensor, nn
 MIN_PREPACKED_WEIGHTS = 1 << 20
 MIN_ONEDNN_OUTPUTS = 4096  # outputs from which oneDNN's int8 product is faster than FBGEMM's
 QUANTIZED_ENGINES = frozenset(torch.backends.quantized.supported_engines)
-# without VNNI the sum of two int8 products may overflow int16, so activations are rounded to 7 bits
-HAS_VNNI: bool = getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
 
 
 class PrepackedLinear(nn.Module):
@@ -34,7 +33,7 @@ class PrepackedLinear(nn.Module):
         return self
 
     def _save_to_state_dict(self, *args: object) -> None:
-        raise RuntimeError("a prepacked model has no weights to save: save the model that it was made from")
+        raise RuntimeError("a prepacked model has no weights to save: save the model that it was packed from")
 
     def __deepcopy__(self, memo: dict[int, object]) -> PrepackedLinear:
         """A layer that never changes is its own copy."""
@@ -84,7 +83,7 @@ class Int8Linear(PrepackedLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight)
         weight = weight.detach()
-        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        scales = (weight.abs().amax(1) / weight_levels()).clamp(min=torch.finfo(torch.float32).tiny)
         with (
             _quantized_engine("onednn" if len(weight) >= MIN_ONEDNN_OUTPUTS else "fbgemm"),
             warnings.catch_warnings(),
@@ -98,7 +97,7 @@ class Int8Linear(PrepackedLinear):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed_weight, not HAS_VNNI)  # type: ignore[no-any-return]
+        return torch.ops.quantized.linear_dynamic(x, self.packed_weight, False)  # type: ignore[no-any-return]
 
 
 class CompilableInt8Linear(PrepackedLinear):
@@ -116,8 +115,8 @@ class CompilableInt8Linear(PrepackedLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight)
         weight = weight.detach()
-        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        quantized = (weight / scales[:, None]).round().clamp(-127, 127).to(torch.int8)
+        scales = (weight.abs().amax(1) / weight_levels()).clamp(min=torch.finfo(torch.float32).tiny)
+        quantized = (weight / scales[:, None]).round().to(torch.int8)
         self.register_constants(
             blocks=torch.ops.onednn.qlinear_prepack(quantized, None),
             scales=scales,
@@ -158,6 +157,28 @@ def prepack_linear(dtype: str, weight: Tensor, bias: Tensor | None) -> Prepacked
     return (OneDNNLinear if dtype == "float32" and weight.numel() >= MIN_PREPACKED_WEIGHTS else PlainLinear)(
         weight, bias
     )
+
+
+@cache
+def weight_levels() -> int:
+    """The largest int8 weight: 127, or 63 where the CPU's int8 products saturate.
+
+    Without VNNI two uint8 x int8 products are added in int16, which overflows. Weights have a scale per
+    channel, so they lose less by a missing bit than activations would. The kernels are asked, not the CPU:
+    libraries can be told to leave instructions alone.
+    """
+    ones = torch.ones(16, 64)
+    for engine in {"onednn", "fbgemm"} & QUANTIZED_ENGINES:
+        with _quantized_engine(engine), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.quantize_per_tensor, torch.quantize_per_channel")
+            scales = torch.full((16,), 1 / 127, dtype=torch.double)
+            largest = torch.quantize_per_channel(
+                ones, scales, torch.zeros(16, dtype=torch.long), 0, torch.qint8
+            )
+            packed = torch.ops.quantized.linear_prepack(largest, None)
+            if (torch.ops.quantized.linear_dynamic(ones[:1], packed, False) - 64).abs().max() > 1:
+                return 63
+    return 127
 
 
 def unsupported_reason(dtype: str) -> str | None:
