@@ -79,6 +79,7 @@ _t5 = dict(vocab_size=V, d_model=24, d_kv=10, d_ff=44, num_layers=2, num_decoder
 _bart = dict(vocab_size=V, d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=3,
              encoder_ffn_dim=44, decoder_ffn_dim=44, max_position_embeddings=37, pad_token_id=PAD, bos_token_id=0,
              eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2)
+_unequal = _bart | dict(encoder_attention_heads=4, encoder_ffn_dim=31)
 _bert = dict(vocab_size=V, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=44,
              max_position_embeddings=37)
 
@@ -106,6 +107,11 @@ PAIRS = {
     "pegasus": _make("PegasusConfig", "PegasusForConditionalGeneration", **_bart, scale_embedding=True,
                      activation_function="relu"),
     "marian": _make("MarianConfig", "MarianMTModel", **_bart, scale_embedding=True, activation_function="swish"),
+    "bart_unequal": _make("BartConfig", "BartForConditionalGeneration", **_unequal),
+    "pegasus_unequal": _make("PegasusConfig", "PegasusForConditionalGeneration", **_unequal, scale_embedding=True,
+                             activation_function="relu"),
+    "marian_unequal": _make("MarianConfig", "MarianMTModel", **_unequal, scale_embedding=True,
+                            activation_function="swish"),
 }
 ENCODERS = {
     "bert": _make("BertConfig", "BertModel", **_bert),

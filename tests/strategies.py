@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import strategies as st
 
@@ -69,13 +71,17 @@ def designs(draw, kind: str | None = None) -> kl.Design:
     layers = draw(st.integers(1, 3))
     stack = lambda mask: StackDesign(layers, mask, final_norm=draw(st.booleans()))
     rms = draw(st.booleans())
+    encoder = None if kind == "decoder" else stack((full,))
+    if kind == "both":  # an encoder unlike its decoder
+        encoder = replace(encoder, heads=draw(st.sampled_from([None, 3, 12])),
+                          feedforward=draw(st.sampled_from([None, FeedForward(23, "relu")])))
     return kl.Design(
         vocab=VOCAB, dim=DIM, heads=HEADS, kv_heads=draw(st.sampled_from([None, 1, 3])),
         head_dim=draw(st.sampled_from([None, 2, 10])),
         feedforward=FeedForward(29, draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])), draw(st.booleans())),
         position=draw(st.sampled_from([Sinusoidal(), LearnedPositions(61), LearnedPositions(61, first=2), Rotary(100.0), RelativeBias(8, 19)])),
         norm=RMSNorm(1e-5) if rms else LayerNorm(), norm_first=draw(st.booleans()),
-        encoder=None if kind == "decoder" else stack((full,)), decoder=None if kind == "encoder" else stack(masks),
+        encoder=encoder, decoder=None if kind == "encoder" else stack(masks),
         head=kl.LMHead(tied=draw(st.booleans()), bias=draw(st.booleans()), scale=draw(st.booleans())),
         bias=draw(st.booleans()), bias_qkv=draw(st.sampled_from([None, True, False])),
         scale_embedding=draw(st.booleans()), scale_scores=draw(st.booleans()), norm_embedding=draw(st.booleans()),

@@ -17,7 +17,7 @@ from peers import DECODERS, PAIRS, V
 
 KINDS = {
     **{name: DECODERS[name] for name in ("gpt2", "gpt_neo", "llama", "mistral")},
-    **{name: PAIRS[name] for name in ("bart", "marian")},
+    **{name: PAIRS[name] for name in ("bart", "marian", "bart_unequal", "marian_unequal")},
     # with more layers on one side transformers' own cache for T5 is one too short
     "t5": peers._make("T5Config", "T5ForConditionalGeneration", **{**peers._t5, "num_decoder_layers": 2}),
 }

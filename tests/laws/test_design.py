@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import keepleft as kl
 from keepleft.models import presets
 from keepleft.models.design_json import from_json, to_json
+from peers import PAIRS, keep
 from strategies import designs
 
 PUBLISHED = {  # weights of the public checkpoints that these presets stand for
@@ -131,10 +132,26 @@ def test_an_outside_implementation_counts_the_same(name, config, model):
     assert sum(p.numel() for p in peer.parameters()) == kl.count_parameters(presets.ALL[name])
 
 
+@pytest.mark.parametrize("name", ["bart_unequal", "marian_unequal", "pegasus_unequal"])
+def test_an_encoder_unlike_its_decoder_counts_the_same(name, tmp_path):
+    peer = PAIRS[name]()
+    design = kl.load(keep(peer, tmp_path), device="meta")[0].design
+    assert (design.encoder.heads, design.encoder.feedforward.width) == (4, 31)
+    assert (design.heads, design.feedforward.width) == (3, 44)
+    assert sum(p.numel() for p in peer.parameters() if p.requires_grad) == kl.count_parameters(design)
+
+
 @given(designs())
 @settings(max_examples=100)
 def test_a_design_survives_json(design):
     assert from_json(json.loads(json.dumps(to_json(design)))) == design
+
+
+def test_a_stack_written_before_it_had_numbers_of_its_own_is_read():
+    old = to_json(presets.bart)
+    for side in ("encoder", "decoder"):
+        del old[side]["heads"], old[side]["feedforward"]
+    assert from_json(old) == presets.bart
 
 
 @pytest.mark.parametrize("name", presets.ALL)

@@ -533,6 +533,81 @@ def test_a_design_that_contradicts_itself_is_refused(changes, words):
         DECODER.but(**changes)
 
 
+WIDE = FeedForward(19, "gelu")
+
+
+@pytest.mark.parametrize(
+    ("design", "changes", "words"),
+    [
+        (
+            DECODER,
+            {"decoder": StackDesign(2, (causal,), heads=5)},
+            ["decoder.heads is 5", "3", "encoder beside a decoder"],
+        ),
+        (
+            DECODER,
+            {"decoder": StackDesign(2, (causal,), feedforward=WIDE)},
+            ["decoder.feedforward", "19", "17"],
+        ),
+        (PAIR, {"decoder": StackDesign(2, (causal,), heads=5)}, ["decoder.heads is 5", "3"]),
+        (PAIR, {"decoder": StackDesign(2, (causal,), feedforward=WIDE)}, ["decoder.feedforward", "19", "17"]),
+        (
+            ENCODER,
+            {"encoder": StackDesign(2, (full,), heads=5)},
+            ["encoder.heads is 5", "3", "encoder beside a decoder"],
+        ),
+        (
+            ENCODER,
+            {"encoder": StackDesign(2, (full,), feedforward=WIDE)},
+            ["encoder.feedforward", "19", "17"],
+        ),
+        (PAIR, {"encoder": StackDesign(2, (full,), heads=4)}, ["15", "4 encoder.heads", "head_dim"]),
+        (
+            PAIR,
+            {"encoder": StackDesign(2, (full,), heads=5), "kv_heads": 3},
+            ["5 encoder.heads", "3 key heads"],
+        ),
+        (
+            PAIR,
+            {
+                "encoder": StackDesign(2, (full,), heads=5),
+                "dim": 30,
+                "position": Rotary(),
+                "decoder": StackDesign(2, (causal,), heads=3),
+            },
+            None,
+        ),
+        (PAIR, {"encoder": StackDesign(2, (full,), heads=6), "dim": 30, "position": Rotary()}, ["even", "5"]),
+    ],
+    ids=str,
+)
+def test_only_an_encoder_beside_a_decoder_may_have_other_heads_and_another_feedforward(
+    design, changes, words
+):
+    if words is None:
+        assert design.but(**changes).decoder.heads is None
+        return
+    with refused(*words):
+        design.but(**changes)
+
+
+def test_an_encoders_numbers_are_the_designs_where_they_are_equal_or_left_open():
+    stack = lambda **own: PAIR.but(encoder=StackDesign(1, (full,), **own))
+    assert stack(heads=3, feedforward=FeedForward(17, "gelu")) == stack() == PAIR
+    unequal = stack(heads=5, feedforward=WIDE)
+    assert unequal != PAIR
+    assert unequal.but(heads=5, feedforward=WIDE) == PAIR.but(heads=5, feedforward=WIDE)
+    encoder, decoder = unequal.stack_attention(unequal.encoder), unequal.stack_attention(unequal.decoder)
+    assert (encoder.heads, encoder.kv_heads, encoder.head_dim) == (5, 5, 3)
+    assert (decoder.heads, decoder.kv_heads, decoder.head_dim) == (3, 3, 5)
+    assert decoder == unequal.attention
+    spelt_out = unequal.but(head_dim=5, kv_heads=1)  # said of the design: of both stacks
+    assert spelt_out.stack_attention(spelt_out.encoder).head_dim == 5
+    assert spelt_out.stack_attention(spelt_out.encoder).kv_heads == 1
+    for design in (unequal, spelt_out, unequal.but(position=RelativeBias(8, 19))):
+        assert made(design)(texts(B, S, 29), texts()).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("choose", "words"),
     [
@@ -573,6 +648,9 @@ def test_a_design_that_contradicts_itself_is_refused(changes, words):
         (lambda: StackDesign(2, causal), ["mask", "causal", "(causal,)"]),
         (lambda: StackDesign(2, ("causal",)), ["mask", "'causal'"]),
         (lambda: StackDesign(2, (causal,), final_norm="no"), ["final_norm", "'no'"]),
+        (lambda: StackDesign(2, (full,), heads=0), ["heads", "0"]),
+        (lambda: StackDesign(2, (full,), heads=2.0), ["heads", "2.0"]),
+        (lambda: StackDesign(2, (full,), feedforward=17), ["feedforward", "17"]),
         (lambda: kl.ClassificationHead(0), ["labels", "0"]),
         (lambda: kl.ClassificationHead(-2), ["labels", "-2"]),
         (lambda: kl.ClassificationHead(3, "max"), ["'max'", "mean"]),

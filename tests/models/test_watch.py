@@ -44,12 +44,8 @@ def test_maps_are_weights_and_the_output_stays_the_same(design, data):
     assert set(maps) == names
     for name, map_ in maps.items():
         keys = 7 if "cross" in name or (len(sides) == 2 and "encoder" in name) else 11
-        assert map_.shape == (
-            3,
-            design.heads,
-            7 if name.startswith("encoder") and len(sides) == 2 else 11,
-            keys,
-        )
+        heads = design.stack_attention(getattr(design, name.split(".")[0])).heads
+        assert map_.shape == (3, heads, 7 if name.startswith("encoder") and len(sides) == 2 else 11, keys)
         total = map_.sum(-1)
         assert ((total - 1).abs() < 1e-9).logical_or(total == 0).all()
         if name.startswith("decoder") and "self" in name:

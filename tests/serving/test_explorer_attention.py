@@ -52,12 +52,12 @@ def test_weights_are_those_that_watch_shows(design, data):
     assert kept.keys() == maps.keys()
     for name, layer in kept.items():
         whole = maps[name][0]
-        heads = data.draw(st.lists(st.integers(0, design.heads - 1), min_size=1, max_size=3, unique=True))
+        heads = data.draw(st.lists(st.integers(0, layer.heads - 1), min_size=1, max_size=3, unique=True))
         rows = torch.tensor(
             data.draw(st.lists(st.integers(0, layer.rows - 1), min_size=1, max_size=4, unique=True))
         )
         torch.testing.assert_close(
-            layer.weights(range(design.heads), torch.arange(layer.rows)), whole, atol=1e-12, rtol=1e-9
+            layer.weights(range(layer.heads), torch.arange(layer.rows)), whole, atol=1e-12, rtol=1e-9
         )
         torch.testing.assert_close(layer.weights(heads, rows), whole[heads][:, rows], atol=1e-12, rtol=1e-9)
         tall = data.draw(st.sampled_from([1, 3, 128]))
@@ -240,6 +240,19 @@ def test_a_long_text_is_summed_up_from_some_of_its_rows():
         layer=0,
     )
     assert found["rows"] == 256
+
+
+def test_an_encoder_with_other_heads_than_its_decoder_is_told_with_its_own():
+    stack = kl.StackDesign(2, (kl.full,), heads=12)
+    asked = Explorer(model("encoder-decoder", encoder=stack), words())
+    read = ask(asked, "attention", text=TEXT, source=SOURCE)
+    heads = {"encoder.self": 12, "decoder.self": 6, "decoder.cross": 6}
+    assert {each["name"]: each["heads"] for each in read["attentions"]} == heads
+    assert {each["name"]: each["heads"] for each in ask(asked, "about")["attentions"]} == heads
+    for name, count in heads.items():
+        for head in ("mean", count - 1):
+            ask(asked, "overview", key=read["key"], name=name, layer=1, head=head, size=64)
+        assert len(ask(asked, "summary", key=read["key"], name=name, layer=0)["heads"]) == count
 
 
 def test_a_pair_without_a_text_writes_one():

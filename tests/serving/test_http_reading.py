@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -113,6 +114,27 @@ def test_attention_maps_are_the_models():
         found = post(made, "/v1/attention", {"input": "the sea"})
         assert set(found["maps"]) == {"decoder.0.self", "decoder.1.self"}
         assert all(head[0][1] == 0 for head in found["maps"]["decoder.0.self"])  # nobody looks ahead
+
+
+def test_attention_heads_are_those_of_each_stack():
+    opened = translator()
+    design = opened.model.design
+    more = design.but(encoder=replace(design.encoder, heads=2 * design.heads))
+    model = kl.build(more, generator=torch.Generator().manual_seed(1)).eval()
+    model.notes = opened.model.notes
+    opened = opened._replace(model=model)
+    body = {"input": "the sea", "source": "a ship sails"}
+    with client(opened) as made:
+        found = post(made, "/v1/attention", body)
+        for name, heads in found["heads"].items():
+            count = design.heads * (2 if name.startswith("encoder") else 1)
+            assert heads == list(range(count))
+            assert len(found["maps"][name]) == count
+        last = {"heads": [2 * design.heads - 1]}
+        post(made, "/v1/attention", body | last | {"layers": ["encoder.*"]})
+        refused = made.post("/v1/attention", json=body | last)
+        assert refused.status_code == 400
+        assert f"decoder.0.self has {design.heads}" in refused.json()["error"]["message"]
 
 
 def test_texts_of_many_callers_are_read_together():

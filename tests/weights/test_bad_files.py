@@ -549,12 +549,18 @@ CONTRADICTIONS = {
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         ("rope_parameters", "rope_scaling", "linear"),
     ),
-    "bart: two widths": ("bart", {"encoder_ffn_dim": 47}, ("encoder_ffn_dim", "47", "decoder_ffn_dim", "43")),
-    "bart: two kinds of heads": (
+    "bart: encoder heads do not divide the width": (
         "bart",
-        {"decoder_attention_heads": 7},
-        ("encoder_attention_heads", "decoder_attention_heads", "7"),
+        {"encoder_attention_heads": 5},
+        ("21", "5 encoder.heads"),
     ),
+    "bart: heads do not divide the width": ("bart", {"decoder_attention_heads": 5}, ("21", "5 heads")),
+    "bart: encoder heads that are no number": (
+        "bart",
+        {"encoder_attention_heads": "3"},
+        ("encoder_attention_heads", "'3'"),
+    ),
+    "bart: an encoder width of nothing": ("bart", {"encoder_ffn_dim": 0}, ("encoder_ffn_dim", "0")),
     "gpt_neo: fewer kinds than layers": (
         "gpt_neo",
         {"attention_types": [[["global", "local"], 1]]},
@@ -588,6 +594,12 @@ def test_a_configuration_that_contradicts_itself_is_refused_by_both_sides(taken,
     family, changes, words = CONTRADICTIONS[case]
     folder = edit(taken(family), **changes)
     refused(folder, str(folder / CONFIG), *words)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_width_of_one_stack_that_is_not_that_of_its_tensors_names_the_tensor(taken, side):
+    folder = edit(taken("bart"), **{f"{side}_ffn_dim": 47})
+    refused(folder, f"model.{side}.layers.0.fc1", "47", "43")
 
 
 UNSUPPORTED = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import onnxruntime
 import pytest
@@ -19,6 +21,7 @@ DESIGNS = {
     "t5": kl.presets.t5_v1_1,
     "bart": kl.presets.bart,
     "two vocabularies": kl.presets.marian.but(source_vocab=31),
+    "unequal": kl.presets.marian,
     "masked": kl.presets.bert_masked,
     "classes": kl.presets.bert.but(head=kl.ClassificationHead(5)),
     "last": kl.presets.llama.but(head=kl.ClassificationHead(5, "last")),
@@ -34,6 +37,8 @@ def ours(name: str):
         for side in ("encoder", "decoder")
         if (stack := getattr(design, side))
     }
+    if name == "unequal":
+        stacks["encoder"] = replace(stacks["encoder"], heads=6, feedforward=kl.FeedForward(31, "silu"))
     model = kl.build(design.but(vocab=53, dim=24, heads=2, **stacks)).eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -111,7 +111,7 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
                     if isinstance(module, SelfAttention)
                     else module.q.weight
                 )
-                init_normal(query_weight, init.factor * (design.dim * design.head_width) ** -0.5)
+                init_normal(query_weight, init.factor * (design.dim * module.config.head_dim) ** -0.5)
     weight = getattr(model.head, "weight", None)
     if weight is not None:
         init_linear(weight, init.std if isinstance(init, NormalInit) else design.dim**-0.5)

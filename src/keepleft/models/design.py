@@ -26,10 +26,16 @@ class StackDesign:
     layers: int
     mask: tuple[Mask, ...]  # taken in turn by the layers: (causal,) or (causal, causal & window(256))
     final_norm: bool = True
+    heads: int | None = None  # None: the design's; only an encoder beside a decoder may differ
+    feedforward: FeedForward | None = None  # None: the design's; likewise
 
     def __post_init__(self) -> None:
         checks.check_int("layers", self.layers)
         checks.check_bool("final_norm", self.final_norm)
+        if self.heads is not None:
+            checks.check_int("heads", self.heads)
+        if not isinstance(self.feedforward, FeedForward | None):
+            raise ValueError(f"feedforward is {self.feedforward!r}: it must be a FeedForward, or None")
         if (
             not isinstance(self.mask, tuple)
             or not self.mask
@@ -125,8 +131,8 @@ class T5Init:
 class Design:
     vocab: int
     dim: int
-    heads: int
-    feedforward: FeedForward
+    heads: int  # of the decoder where there is one; an encoder beside it may have its own
+    feedforward: FeedForward  # likewise
     position: Position
     norm: Norm
     norm_first: bool
@@ -134,8 +140,8 @@ class Design:
     decoder: StackDesign | None = None
     head: LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None = LMHead()
     source_vocab: int | None = None  # None: encoder and decoder share their embedding
-    kv_heads: int | None = None  # None: as many as heads
-    head_dim: int | None = None  # None: dim / heads
+    kv_heads: int | None = None  # None: as many as heads, in each stack
+    head_dim: int | None = None  # None: dim / heads, in each stack
     bias: bool = True
     bias_qkv: bool | None = None  # None: as bias
     bias_out: bool | None = None  # None: as bias
@@ -169,16 +175,19 @@ class Design:
                     allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None)
                 )
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {known}")
-        if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(
-                f"dim {self.dim} does not divide into {self.heads} heads: give head_dim, or change one"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(
-                f"{self.heads} heads cannot share {self.kv_heads} key heads: one must divide the other"
-            )
         if self.encoder is None and self.decoder is None:
             raise ValueError("a design needs an encoder, a decoder or both")
+        self._normalize_stacks()
+        own_heads = None if self.encoder is None else self.encoder.heads
+        for name, heads in {"heads": self.heads, "encoder.heads": own_heads or self.heads}.items():
+            if self.head_dim is None and self.dim % heads:
+                raise ValueError(
+                    f"dim {self.dim} does not divide into {heads} {name}: give head_dim, or change one"
+                )
+            if heads % (self.kv_heads or heads):
+                raise ValueError(
+                    f"{heads} {name} cannot share {self.kv_heads} key heads: one must divide the other"
+                )
         if self.source_vocab is not None and (self.encoder is None or self.decoder is None):
             raise ValueError(
                 f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source apart"
@@ -189,16 +198,34 @@ class Design:
             ("bias_qkv", self.bias),
             ("bias_out", self.bias),
         ):
-            if (
-                getattr(self, name) == implied
-            ):  # one spelling for one meaning, so that equal designs are equal
+            # one spelling for one meaning, so that equal designs are equal
+            if getattr(self, name) == implied and (own_heads is None or name.startswith("bias")):
                 object.__setattr__(self, name, None)
-        if isinstance(self.position, Rotary) and (self.head_width % 2):
-            raise ValueError(f"rotary positions need heads of even width, not {self.head_width}")
+        for stack in filter(None, (self.encoder, self.decoder)):
+            head_dim = self.stack_attention(stack).head_dim
+            if isinstance(self.position, Rotary) and head_dim % 2:
+                raise ValueError(f"rotary positions need heads of even width, not {head_dim}")
         for name in ("dropout", "attention_dropout"):
             checks.check_number(name, getattr(self, name))
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and below 1")
+
+    def _normalize_stacks(self) -> None:
+        """Set overrides equal to the design's to None; refuse others outside an encoder beside a decoder."""
+        for side in ("encoder", "decoder"):
+            stack = getattr(self, side)
+            for name in ("heads", "feedforward"):
+                override = getattr(stack, name, None)
+                if override is None:
+                    continue
+                if override == getattr(self, name):
+                    stack = replace(stack, **{name: None})
+                    object.__setattr__(self, side, stack)
+                elif side == "decoder" or self.decoder is None:
+                    raise ValueError(
+                        f"{side}.{name} is {override!r}, but the design's {name} is {getattr(self, name)!r}: "
+                        f"only an encoder beside a decoder may differ, so set {name} of the design itself"
+                    )
 
     @property
     def head_width(self) -> int:
@@ -206,13 +233,24 @@ class Design:
 
     @property
     def attention(self) -> AttentionConfig:
-        """The numbers of each attention."""
+        """The numbers of each attention; of the decoder's where an encoder beside it has its own."""
+        return self._attention(self.heads)
+
+    def stack_attention(self, stack: StackDesign) -> AttentionConfig:
+        """The numbers of each attention of the encoder or the decoder."""
+        return self._attention(stack.heads or self.heads)
+
+    def stack_feedforward(self, stack: StackDesign) -> FeedForward:
+        """The feed-forward layer of the encoder or the decoder."""
+        return stack.feedforward or self.feedforward
+
+    def _attention(self, heads: int) -> AttentionConfig:
         resolve = lambda override: self.bias if override is None else override
         return AttentionConfig(
             self.dim,
-            self.heads,
-            self.kv_heads or self.heads,
-            self.head_width,
+            heads,
+            self.kv_heads or heads,
+            self.head_dim or self.dim // heads,
             resolve(self.bias_qkv),
             resolve(self.bias_out),
             None if self.scale_scores else 1.0,

@@ -284,7 +284,9 @@ bert_masked = bert.but(head=MaskedLMHead())
 def small(design: Design) -> Design:
     """The same kind of model, small enough for a demonstration or a test."""
     stacks = {
-        name: replace(stack, layers=2) for name in ("encoder", "decoder") if (stack := getattr(design, name))
+        name: replace(stack, layers=2, heads=None, feedforward=None)
+        for name in ("encoder", "decoder")
+        if (stack := getattr(design, name))
     }
     return design.but(
         vocab=512,

@@ -26,10 +26,11 @@ class LayerStack(nn.Module):
         super().__init__()
         self.design = design
         self.masks = config.mask
+        self.attention = design.stack_attention(config)
         self.layers = nn.ModuleList(
             TransformerBlock(
-                design.attention,
-                design.feedforward,
+                self.attention,
+                design.stack_feedforward(config),
                 design.norm,
                 norm_first=design.norm_first,
                 cross=cross,
@@ -41,7 +42,7 @@ class LayerStack(nn.Module):
         self.norm = make_norm(design.norm, design.dim) if config.final_norm else nn.Identity()
         if isinstance(design.position, RelativeBias):
             self.nearness = RelativePositionBias(
-                design.position, design.heads, bidirectional=config.mask == (full,)
+                design.position, self.attention.heads, bidirectional=config.mask == (full,)
             )
         self.backend: str | None = None  # None: whatever suits
 
@@ -73,7 +74,7 @@ class LayerStack(nn.Module):
         sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
         rotary = None
         if isinstance(self.design.position, Rotary):
-            rotary = rope_cos_sin(self.design.position, positions, self.design.head_width, x.dtype)
+            rotary = rope_cos_sin(self.design.position, positions, self.attention.head_dim, x.dtype)
         cross_sight = None
         if memory is not None:
             if memory.rows_per_source > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
@@ -104,7 +105,7 @@ class LayerStack(nn.Module):
             mask,
             grid,
             batch=batch,
-            heads=self.design.heads,
+            heads=self.attention.heads,
             device=x.device,
             dtype=x.dtype,
             backend=self.backend,

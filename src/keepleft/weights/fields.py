@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from keepleft import checks
-from keepleft.models.design import Design
+from keepleft.models.design import Design, StackDesign
 
 _REQUIRED = object()
 
@@ -135,17 +136,21 @@ def _design_paths(row: Field) -> tuple[str, ...]:
     return row.design_path if isinstance(row.design_path, tuple) else (row.design_path,)  # type: ignore[return-value]
 
 
-def _get(value: Any, path: str) -> Any:
+def _get(design: Design, path: str) -> Any:
+    """What a design has at a path; what a stack leaves open is the design's."""
+    value: Any = design
     for name in path.split("."):
-        value = getattr(value, name)
+        part = getattr(value, name)
+        value = getattr(design, name) if part is None and isinstance(value, StackDesign) else part
     return value
 
 
-def _set(value: Any, changes: Mapping[str, Any]) -> Any:
-    """A frozen value with the given places changed, all at once."""
+def _set(value: Any, changes: Mapping[str, Any], inherited: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """A frozen value with the given places changed, all at once; a part that it leaves open begins as the inherited one."""
     assert is_dataclass(value)
     updates: dict[str, Any] = {}
-    for name in {path.split(".")[0] for path in changes}:
+    stacks_last = sorted({path.split(".")[0] for path in changes}, key=("encoder", "decoder").__contains__)
+    for name in stacks_last:
         if name not in {f.name for f in fields(value)}:
             raise ValueError(f"a {type(value).__name__} has no {name}")
         if name in changes:
@@ -156,5 +161,6 @@ def _set(value: Any, changes: Mapping[str, Any]) -> Any:
                 for path, change in changes.items()
                 if path.startswith(f"{name}.")
             }
-            updates[name] = _set(getattr(value, name), nested)
+            part = getattr(value, name)
+            updates[name] = _set(inherited[name] if part is None else part, nested, vars(value) | updates)
     return replace(value, **updates)  # type: ignore[type-var]

@@ -70,7 +70,9 @@ def write(
     if isinstance(model, EncoderDecoder):
         assert design.encoder is not None
         encoder = specs.TransformerEncoderSpec(
-            design.encoder.layers, design.heads, **_stack_options(design, design.encoder)
+            design.encoder.layers,
+            design.stack_attention(design.encoder).heads,
+            **_stack_options(design, design.encoder),
         )
         spec = specs.TransformerSpec(encoder, decoder)
         source_embedding = model.token if model.source_token is None else model.source_token
@@ -163,17 +165,18 @@ def decoder_start_token(model: Any) -> int:
 def _stack_options(design: Design, stack: StackDesign) -> dict[str, Any]:
     from ctranslate2.specs import Activation
 
-    head_dim = design.head_width
+    attention = design.stack_attention(stack)
+    feedforward = design.stack_feedforward(stack)
     return {
         "pre_norm": design.norm_first,
         "no_final_norm": not stack.final_norm,
-        "activation": getattr(Activation, ACTIVATIONS[design.feedforward.activation]),
+        "activation": getattr(Activation, ACTIVATIONS[feedforward.activation]),
         "layernorm_embedding": design.norm_embedding,
-        "ffn_glu": design.feedforward.gated,
+        "ffn_glu": feedforward.gated,
         "relative_attention_bias": isinstance(design.position, RelativeBias),
         "rms_norm": isinstance(design.norm, RMSNorm),
-        "num_heads_kv": design.kv_heads,
-        "head_dim": head_dim if head_dim * design.heads != design.dim else None,
+        "num_heads_kv": None if attention.kv_heads == attention.heads else attention.kv_heads,
+        "head_dim": None if attention.head_dim * attention.heads == design.dim else attention.head_dim,
     }
 
 
@@ -224,7 +227,7 @@ def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
                 layer_spec.attention, design, layer.norm_cross, layer.cross.q, layer.cross.kv, layer.cross.out
             )
         _fill_norm(layer_spec.ffn.layer_norm, layer.norm_feed)
-        if design.feedforward.gated:
+        if layer.feed.gated:
             for linear_spec, half in zip(
                 (layer_spec.ffn.linear_0, layer_spec.ffn.linear_0_noact), (0, 1), strict=True
             ):

@@ -50,7 +50,7 @@ def attention(explorer: Explorer, params: Params) -> dict[str, Any]:
                 "name": name,
                 "kind": attention_kind(name),
                 "layers": len(layers),
-                "heads": design.heads,
+                "heads": design.stack_attention(getattr(design, name.split(".")[0])).heads,
                 "rows": lengths[sides[name][0]],
                 "columns": lengths[sides[name][1]],
                 "row_side": sides[name][0],

@@ -37,7 +37,7 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
                 "name": name,
                 "kind": attention_kind(name),
                 "layers": stack.layers,
-                "heads": design.heads,
+                "heads": design.stack_attention(stack).heads,
                 "mask": "full" if name == "decoder.cross" else ", ".join(map(str, stack.mask)),
             }
             for name, stack in stacks.items()

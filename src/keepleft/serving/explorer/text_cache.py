@@ -167,16 +167,20 @@ def weights_version(model: Any) -> int:
 
 def bytes_per_token(design: Design, element_size: int) -> int:
     """Bytes of the queries and keys of one token in all layers, numbers of `element_size` bytes."""
-    qk_heads = design.heads + (design.kv_heads or design.heads)
-    layer_counts = [stack.layers for stack in (design.encoder, design.decoder) if stack is not None]
-    # of the cross-attention, queries of one side and keys of the other
-    cross_layers = layer_counts[1] if len(layer_counts) == 2 else 0
-    return (sum(layer_counts) + cross_layers) * qk_heads * design.head_width * element_size
+    # cross-attention has the queries of one side and the keys of the other
+    cross_attention = None if design.encoder is None else design.decoder
+    numbers = 0
+    for stack in filter(None, (design.encoder, design.decoder, cross_attention)):
+        config = design.stack_attention(stack)
+        numbers += stack.layers * (config.heads + config.kv_heads) * config.head_dim
+    return numbers * element_size
 
 
 def max_tokens(design: Design, element_size: int, max_bytes: int) -> int:
     """Tokens whose queries and keys fit into the room; and whose biases are not too many."""
     tokens = max_bytes // bytes_per_token(design, element_size)
     if isinstance(design.position, RelativeBias):
-        tokens = min(tokens, math.isqrt(MAX_BIAS_BYTES // (2 * 4 * design.heads)))
+        stacks = filter(None, (design.encoder, design.decoder))
+        heads = max(design.stack_attention(stack).heads for stack in stacks)
+        tokens = min(tokens, math.isqrt(MAX_BIAS_BYTES // (2 * 4 * heads)))
     return max(1, tokens)

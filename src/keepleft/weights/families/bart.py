@@ -73,16 +73,15 @@ def write_layer_counts(config: dict[str, Any], design: Design) -> dict[str, Any]
 
 
 def shared_fields(template: Design) -> list[Field]:
-    def both_stacks(name: str, design_path: str, default: Any) -> list[Field]:
-        return [same_field(f"{stack}_{name}", design_path, default) for stack in ("encoder", "decoder")]
-
     return [
         same_field("vocab_size", "vocab", template.vocab),
         same_field("d_model", "dim", 1024),
         same_field("encoder_layers", "encoder.layers", 12),
         same_field("decoder_layers", "decoder.layers", 12),
-        *both_stacks("ffn_dim", "feedforward.width", 4096),
-        *both_stacks("attention_heads", "heads", 16),
+        same_field("encoder_ffn_dim", "encoder.feedforward.width", 4096),
+        same_field("decoder_ffn_dim", "feedforward.width", 4096),
+        same_field("encoder_attention_heads", "encoder.heads", 16),
+        same_field("decoder_attention_heads", "heads", 16),
         choice_field("activation_function", "feedforward.activation", ACTIVATIONS, "gelu"),
         same_field("dropout", "dropout", 0.1),
         same_field("attention_dropout", "attention_dropout", 0.0),

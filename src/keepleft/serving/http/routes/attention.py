@@ -124,13 +124,11 @@ def _select_layers(
         for name, module in attentions.items()
         if any(fnmatchcase(name, pattern) for pattern in body.layers)
     }
-    heads = service.model.design.heads
-    if body.heads is not None and max(body.heads) >= heads:
-        raise APIError(
-            400, f"head {max(body.heads)} was asked for, and each attention has {heads}", param="heads"
-        )
+    heads_by_layer = {name: module.config.heads for name, module in selected.items()}
     cells = 0
-    for name in selected:
+    for name, heads in heads_by_layer.items():
+        if body.heads is not None and max(body.heads) >= heads:
+            raise APIError(400, f"head {max(body.heads)} was asked for, and {name} has {heads}", param="heads")
         rows = num_source_tokens if name.startswith("encoder") and service.is_encoder_decoder else num_tokens
         columns = num_source_tokens if name.endswith("cross") else rows
         cells += rows * columns * (heads if body.heads is None else len(body.heads))
@@ -142,7 +140,7 @@ def _select_layers(
             param="layers",
             code="too_large",
         )
-    return dict.fromkeys(selected, heads)
+    return heads_by_layer
 
 
 @torch.no_grad()
