@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepleft.data.batches import BatchCursor, Batches, BucketedLayout, PackedLayout, WindowLayout
-from keepleft.data.objectives import IGNORE_INDEX, Classification, NextToken, Translation
+from keepleft.data.objectives import Classification, NextToken, Translation
 from keepleft.data.prefetch import prefetch
 from keepleft.data.token_store import TokenStore
+from keepleft.nn.loss import IGNORE_INDEX
 
 START, END = 1, 2
 texts = st.lists(

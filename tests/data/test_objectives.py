@@ -6,16 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.objectives import (
-    IGNORE_INDEX,
-    Denoising,
-    MaskedToken,
-    NextToken,
-    SpanCorruption,
-    Translation,
-)
+from keepleft.data.objectives import Denoising, MaskedToken, NextToken, SpanCorruption, Translation
 from keepleft.data.ragged import Ragged
 from keepleft.data.teacher_forcing import shift_right
+from keepleft.nn.loss import IGNORE_INDEX
 
 PAD = 0
 START = 1

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import keepleft as kl
-from keepleft.data.objectives import IGNORE_INDEX
 from keepleft.evaluation.translation import translation
+from keepleft.nn.loss import IGNORE_INDEX
 
 
 def test_likelihood_is_the_mean_over_all_targets_however_they_are_batched():

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keepleft.data.objectives import IGNORE_INDEX, Examples
+from keepleft.data.objectives import Examples
 from keepleft.data.ragged import IntArray, Layout, Ragged
+from keepleft.nn.loss import IGNORE_INDEX
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from keepleft.data.ragged import IntArray, Ragged
 from keepleft.data.teacher_forcing import shift_right
-
-IGNORE_INDEX = -100  # a target that is not asked for
+from keepleft.nn.loss import IGNORE_INDEX
 
 
 class Examples(NamedTuple):

@@ -228,6 +228,10 @@ class Design:
                     )
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        return self.encoder is not None and self.decoder is not None
+
+    @property
     def head_width(self) -> int:
         return self.head_dim or self.dim // self.heads
 

@@ -59,7 +59,7 @@ def write_model_directory(
         "bos_token_id": specials.start,
         "eos_token_id": specials.end,
     }
-    if model.design.encoder is not None and model.design.decoder is not None:
+    if model.design.is_encoder_decoder:
         decoder_start = specials.pad if task == "span" else specials.start
         notes |= {
             "decoder_start_token_id": decoder_start,
