@@ -140,7 +140,7 @@ MUTANTS = [
            "target_rows = (targets != IGNORE_INDEX + 1).nonzero()[:, 0]", "nn/test_loss.py"),
     # decoding: what is chosen, what it is ranked by, where a text ends
     Mutant("a draw may fall on what cannot come", "decoding/sampling.py", "right=True)", "right=False)", DRAWS),
-    Mutant("a score is no log-probability", "decoding/sampling.py", " - logits.logsumexp(-1)", "", "runs/test_drawn_choices.py"),
+    Mutant("a score is no log-probability", "decoding/sampling.py", " - logits.logsumexp(-1)", "", "plots/test_next_token.py"),
     Mutant("long texts are not ranked by their length", "decoding/beam.py",
            "candidate_scores / _power(length, self.length_penalty, candidate_scores)", "candidate_scores / length",
            BEAM),

@@ -11,7 +11,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import lessons
+import tiny_training as tiny
+import training_processes
 from keepleft.data.batches import BucketedLayout, PackedLayout
 from keepleft.training import checkpoint
 from keepleft.training.loop import train
@@ -21,7 +22,7 @@ KILLS = 20
 
 @pytest.fixture(autouse=True)
 def few_threads():
-    with lessons.one_thread():
+    with tiny.one_thread():
         yield
 
 
@@ -40,12 +41,12 @@ def few_threads():
 def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(
     tmp_path_factory, stops, optimizer, average, kind, accumulate, shape, dtype
 ):
-    design = lessons.design(kind)
-    order = lessons.batches(design, shape, accumulate=accumulate)
-    recipe = lessons.recipe(optimizer=optimizer, ema_decay=average, log_every=3)
+    design = tiny.design(kind)
+    order = tiny.batches(design, shape, accumulate=accumulate)
+    recipe = tiny.recipe(optimizer=optimizer, ema_decay=average, log_every=3)
     whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
     run = lambda folder, stop: list(
-        train(lessons.model(design, dtype=dtype), order, recipe, folder=folder, stop=stop)
+        train(tiny.model(design, dtype=dtype), order, recipe, folder=folder, stop=stop)
     )
     unbroken = run(whole, lambda: False)
     done, reports = 0, []
@@ -54,8 +55,8 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(
         reports += run(broken, lambda: next(asked) == stop)  # noqa: B023
         done = reports[-1].step
         assert done == min(stop, 12)
-    ends = lessons.state(whole, 12), lessons.state(broken, 12)
-    assert lessons.same(*ends)
+    ends = tiny.checkpoint_tensors(whole, 12), tiny.checkpoint_tensors(broken, 12)
+    assert tiny.equal_tensors(*ends)
     kinds = {"weights", "step", "exp_avg", "exp_avg_sq"} | ({"average"} if average else set())
     assert {name.split("/")[0] for name in ends[0]} == kinds | (
         {"momentum"} if optimizer == "muon" else set()
@@ -70,18 +71,17 @@ def test_a_run_that_stopped_anywhere_ends_as_an_unbroken_one_bit_for_bit(
 
 def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(tmp_path):
     """SIGKILL, twenty times, while it learns and while it saves; with everything on that must be remembered."""
-    recipe = lessons.recipe(steps=50, save_every=2, optimizer="muon", ema_decay=0.9, keep_checkpoints=2)
-    lessons.run(tmp_path / "whole", recipe=recipe)
-    expected = lessons.state(tmp_path / "whole", 50)
-    chance = random.Random(5)
-    kills = 0
-    during = 0
-    runs = 0
+    recipe = tiny.recipe(steps=50, save_every=2, optimizer="muon", ema_decay=0.9, keep_checkpoints=2)
+    tiny.run(tmp_path / "whole", recipe=recipe)
+    expected = tiny.checkpoint_tensors(tmp_path / "whole", 50)
+    chance, kills, during, runs = random.Random(5), 0, 0, 0
     finished = False
     while kills < KILLS or not finished:
         folder = tmp_path / f"broken{runs}"
-        started = lessons.CHILDREN.Event()
-        child = lessons.child(lessons.begun, str(folder), "both", recipe, started)
+        started = training_processes.FORK_SERVER.Event()
+        child = training_processes.start_child(
+            training_processes.run_with_slow_saves, str(folder), "both", recipe, started
+        )
         while (
             not started.wait(0.05) and child.is_alive()
         ):  # one that was killed after its last save ends without a step
@@ -89,10 +89,10 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
         if kills < KILLS:
             time.sleep(chance.uniform(0.0, 0.4))
             child.kill()
-        child.join(lessons.LIMIT)
+        child.join(training_processes.CHILD_TIMEOUT)
         finished = child.exitcode == 0
         if finished:
-            assert lessons.same(lessons.state(folder, 50), expected)
+            assert tiny.equal_tensors(tiny.checkpoint_tensors(folder, 50), expected)
             assert not list(folder.glob("*.part"))
             assert [place.name for place in checkpoint.list_checkpoints(folder)] == [
                 "step-00000050",
@@ -107,33 +107,35 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_an_unbroken_one_bit_for_bit(
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
-    recipe = lessons.recipe(steps=8, save_every=2, keep_checkpoints=1, ema_decay=0.9)
-    lessons.run(tmp_path / "whole", recipe=recipe)
+    recipe = tiny.recipe(steps=8, save_every=2, keep_checkpoints=1, ema_decay=0.9)
+    tiny.run(tmp_path / "whole", recipe=recipe)
     folder = tmp_path / "broken"
     asked = iter(range(1, 9))
-    lessons.run(
+    tiny.run(
         folder,
-        recipe=lessons.recipe(steps=8, save_every=2, keep_checkpoints=9, ema_decay=0.9),
+        recipe=tiny.recipe(steps=8, save_every=2, keep_checkpoints=9, ema_decay=0.9),
         stop=lambda: next(asked) == 6,
     )
     tensors = folder / "step-00000006" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     asked = iter(range(5, 9))
-    often = lessons.recipe(steps=8, save_every=1, keep_checkpoints=1, ema_decay=0.9, log_every=1)
-    reports = lessons.run(folder, recipe=often, stop=lambda: next(asked) == 5)
+    often = tiny.recipe(steps=8, save_every=1, keep_checkpoints=1, ema_decay=0.9, log_every=1)
+    reports = tiny.run(folder, recipe=often, stop=lambda: next(asked) == 5)
     assert "step-00000006 is damaged: tensors.safetensors has" in reports[0].notes[0]
     assert "going on from step-00000004" in reports[0].notes[0]
     assert [place.name for place in checkpoint.list_checkpoints(folder)] == [
         "step-00000005"
     ]  # the damaged one does not count as newer
-    lessons.run(folder, recipe=recipe)
-    assert lessons.same(lessons.state(folder, 8), lessons.state(tmp_path / "whole", 8))
+    tiny.run(folder, recipe=recipe)
+    assert tiny.equal_tensors(
+        tiny.checkpoint_tensors(folder, 8), tiny.checkpoint_tensors(tmp_path / "whole", 8)
+    )
 
 
 def test_a_full_disk_names_the_checkpoint_leaves_the_one_before_and_the_run_can_go_on(tmp_path):
     resource = pytest.importorskip("resource")
-    recipe = lessons.recipe(steps=8, save_every=4)
-    lessons.run(tmp_path / "whole", recipe=recipe)
+    recipe = tiny.recipe(steps=8, save_every=4)
+    tiny.run(tmp_path / "whole", recipe=recipe)
     folder, (soft, hard) = tmp_path / "broken", resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full() -> bool:
@@ -145,29 +147,33 @@ def test_a_full_disk_names_the_checkpoint_leaves_the_one_before_and_the_run_can_
         with pytest.raises(
             OSError, match=r"the checkpoint .*step-00000008 could not be written .*File too large"
         ):
-            lessons.run(folder, recipe=recipe, stop=full)
+            tiny.run(folder, recipe=recipe, stop=full)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
-    assert lessons.run(folder, recipe=recipe)[0].notes == ["going on from step-00000004"]
-    assert lessons.same(lessons.state(folder, 8), lessons.state(tmp_path / "whole", 8))
+    assert tiny.run(folder, recipe=recipe)[0].notes == ["going on from step-00000004"]
+    assert tiny.equal_tensors(
+        tiny.checkpoint_tensors(folder, 8), tiny.checkpoint_tensors(tmp_path / "whole", 8)
+    )
 
 
 def test_what_changed_is_named_and_what_is_free_may_change(tmp_path):
-    recipe = lessons.recipe(steps=6, save_every=3)
-    lessons.run(tmp_path / "whole", recipe=recipe, metadata={"data": "a", "sizes": (1, 2)})
+    recipe = tiny.recipe(steps=6, save_every=3)
+    tiny.run(tmp_path / "whole", recipe=recipe, metadata={"data": "a", "sizes": (1, 2)})
     folder = tmp_path / "broken"
     asked = iter([False, False, True])
-    lessons.run(folder, recipe=recipe, metadata={"data": "a", "sizes": (1, 2)}, stop=lambda: next(asked))
+    tiny.run(folder, recipe=recipe, metadata={"data": "a", "sizes": (1, 2)}, stop=lambda: next(asked))
     shutil.copytree(folder, tmp_path / "before")
     with pytest.raises(
         ValueError,
         match=r"cannot go on, because it has changed: lr was 0.01 and is 0.02; data was 'a' and "
         r"is 'b'; more was None and is 1; sizes was \[1, 2\] and is None",
     ):
-        lessons.run(folder, recipe=lessons.recipe(steps=6, lr=0.02), metadata={"data": "b", "more": 1})
-    assert lessons.same(lessons.state(folder, 3), lessons.state(tmp_path / "before", 3))
-    free = lessons.recipe(
+        tiny.run(folder, recipe=tiny.recipe(steps=6, lr=0.02), metadata={"data": "b", "more": 1})
+    assert tiny.equal_tensors(
+        tiny.checkpoint_tensors(folder, 3), tiny.checkpoint_tensors(tmp_path / "before", 3)
+    )
+    free = tiny.recipe(
         steps=6,
         save_every=1,
         log_every=2,
@@ -177,28 +183,30 @@ def test_what_changed_is_named_and_what_is_free_may_change(tmp_path):
         metric="bleu",
         activation_checkpointing=True,
     )
-    lessons.run(
+    tiny.run(
         folder, recipe=free, metadata={"data": "a", "sizes": [1, 2]}, measure=lambda model: {"bleu": 0.0}
     )
-    assert lessons.same(lessons.state(folder, 6), lessons.state(tmp_path / "whole", 6))
+    assert tiny.equal_tensors(
+        tiny.checkpoint_tensors(folder, 6), tiny.checkpoint_tensors(tmp_path / "whole", 6)
+    )
 
 
 def test_a_finished_run_stays_finished(tmp_path):
-    recipe = lessons.recipe(steps=3)
-    lessons.run(tmp_path, recipe=recipe)
-    assert lessons.run(tmp_path, recipe=recipe) == []
+    recipe = tiny.recipe(steps=3)
+    tiny.run(tmp_path, recipe=recipe)
+    assert tiny.run(tmp_path, recipe=recipe) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "words"), [({"dim": 24}, "has shape"), ({"bias": False}, "unknown"), ({}, "and type")]
 )
 def test_another_model_is_refused_before_anything_is_filled(changes, words, tmp_path):
-    recipe = lessons.recipe(steps=3)
+    recipe = tiny.recipe(steps=3)
     asked = iter([True])
-    lessons.run(tmp_path, recipe=recipe, stop=lambda: next(asked))
-    design = lessons.design("both", **changes)
-    model = lessons.model(design, dtype=torch.float64 if changes else torch.float32)
+    tiny.run(tmp_path, recipe=recipe, stop=lambda: next(asked))
+    design = tiny.design("both", **changes)
+    model = tiny.model(design, dtype=torch.float64 if changes else torch.float32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ValueError, match=f"step-00000001 is of another model.*{words}"):
-        list(train(model, lessons.batches(design), recipe, folder=tmp_path))
-    assert lessons.same(model.state_dict(), before)
+        list(train(model, tiny.batches(design), recipe, folder=tmp_path))
+    assert tiny.equal_tensors(model.state_dict(), before)

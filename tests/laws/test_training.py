@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-import lessons
+import tiny_training as tiny
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout
 from keepleft.data.objectives import NextToken, Translation
 from keepleft.data.token_store import TokenStore
@@ -35,7 +35,7 @@ SHAPES = [BucketedLayout(), BucketedLayout(4), BucketedLayout(8, fixed_height=Tr
 
 @pytest.fixture(autouse=True)
 def few_threads():
-    with lessons.one_thread():
+    with tiny.one_thread():
         yield
 
 
@@ -85,8 +85,7 @@ def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert float((a[name] - b[name]).abs().max()) <= 1e-12 * max(1.0, largest), name
 
 
-# parallel = sequential
-# ------------------------------------------------------------------------------------------
+# parallel = sequential ------------------------------------------------------------------------------------------
 
 
 def step_by_step(model: torch.nn.Module, batch, smoothing: float) -> dict[str, torch.Tensor]:
@@ -123,8 +122,7 @@ def test_one_masked_pass_gives_the_gradients_of_the_step_by_step_loop(position, 
     alike(taught(model, [batch], smoothing)[0], step_by_step(model, batch, smoothing))
 
 
-# accumulation = full batch, packed = unpacked
-# ----------------------------------------------------------------------
+# accumulation = full batch, packed = unpacked ----------------------------------------------------------------------
 
 
 @given(
@@ -154,14 +152,14 @@ def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, 
     monkeypatch.setattr(
         step, "make_optimizers", lambda model, recipe, **_: [torch.optim.SGD(model.parameters(), lr=1.0)]
     )
-    design = lessons.design(kind, dropout=0.0)
-    recipe = lessons.recipe(steps=2, lr=0.3, warmup=0, schedule="constant", max_grad_norm=0.0)
+    design = tiny.design(kind, dropout=0.0)
+    recipe = tiny.recipe(steps=2, lr=0.3, warmup=0, schedule="constant", max_grad_norm=0.0)
     ends, reports = [], []
     for order in (
-        lessons.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
-        lessons.batches(design, shape, budget=48, accumulate=1000),
+        tiny.batches(design, BucketedLayout(), budget=10_000, accumulate=1),
+        tiny.batches(design, shape, budget=48, accumulate=1000),
     ):
-        model = lessons.model(design)
+        model = tiny.model(design)
         reports.append(list(train(model, order, recipe))[-1])
         ends.append(model.state_dict())
         counts = [batch.tokens for batch in next(order.steps())[1]]
@@ -174,40 +172,37 @@ def test_a_step_of_many_uneven_micro_batches_is_a_step_of_one_large_batch(kind, 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_recomputing_activations_changes_nothing(precision):
-    design = lessons.design("both", attention_dropout=0.1)
+    design = tiny.design("both", attention_dropout=0.1)
     ends = []
     for again in (False, True):
-        model = lessons.model(design)
+        model = tiny.model(design)
         list(
             train(
                 model,
-                lessons.batches(design),
-                lessons.recipe(steps=3, activation_checkpointing=again, precision=precision),
+                tiny.batches(design),
+                tiny.recipe(steps=3, activation_checkpointing=again, precision=precision),
             )
         )
         ends.append(model.state_dict())
-    assert lessons.same(*ends)
+    assert tiny.equal_tensors(*ends)
 
 
 def test_chance_is_another_one_in_every_micro_batch_of_every_step(monkeypatch):
     seeds, before = [], torch.manual_seed
     monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), before(seed))[1])
-    design = lessons.design()
+    design = tiny.design()
     for seed in (0, 1):
-        list(train(lessons.model(design), lessons.batches(design), lessons.recipe(seed=seed)))
-    steps = [step for _, (_, step) in zip(range(12), lessons.batches(design).steps(), strict=False)]
+        list(train(tiny.model(design), tiny.batches(design), tiny.recipe(seed=seed)))
+    steps = [step for _, (_, step) in zip(range(12), tiny.batches(design).steps(), strict=False)]
     assert len(set(seeds)) == len(seeds) == 2 * sum(map(len, steps))
 
 
-# what the loop says and when it ends
-# ----------------------------------------------------------------------------------
+# what the loop says and when it ends ----------------------------------------------------------------------------------
 
 
 def test_reports_add_up():
-    design = lessons.design(dropout=0.0)
-    run = lambda every: list(
-        train(lessons.model(design), lessons.batches(design), lessons.recipe(log_every=every))
-    )
+    design = tiny.design(dropout=0.0)
+    run = lambda every: list(train(tiny.model(design), tiny.batches(design), tiny.recipe(log_every=every)))
     fine, coarse = run(1), run(4)
     assert [report.step for report in fine] == list(range(1, 13))
     assert [report.step for report in coarse] == [4, 8, 12]
@@ -224,8 +219,8 @@ def test_reports_add_up():
 @pytest.mark.parametrize("clip", [1.0, 0.0])
 @pytest.mark.parametrize("what", ["loss", "norm of the gradients"])
 def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_path):
-    design = lessons.design()
-    model = lessons.model(design)
+    design = tiny.design()
+    model = tiny.model(design)
     done = []
 
     def spoil() -> bool:
@@ -237,14 +232,14 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
                 model.token.weight.register_hook(lambda gradient: gradient * math.inf)
         return False
 
-    order = lessons.batches(design)
+    order = tiny.batches(design)
     names = [step[0].identity for _, (_, step) in zip(range(8), order.steps(), strict=False)]
     with pytest.raises(FloatingPointError, match=f"the {what} of step 7 is") as caught:
         list(
             train(
                 model,
                 order,
-                lessons.recipe(log_every=4, save_every=2, max_grad_norm=clip),
+                tiny.recipe(log_every=4, save_every=2, max_grad_norm=clip),
                 folder=tmp_path,
                 stop=spoil,
             )
@@ -253,33 +248,29 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_batch(what, clip, tmp_p
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found[0].name == "step-00000006"
-    assert all(tensor.isfinite().all() for tensor in lessons.state(tmp_path, 6).values())
+    assert all(tensor.isfinite().all() for tensor in tiny.checkpoint_tensors(tmp_path, 6).values())
     if what != "loss":  # on a CPU it is noticed before the weights are touched
         assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_stop_saves_and_ends(tmp_path):
-    design = lessons.design()
+    design = tiny.design()
     asked = iter([False] * 4 + [True])
     *_, last = train(
-        lessons.model(design),
-        lessons.batches(design),
-        lessons.recipe(),
-        folder=tmp_path,
-        stop=lambda: next(asked),
+        tiny.model(design), tiny.batches(design), tiny.recipe(), folder=tmp_path, stop=lambda: next(asked)
     )
     assert (last.step, last.last, last.saved) == (5, True, str(tmp_path / "step-00000005"))
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
-    design = lessons.design()
+    design = tiny.design()
     values = [3.0, math.nan, 2.0, 2.5, 2.0, 2.1, 1.0, *[1.0] * 4]
     measured = iter(values)
-    recipe = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=2, patience=3)
+    recipe = tiny.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=2, patience=3)
     run = lambda more: list(
         train(
-            lessons.model(design),
-            lessons.batches(design),
+            tiny.model(design),
+            tiny.batches(design),
             more,
             folder=tmp_path,
             measure=lambda model: {"loss": next(measured)},
@@ -296,33 +287,33 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(tmp_path):
         "step-00000006",
     ]
     assert run(recipe) == []  # it has ended
-    patient = lessons.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=1, patience=4)
+    patient = tiny.recipe(steps=50, eval_every=2, save_every=1, keep_checkpoints=1, patience=4)
     assert [report.step for report in run(patient) if report.best] == [14]
 
 
 def test_a_metric_may_be_better_when_higher_and_must_be_measured():
-    design = lessons.design()
+    design = tiny.design()
     values = iter([0.1, 0.3, 0.2])
     reports = train(
-        lessons.model(design),
-        lessons.batches(design),
-        lessons.recipe(steps=6, eval_every=2, metric="bleu"),
+        tiny.model(design),
+        tiny.batches(design),
+        tiny.recipe(steps=6, eval_every=2, metric="bleu"),
         measure=lambda model: {"bleu": next(values)},
     )
     assert [report.best for report in reports] == [True, True, False]
     with pytest.raises(ValueError, match="'bleu' is not measured: there are chrf"):
         list(
             train(
-                lessons.model(design),
-                lessons.batches(design),
-                lessons.recipe(steps=2, metric="bleu"),
+                tiny.model(design),
+                tiny.batches(design),
+                tiny.recipe(steps=2, metric="bleu"),
                 measure=lambda model: {"chrf": 1.0},
             )
         )
 
 
 def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
-    design = lessons.design()
+    design = tiny.design()
     seen = {}
 
     def measure(model) -> dict[str, float]:
@@ -333,25 +324,22 @@ def test_evaluation_sees_the_average_in_evaluation_mode_and_changes_nothing():
 
     ends = []
     for chosen in (measure, None):
-        model = lessons.model(design)
+        model = tiny.model(design)
         list(
             train(
-                model,
-                lessons.batches(design),
-                lessons.recipe(steps=4, ema_decay=0.5, eval_every=2),
-                measure=chosen,
+                model, tiny.batches(design), tiny.recipe(steps=4, ema_decay=0.5, eval_every=2), measure=chosen
             )
         )
         ends.append(model.state_dict())
-    assert lessons.same(*ends)
-    assert lessons.same(seen, ends[0])  # at the end the average stays in the model
+    assert tiny.equal_tensors(*ends)
+    assert tiny.equal_tensors(seen, ends[0])  # at the end the average stays in the model
 
 
 def test_a_list_of_batches_is_an_order_too_and_an_empty_one_is_refused():
-    design = lessons.design(dropout=0.0)
-    order = lessons.batches(design, accumulate=1)
+    design = tiny.design(dropout=0.0)
+    order = tiny.batches(design, accumulate=1)
     some = [step[0] for _, (_, step) in zip(range(3), order.steps(), strict=False)]
-    reports = list(train(lessons.model(design), some, lessons.recipe(steps=7, log_every=1)))
+    reports = list(train(tiny.model(design), some, tiny.recipe(steps=7, log_every=1)))
     assert [report.epoch for report in reports] == [0, 0, 0, 1, 1, 1, 2]
     with pytest.raises(ValueError, match="the list of batches is empty"):
-        list(train(lessons.model(design), [], lessons.recipe()))
+        list(train(tiny.model(design), [], tiny.recipe()))

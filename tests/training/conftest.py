@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import lessons
+import tiny_training as tiny
 
 
 @pytest.fixture(autouse=True)
 def few_threads():
-    with lessons.one_thread():
+    with tiny.one_thread():
         yield

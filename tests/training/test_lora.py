@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import keepleft as kl
-import lessons
+import tiny_training as tiny
 from keepleft.training.loop import train
 from keepleft.training.lora import TARGET_MODULES, LoRALinear, add_lora, merge
 
@@ -18,16 +18,16 @@ def scores(model: torch.nn.Module) -> torch.Tensor:
 
 
 def taught(kind: str, folder=None, **recipe) -> torch.nn.Module:
-    design = lessons.design(kind)
-    model = lessons.model(design)
+    design = tiny.design(kind)
+    model = tiny.model(design)
     add_lora(model, 3, dropout=0.1)
-    list(train(model, lessons.batches(design), lessons.recipe(**recipe), folder=folder))
+    list(train(model, tiny.batches(design), tiny.recipe(**recipe), folder=folder))
     return model
 
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_before_training_nothing_has_changed(kind):
-    model = lessons.model(lessons.design(kind))
+    model = tiny.model(tiny.design(kind))
     before, names = scores(model), model.state_dict()
     found = add_lora(model, 3)
     assert torch.equal(scores(model), before)
@@ -39,7 +39,7 @@ def test_before_training_nothing_has_changed(kind):
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_only_the_small_matrices_learn(kind):
-    fresh = lessons.model(lessons.design(kind)).state_dict()
+    fresh = tiny.model(tiny.design(kind)).state_dict()
     model = taught(kind)
     for name, tensor in model.state_dict().items():
         if name in fresh:
@@ -55,7 +55,7 @@ def test_only_the_small_matrices_learn(kind):
 
 @pytest.mark.parametrize("kind", ["decoder", "both"])
 def test_folded_in_is_the_same_model_under_its_own_names(kind, tmp_path):
-    fresh = lessons.model(lessons.design(kind))
+    fresh = tiny.model(tiny.design(kind))
     model = taught(kind)
     before = scores(model)
     assert not torch.allclose(before, scores(fresh))
@@ -75,34 +75,38 @@ def test_folded_in_is_the_same_model_under_its_own_names(kind, tmp_path):
 
 def test_a_run_goes_on_with_them(tmp_path):
     whole = taught("both", tmp_path / "whole", ema_decay=0.9)
-    design = lessons.design("both")
-    model = lessons.model(design)
+    design = tiny.design("both")
+    model = tiny.model(design)
     add_lora(model, 3, dropout=0.1)
     asked = iter([False] * 6 + [True])
     list(
         train(
             model,
-            lessons.batches(design),
-            lessons.recipe(ema_decay=0.9),
+            tiny.batches(design),
+            tiny.recipe(ema_decay=0.9),
             folder=tmp_path / "broken",
             stop=lambda: next(asked),
         )
     )
-    assert lessons.same(taught("both", tmp_path / "broken", ema_decay=0.9).state_dict(), whole.state_dict())
-    assert lessons.same(lessons.state(tmp_path / "broken", 12), lessons.state(tmp_path / "whole", 12))
+    assert tiny.equal_tensors(
+        taught("both", tmp_path / "broken", ema_decay=0.9).state_dict(), whole.state_dict()
+    )
+    assert tiny.equal_tensors(
+        tiny.checkpoint_tensors(tmp_path / "broken", 12), tiny.checkpoint_tensors(tmp_path / "whole", 12)
+    )
 
 
 def test_a_checkpoint_without_them_is_refused(tmp_path):
-    design = lessons.design()
-    list(train(lessons.model(design), lessons.batches(design), lessons.recipe(steps=2), folder=tmp_path))
-    model = lessons.model(design)
+    design = tiny.design()
+    list(train(tiny.model(design), tiny.batches(design), tiny.recipe(steps=2), folder=tmp_path))
+    model = tiny.model(design)
     add_lora(model, 3)
     with pytest.raises(ValueError, match=r"is of another model or optimizer: .*down.down' is not in it"):
-        list(train(model, lessons.batches(design), lessons.recipe(steps=2), folder=tmp_path))
+        list(train(model, tiny.batches(design), tiny.recipe(steps=2), folder=tmp_path))
 
 
 def test_what_else_learns_can_be_said():
-    model = lessons.model(lessons.design(norm=kl.LayerNorm()))
+    model = tiny.model(tiny.design(norm=kl.LayerNorm()))
     assert add_lora(model, 2, target_modules=("self.qkv",), modules_to_save=("head", "norm_feed")) == [
         "decoder.layers.0.self.qkv"
     ]
@@ -118,13 +122,13 @@ def test_what_else_learns_can_be_said():
 
 def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
     a, b, c = (
-        kl.build(lessons.design(), dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+        kl.build(tiny.design(), dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
         for _ in range(3)
     )
     for model, seed in ((a, 0), (b, 0), (c, 1)):
         add_lora(model, 2, seed=seed)
-    assert lessons.same(a.state_dict(), b.state_dict())
-    assert not lessons.same(a.state_dict(), c.state_dict())
+    assert tiny.equal_tensors(a.state_dict(), b.state_dict())
+    assert not tiny.equal_tensors(a.state_dict(), c.state_dict())
     assert {p.dtype for p in a.parameters()} == {torch.bfloat16}
 
 
@@ -139,7 +143,7 @@ def test_the_same_seed_gives_the_same_matrices_and_half_precision_stays():
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_touched(choices, words):
-    model = lessons.model(lessons.design())
+    model = tiny.model(tiny.design())
     before = {name: p.requires_grad for name, p in model.named_parameters()}
     with pytest.raises(ValueError, match=words):
         add_lora(model, **choices)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import keepleft as kl
-import lessons
+import tiny_training as tiny
 from keepleft.training import optimizer
 from keepleft.training.optimizer import (
     Muon,
@@ -22,7 +22,7 @@ from keepleft.training.optimizer import (
 
 
 def model(kind: str = "decoder", **changes) -> nn.Module:
-    return lessons.model(lessons.design(kind, **changes), dtype=torch.float32)
+    return tiny.model(tiny.design(kind, **changes), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(11, 7), (7, 11), (13, 13)])
@@ -91,7 +91,7 @@ def test_every_stack_is_known_and_falls_where_the_model_cuts_it(kind, changes):
 def test_muon_takes_the_matrices_between_layers_and_adamw_the_rest():
     made = model("both", position=kl.RelativeBias(8, 19), norm=kl.LayerNorm())
     names = {p: name for name, p in made.named_parameters()}
-    adamw, muon = make_optimizers(made, lessons.recipe(optimizer="muon"))
+    adamw, muon = make_optimizers(made, tiny.recipe(optimizer="muon"))
     inside = {names[p] for group in muon.param_groups for p in group["params"]}
     assert inside == {name for name, p in made.named_parameters() if p.dim() == 2 and ".layers." in name}
     outside = [{names[p] for p in group["params"]} for group in adamw.param_groups]
@@ -104,10 +104,10 @@ def test_muon_takes_the_matrices_between_layers_and_adamw_the_rest():
 def test_frozen_weights_have_no_optimizer_and_all_frozen_is_refused():
     made = model()
     made.token.requires_grad_(False)
-    groups = [group for one in make_optimizers(made, lessons.recipe()) for group in one.param_groups]
+    groups = [group for one in make_optimizers(made, tiny.recipe()) for group in one.param_groups]
     assert not any(p is made.token.weight for group in groups for p in group["params"])
     with pytest.raises(ValueError, match="no weight of the model can change"):
-        make_optimizers(made.requires_grad_(False), lessons.recipe())
+        make_optimizers(made.requires_grad_(False), tiny.recipe())
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -116,7 +116,7 @@ def test_a_memory_made_ready_is_the_one_that_a_first_step_makes(name):
     ends = []
     for prepared in (False, True):
         made = model()
-        chosen = make_optimizers(made, lessons.recipe(optimizer=name))
+        chosen = make_optimizers(made, tiny.recipe(optimizer=name))
         for one in chosen if prepared else []:
             init_state(one)
         for p in made.parameters():
@@ -126,12 +126,12 @@ def test_a_memory_made_ready_is_the_one_that_a_first_step_makes(name):
         remembered = named_state(made, chosen)
         assert {key.split("/")[1] for key in remembered} == {name for name, _ in made.named_parameters()}
         ends.append(made.state_dict() | remembered)
-    assert lessons.same(*ends)
+    assert tiny.equal_tensors(*ends)
     assert all(a.dtype == ends[1][name].dtype for name, a in ends[0].items())
 
 
 def test_adamw_is_pytorchs_with_the_recipes_numbers():
-    recipe = lessons.recipe(betas=(0.8, 0.7), weight_decay=0.3, lr=0.01)
+    recipe = tiny.recipe(betas=(0.8, 0.7), weight_decay=0.3, lr=0.01)
     a, b = model(), model()
     ours = make_optimizers(a, recipe)[0]
     decays = [p for p in b.parameters() if p.dim() >= 2], [p for p in b.parameters() if p.dim() < 2]

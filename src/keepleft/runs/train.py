@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from keepleft.attention.masks import causal, full
+from keepleft.auditing.audit import audit
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluation.likelihood import likelihood
+from keepleft.models.transformer import Model
 from keepleft.runs import initial_model, save_model
-from keepleft.runs.audit_before_training import audit_before_training
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import MetricsLog, plot_loss
@@ -141,6 +143,24 @@ def _set_up_training(
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
     return _TrainingSetup(resolved_job, model, tokenizers, batches, valid)
+
+
+def audit_before_training(model: Model) -> str:
+    """Audit the model for leaks of the future, padding or other rows, before a step is spent on it.
+
+    Returns one line for the log. Raises ValueError with the findings if there are any.
+    """
+    report = audit(model, claim=causal if model.design.decoder is not None else full, budget="quick")
+    if report.findings:
+        raise ValueError(
+            "the model was audited before its first step, and is not as it should be (--no-audit trains it all "
+            f"the same)\n{report.text()}"
+        )
+    summary = (
+        f"audit: {', '.join(report.checked) or 'nothing'} {'is' if len(report.checked) < 2 else 'are'} clean"
+    )
+    unchecked = "".join(f"; not checked: {line}" for line in report.blocked)
+    return f"{summary} ({report.calls} calls, {report.seconds:.1f} s){unchecked}"
 
 
 def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None) -> Iterator[str]:

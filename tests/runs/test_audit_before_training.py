@@ -7,7 +7,7 @@ import torch
 
 import keepleft as kl
 from keepleft.cli import main
-from keepleft.runs.audit_before_training import audit_before_training
+from keepleft.runs.train import audit_before_training
 
 
 @pytest.fixture

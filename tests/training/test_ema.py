@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import keepleft as kl
-import lessons
+import tiny_training as tiny
 from keepleft.training.ema import EMA, average_checkpoints
 from keepleft.training.loop import train
 
@@ -53,14 +53,14 @@ def test_only_what_learns_is_averaged():
 
 
 def test_the_loop_averages_after_each_step(tmp_path):
-    design = lessons.design()
-    model, seen = lessons.model(design), []
+    design = tiny.design()
+    model, seen = tiny.model(design), []
     own = model.token.weight.detach().clone()
     list(
         train(
             model,
-            lessons.batches(design),
-            lessons.recipe(steps=6, ema_decay=0.3),
+            tiny.batches(design),
+            tiny.recipe(steps=6, ema_decay=0.3),
             folder=tmp_path,
             stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5,
         )
@@ -69,7 +69,7 @@ def test_the_loop_averages_after_each_step(tmp_path):
         d = min(0.3, (1 + step) / (10 + step))
         own = d * own + (1 - d) * weight
     torch.testing.assert_close(
-        lessons.state(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14
+        tiny.checkpoint_tensors(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14
     )
 
 
@@ -79,8 +79,8 @@ def test_the_mean_of_checkpoints():
     ]
     assert torch.equal(average_checkpoints(states)["w"], torch.full((2,), 3.0, dtype=torch.bfloat16))
     assert average_checkpoints(states)["n"].dtype == torch.int64
-    model = kl.build(lessons.design())
-    assert lessons.same(average_checkpoints([model.state_dict()] * 3), model.state_dict())
+    model = kl.build(tiny.design())
+    assert tiny.equal_tensors(average_checkpoints([model.state_dict()] * 3), model.state_dict())
     with pytest.raises(ValueError, match="a mean of no checkpoints"):
         average_checkpoints([])
     with pytest.raises(ValueError, match="only checkpoints of one model have a mean: 'n' is in some"):
