@@ -1,1 +1,1 @@
-"""Integers to a trained model."""
+"""Training a model: the loop and its steps, optimizers, checkpoints, several processes."""

@@ -1,8 +1,7 @@
-"""Where a run stands, on disk: whole or not there, checked by checksums, safetensors and JSON only.
+"""Training checkpoints: written atomically, verified by checksums, safetensors and JSON only (no pickle).
 
-step-00001000/state.json             the numbers, and the size and checksum of every other file; written last
-step-00001000/tensors.safetensors    weights, optimizer, average (a file for each process where these hold
-shards)
+step-00001000/state.json             numbers, and the size and checksum of every other file; written last
+step-00001000/tensors.safetensors    weights, optimizer state, EMA; sharded (FSDP), one file for each process
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from torch import Tensor
 
 from keepleft.disk import atomic
 
-STATE_FILE, TENSORS_FILE = "state.json", "tensors.safetensors"
+STATE_FILE = "state.json"
+TENSORS_FILE = "tensors.safetensors"
+
+TensorType = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -36,7 +38,10 @@ def save(
     rank: int = 0,
     sharded: bool = False,
 ) -> Path:
-    """Write step-N below `folder`. With shards every process must call it; otherwise the first one alone."""
+    """Write the folder step-N below `folder`, and return it.
+
+    If `sharded`, every process must call this with its shards; otherwise the first one alone. Raises OSError.
+    """
     directory = step_folder(folder, step)
     with _explain_errors(directory):
         if sharded:
@@ -55,16 +60,16 @@ def save(
 
 @contextmanager
 def _explain_errors(directory: Path) -> Iterator[None]:
-    """What goes wrong while writing names the checkpoint and the remedy."""
+    """Errors while writing become an OSError that names the checkpoint and the remedy."""
     message = lambda reason: (
-        f"the checkpoint {directory} could not be written ({reason}): free some space or give another folder; "
-        "earlier checkpoints are untouched"
+        f"the checkpoint {directory} could not be written ({reason}): free some space or give another "
+        "folder; earlier checkpoints are untouched"
     )
     try:
         yield
     except OSError as error:
         raise OSError(error.errno, message(error.strerror or error)) from error
-    except Exception as error:  # the library's own, when the disk is full
+    except Exception as error:  # safetensors has an error of its own for a full disk
         if type(error).__name__ != "SafetensorError":
             raise
         raise OSError(message(error)) from error
@@ -92,14 +97,11 @@ def _save_shards(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[
     try:
         _on_first_rank(rank, device, prepare)
         try:
-            dcp.save(
-                dict(tensors),
-                storage_writer=dcp.HuggingFaceStorageWriter(str(partial_directory), save_distributed=True),
-            )
-        except dcp.api.CheckpointException as error:  # of whichever process; all of them get it
-            raise OSError(
-                f"{'; '.join(f'process {n}: {failure[0]}' for n, failure in error.failures.items())}"
-            ) from error
+            writer = dcp.HuggingFaceStorageWriter(str(partial_directory), save_distributed=True)
+            dcp.save(dict(tensors), storage_writer=writer)
+        except dcp.api.CheckpointException as error:  # from any process; all of them get it
+            failures = [f"process {n}: {failure[0]}" for n, failure in error.failures.items()]
+            raise OSError("; ".join(failures)) from error
         _on_first_rank(rank, device, finish)
     except BaseException:
         if rank == 0:
@@ -108,7 +110,7 @@ def _save_shards(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def _on_first_rank(rank: int, device: torch.device, action: Callable[[], None]) -> None:
-    """The first process does it, the others wait; if it fails, it fails for all."""
+    """Run `action` in the first process while the others wait; if it fails, it fails in all of them."""
     import torch.distributed as dist
 
     failure: OSError | None = None
@@ -134,18 +136,14 @@ def _write_state(partial_directory: Path, state: Mapping[str, Any], *, sharded: 
 
 
 def _encode_state(state: Mapping[str, Any]) -> bytes:
-    """Numbers and their checksum, in one spelling: any other byte is damage."""
+    """The state and its checksum as JSON, always in the same form: any other byte in the file is damage."""
     text = json.dumps(state, indent=1, sort_keys=True)
-    return (
-        json.dumps(
-            {"checksum": zlib.crc32(text.encode()), "state": json.loads(text)}, indent=1, sort_keys=True
-        )
-        + "\n"
-    ).encode()
+    out = {"checksum": zlib.crc32(text.encode()), "state": json.loads(text)}
+    return (json.dumps(out, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """The numbers of a checkpoint, after a look at every byte of it."""
+    """The state of a checkpoint, after every byte of it was verified. Raises ValueError if it is damaged."""
     try:
         raw = (directory / STATE_FILE).read_bytes()
         state: dict[str, Any] = json.loads(raw)["state"]
@@ -171,8 +169,9 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distributed: bool) -> None:
-    """Fill these tensors, and all of them, from a checkpoint whose bytes were looked at; whoever wrote it, in
-    however many processes.
+    """Fill all of these tensors in place from a checkpoint that `read_state` has verified.
+
+    It may have been written by any number of processes. Raises ValueError if names, shapes or types differ.
     """
     if sharded or distributed:
         import warnings
@@ -181,11 +180,8 @@ def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distr
 
         reader = dcp.HuggingFaceStorageReader(str(directory))
         entries: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        _check_tensors(
-            directory,
-            {name: (tuple(entry.size), entry.properties.dtype) for name, entry in entries.items()},
-            tensors,
-        )
+        stored_types = {name: (tuple(entry.size), entry.properties.dtype) for name, entry in entries.items()}
+        _check_tensors(directory, stored_types, tensors)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(dict(tensors), storage_reader=reader, no_dist=not distributed)
@@ -194,27 +190,26 @@ def load(directory: Path, tensors: Mapping[str, Tensor], *, sharded: bool, distr
 
     with safe_open(directory / TENSORS_FILE, framework="pt") as file, torch.no_grad():
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        _check_tensors(
-            directory, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in stored.items()}, tensors
-        )
+        stored_types = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in stored.items()}
+        _check_tensors(directory, stored_types, tensors)
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
 
 
 def _check_tensors(
-    directory: Path, stored: Mapping[str, tuple[tuple[int, ...], torch.dtype]], tensors: Mapping[str, Tensor]
+    directory: Path, stored_types: Mapping[str, TensorType], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Every name, shape and type, before anything is filled."""
-    if mismatched := sorted(stored.keys() ^ tensors.keys()):
+    """Compare every name, shape and type before any tensor is filled."""
+    if mismatched := sorted(stored_types.keys() ^ tensors.keys()):
         raise ValueError(
             f"the checkpoint {directory} is of another model or optimizer: {mismatched[0]!r} is "
             f"{'not in it' if mismatched[0] in tensors else 'unknown'}"
         )
-    for name, (shape, dtype) in stored.items():
+    for name, (shape, dtype) in stored_types.items():
         if (shape, dtype) != (tuple(tensors[name].shape), tensors[name].dtype):
             raise ValueError(
-                f"the checkpoint {directory} is of another model: {name!r} has shape {shape} and type {dtype}, not "
-                f"{tuple(tensors[name].shape)} and {tensors[name].dtype}"
+                f"the checkpoint {directory} is of another model: {name!r} has shape {shape} and type "
+                f"{dtype}, not {tuple(tensors[name].shape)} and {tensors[name].dtype}"
             )
 
 
@@ -229,8 +224,9 @@ def _step_number(directory: Path) -> int:
 
 
 def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest whole checkpoint, its numbers, and what is wrong with newer ones; None where there is none
-    at all.
+    """The newest undamaged checkpoint, its state, and what is wrong with newer ones; None if there are none.
+
+    Raises ValueError if all are damaged: starting anew would overwrite them.
     """
     errors: list[str] = []
     for directory in list_checkpoints(folder):
@@ -244,10 +240,10 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
 
 
 def prune(folder: Path, step: int, keep_last: int, best_step: int | None) -> None:
-    """After a step was saved: only the newest ones up to it stay, and the best.
+    """After `step` was saved, delete all checkpoints but the newest `keep_last` up to it and the best one.
 
-    Those beyond it are damaged, or the run would have gone on from there; they go, and so does what a crash
-    left.
+    Checkpoints beyond `step` are damaged, or the run would have resumed from them. They are deleted, too, and
+    so is what a crash left behind.
     """
     directories = list_checkpoints(folder)
     up_to_step = [directory for directory in directories if _step_number(directory) <= step]
@@ -261,7 +257,7 @@ def prune(folder: Path, step: int, keep_last: int, best_step: int | None) -> Non
 
 
 def load_tensors(directory: Path, kinds: tuple[str, ...]) -> dict[str, Tensor]:
-    """The tensors of some kinds ("weights", "average") in a whole checkpoint, put together in one process."""
+    """The tensors of these kinds ("weights", "average") in a checkpoint, unsharded, in one process."""
     is_wanted = lambda name: name.split("/", 1)[0] in kinds
     if not read_state(directory)["sharded"]:
         from safetensors import safe_open

@@ -1,6 +1,6 @@
-"""Several processes: who they are, and the two ways to share the work.
+"""Distributed training: rank and world size, DDP, FSDP2, and the collectives that the loop needs.
 
-torchrun starts them; nothing here does.
+torchrun starts the processes; nothing here does.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from keepleft.devices import pick_device
-from keepleft.training.loss_module import stack_layers
+from keepleft.training.loss_module import LossModule, stack_layers
 
 ParallelStrategy = Literal["alone", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among all: which it is, of how many, on which device; ddp copies the model, fsdp shards
-    it.
+    """This process among all of them, and how they share the work.
+
+    With "ddp" (DistributedDataParallel) each process has a copy of the model, with "fsdp" (fully sharded data
+    parallel, FSDP2) a shard of each parameter; "alone" is a single process.
     """
 
     rank: int = 0
@@ -33,7 +35,7 @@ class DistributedContext:
     strategy: ParallelStrategy = "alone"
 
     def wrap(self, loss_module: nn.Module, *, mixed_precision: bool) -> nn.Module:
-        """The module to call: gradients of all processes are averaged in it."""
+        """The module to call in place of `loss_module`: it averages the gradients of all processes."""
         if self.strategy == "ddp":
             from torch.nn.parallel import DistributedDataParallel
 
@@ -46,33 +48,28 @@ class DistributedContext:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-            policy = (
-                MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-                if mixed_precision
-                else MixedPrecisionPolicy()
-            )
-            # nothing here writes into one
+            assert isinstance(loss_module, LossModule)  # without MixedPrecision: FSDP casts by its own policy
+            # the views that FSDP2 returns must not be written to, and nothing here does
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+            policy = MixedPrecisionPolicy()
+            if mixed_precision:
+                policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             mesh = init_device_mesh(self.device.type, (self.world_size,))
             with torch.no_grad():
-                for tensor in (
-                    *loss_module.parameters(),
-                    *loss_module.buffers(),
-                ):  # everyone begins as the first process does, as in ddp
-                    dist.broadcast(tensor, 0)
-            for layer in stack_layers(loss_module.model):  # type: ignore[arg-type]
-                cross: Any = getattr(layer, "cross", None)
-                if cross is not None:
-                    # asked outside the layer, when the source is read
-                    fully_shard(cross.kv, mesh=mesh, mp_policy=policy)
+                for tensor in (*loss_module.parameters(), *loss_module.buffers()):
+                    dist.broadcast(tensor, 0)  # all start from the weights of the first process, as in DDP
+            for layer in stack_layers(loss_module.model):
+                if hasattr(layer, "cross"):  # kv is called outside its layer, when the source is encoded
+                    fully_shard(layer.cross.kv, mesh=mesh, mp_policy=policy)
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
             return fully_shard(loss_module, mesh=mesh, mp_policy=policy)  # type: ignore[return-value]
         return loss_module
 
     @contextmanager
     def unsharded(self, loss_module: Any) -> Iterator[None]:
-        """For a while the model inside can be called by itself: what no layer holds is there on every
-        process.
+        """Within this context the model can be called without the loss module around it.
+
+        FSDP all-gathers the parameters outside the layers (embeddings, head, final norms) on every process.
         """
         if self.strategy == "fsdp":
             loss_module.unshard()
@@ -84,7 +81,7 @@ class DistributedContext:
 
     @contextmanager
     def no_sync(self, loss_module: Any, last: bool) -> Iterator[None]:
-        """While gradients pile up nothing is sent; with the last micro-batch all of it is."""
+        """Gradient accumulation: processes exchange gradients only with the last micro-batch of a step."""
         if self.strategy == "ddp" and not last:
             with loss_module.no_sync():
                 yield
@@ -100,23 +97,23 @@ class DistributedContext:
         return tensor
 
     def any_rank(self, value: bool) -> bool:
-        """Does one of the processes say so?"""
+        """Whether the value is true in any process."""
         if self.world_size == 1:
             return value
         return bool(self.all_reduce(torch.tensor(float(value), device=self.device)) > 0)
 
     def destroy(self) -> None:
-        """The end of the work together."""
+        """Leave the process group."""
         if self.strategy != "alone" and dist.is_initialized():
             dist.destroy_process_group()
 
     def barrier(self) -> None:
-        """Go on when all have come here."""
+        """Wait until all processes are here."""
         if self.world_size > 1:
             dist.barrier()
 
     def broadcast(self, value: float) -> float:
-        """What the first process says."""
+        """The value that the first process has."""
         if self.world_size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -127,7 +124,10 @@ class DistributedContext:
 def init_distributed(
     strategy: ParallelStrategy | None = None, device: str | None = None
 ) -> DistributedContext:
-    """The team that torchrun has started, or this process alone. gloo connects CPUs, NCCL connects GPUs."""
+    """The process group that torchrun has started, or this process alone. GPUs use NCCL, CPUs gloo.
+
+    Raises ValueError if FSDP is asked for and there is no process group.
+    """
     import os
 
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -140,8 +140,8 @@ def init_distributed(
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise ValueError(
-                f"{strategy} was asked for, but this process is alone: start it with torchrun --nproc-per-node N "
-                "-m keepleft train …"
+                f"{strategy} was asked for, but this process is alone: start it with torchrun "
+                "--nproc-per-node N -m keepleft train …"
             )
         timeout = timedelta(hours=6)  # the first process prepares the data while the others wait
         dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo", timeout=timeout)

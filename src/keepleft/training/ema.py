@@ -1,4 +1,4 @@
-"""A moving average of the weights: smoother than the last ones, and usually better."""
+"""Averaged weights, over steps (EMA) or over checkpoints: smoother than the last ones, and usually better."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 
 class EMA:
+    """Exponential moving average of the trainable weights: average += alpha · (weight − average)."""
+
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.model = model
@@ -17,48 +19,42 @@ class EMA:
             name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
         }
         weight = next(iter(self.weights.values()))
-        # of the newest
-        self.alpha = torch.ones(
-            (), device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32)
-        )
+        alpha_dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.alpha = torch.ones((), device=weight.device, dtype=alpha_dtype)  # a tensor: CUDA graphs read it
 
     def set_decay(self, step: int) -> None:
-        """How much the weights of this step, counted from 0, will weigh.
-
-        At first it forgets faster: they mean little yet.
-        """
+        """Set alpha for a step, counted from 0. The decay starts low, so that initial weights fade fast."""
         self.alpha.fill_(1.0 - min(self.decay, (1 + step) / (10 + step)))
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Move the average towards the current weights."""
         averages = list(self.weights.values())
-        differences = torch._foreach_sub([p for p in self.model.parameters() if p.requires_grad], averages)
+        differences = torch._foreach_sub(self._parameters(), averages)
         torch._foreach_mul_(differences, self.alpha)
         torch._foreach_add_(averages, differences)
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """Put the average in the place of the weights, for good."""
-        for p, average in zip(
-            (p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True
-        ):
+        """Replace the weights of the model by their average."""
+        for p, average in zip(self._parameters(), self.weights.values(), strict=True):
             p.copy_(average)
 
     @contextmanager
     def average_parameters(self) -> Iterator[None]:
-        """The average in the place of the weights, for a while."""
+        """Within this context the model has the average in place of its weights."""
         self._swap()
         try:
             yield
         finally:
             self._swap()
 
+    def _parameters(self) -> list[Tensor]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
     @torch.no_grad()
     def _swap(self) -> None:
-        for p, average in zip(
-            (p for p in self.model.parameters() if p.requires_grad), self.weights.values(), strict=True
-        ):
+        for p, average in zip(self._parameters(), self.weights.values(), strict=True):
             current = p.detach().clone()
             p.copy_(average)
             average.copy_(current)
@@ -66,7 +62,7 @@ class EMA:
 
 @torch.no_grad()
 def average_checkpoints(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints."""
+    """The mean of the state dicts of several checkpoints. Raises ValueError if they are not of one model."""
     if not states:
         raise ValueError("a mean of no checkpoints is none: give at least one")
     for state in states[1:]:

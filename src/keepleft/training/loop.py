@@ -1,21 +1,22 @@
-"""The loop: a generator of reports. Whoever iterates trains; whoever stops iterating stops."""
+"""The training loop, a generator of reports: iterating trains, and to stop iterating stops training."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from keepleft.models.transformer import Model
 from keepleft.training import checkpoint, mfu
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.ema import EMA
@@ -23,10 +24,10 @@ from keepleft.training.lr_schedule import learning_rate
 from keepleft.training.optimizer import named_state
 from keepleft.training.recipe import Recipe, higher_is_better
 from keepleft.training.recipe import from_dict as read_recipe
-from keepleft.training.step import make_step
+from keepleft.training.step import TrainBatch, make_step
 
-CursorTuple = tuple[int, int]  # epoch, and steps of it that are done
-# the fields of a report that metrics.jsonl has under other names
+CursorTuple = tuple[int, int]  # epoch, and the steps of it that are done
+# names in metrics.jsonl where they differ from the fields of TrainReport
 METRICS_KEYS = {
     "cross_entropy": "plain",
     "lr": "rate",
@@ -37,36 +38,39 @@ METRICS_KEYS = {
 }
 
 
+@runtime_checkable
 class BatchOrder(Protocol):
-    """An order of batches that can be taken up anywhere."""
+    """A deterministic order of batches that can start anywhere, such as `kl.Batches`."""
 
-    def steps(self, cursor: Any = ...) -> Iterator[tuple[CursorTuple, list[Any]]]: ...
+    def steps(self, cursor: CursorTuple = ...) -> Iterator[tuple[CursorTuple, Sequence[TrainBatch]]]:
+        """From a cursor on, endlessly: the cursor after each step, and the micro-batches of the step."""
+        ...
 
 
 @dataclass
 class TrainReport:
-    """What happened since the last report."""
+    """The steps since the last report, and their evaluation and checkpoint, if any."""
 
     step: int  # steps done
-    after: int  # those of the last report, or where the run went on from
+    after: int  # steps done at the last report, or at the checkpoint that the run resumed from
     epoch: int
-    loss: float  # per target, label-smoothed as it was trained on
-    cross_entropy: float  # the cross-entropy itself
-    accuracy: float  # the share of targets that had the highest score
-    lr: float  # the learning rate of the last step
-    grad_norm: float  # of the gradients in the last step, before clipping
-    tokens: int  # targets learned from since the last report
-    tokens_per_second: float  # targets a second, without evaluation and saving
-    mfu: float | None  # of the device's matrix-product rate, measured
-    measures: dict[str, float] = field(default_factory=dict)  # of an evaluation, if there was one
-    best: bool = False  # and it was the best so far
+    loss: float  # per target, label-smoothed, as trained on
+    cross_entropy: float  # per target, without label smoothing
+    accuracy: float  # the fraction of targets that had the highest score
+    lr: float  # of the last step
+    grad_norm: float  # of the last step, before clipping
+    tokens: int  # targets trained on since the last report
+    tokens_per_second: float  # targets per second, evaluation and saving not counted
+    mfu: float | None  # model FLOPs utilization, of the measured peak; None if it is unknown
+    measures: dict[str, float] = field(default_factory=dict)  # of the evaluation
+    best: bool = False  # the evaluation is the best so far
     saved: str | None = None  # the checkpoint that was written
     notes: list[str] = field(default_factory=list)
-    early_stopped: bool = False  # there was no better evaluation for so long that training stops
+    early_stopped: bool = False  # `patience` evaluations in a row were no better: training stops
     last: bool = False  # there will be no further report
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, without what is absent."""
+        """As a line of metrics.jsonl, without what is absent."""
         is_absent = lambda value: value is None or value is False or value in ({}, [])
         return {
             METRICS_KEYS.get(name, name): value
@@ -77,18 +81,19 @@ class TrainReport:
 
 @dataclass
 class _TrainState:
-    """Everything that changes while a model is trained."""
+    """What changes during training, and is saved in checkpoints."""
 
-    model: nn.Module
+    model: Model
     optimizers: list[torch.optim.Optimizer]
     ema: EMA | None
     step: int = 0
     cursor: CursorTuple = (0, 0)
     best: float | None = None
     best_step: int | None = None
-    evals_since_best: int = 0  # evaluations since the best one
+    evals_since_best: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint: weights, optimizer state and EMA (under "average/")."""
         out = {f"weights/{name}": tensor for name, tensor in self.model.state_dict().items()}
         out |= named_state(self.model, self.optimizers)
         if self.ema is not None:
@@ -96,6 +101,7 @@ class _TrainState:
         return out
 
     def state(self) -> dict[str, Any]:
+        """The numbers of a checkpoint."""
         return {
             "step": self.step,
             "place": list(self.cursor),
@@ -112,29 +118,45 @@ class _TrainState:
         self.evals_since_best = int(state["waited"])
 
 
+@dataclass
+class _Interval:
+    """The steps since the last report."""
+
+    first_step: int
+    start_time: float = field(default_factory=time.perf_counter)
+    stats: list[Tensor] = field(default_factory=list)  # (4,) of each step, as in TrainStep.collect_stats
+    batch_ids: list[str] = field(default_factory=list)  # of the first micro-batch of each step
+    num_targets: int = 0
+    flops: float = 0.0
+
+
 def train(
-    model: nn.Module,
-    batches: BatchOrder | Iterable[Any],
+    model: Model,
+    batches: BatchOrder | Iterable[TrainBatch],
     recipe: Recipe,
     *,
     folder: str | Path | None = None,
-    measure: Callable[[nn.Module], dict[str, float]] | None = None,
+    measure: Callable[[Model], dict[str, float]] | None = None,
     stop: Callable[[], bool] = lambda: False,
     distributed: DistributedContext | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Iterator[TrainReport]:
-    """Train a model in place, and say how it goes.
+    """Train a model in place, and yield a report every `recipe.log_every` steps.
 
-    At the end it holds the average of its weights, if there is one.
+    At the end of training the model holds the EMA of its weights, if the recipe has one.
 
-    `batches` is an order of batches (kl.Batches), or a plain list of batches, one for each step, gone through
-    again and again. `folder` is where checkpoints are kept: if it holds some, the run goes on from the newest
-    whole one, exactly as if it had never stopped. `measure` says how good the model is. `stop` is asked after
-    each step: if it says so, a checkpoint is written and training ends. `about` is kept in the checkpoints
-    and must be the same when a run goes on.
+    `batches` is an order of batches (kl.Batches), or a list of batches, one for each step, that is repeated.
+    `folder` is where checkpoints are saved; if it has some, the run resumes from the newest undamaged one,
+    bit for bit as if it had never stopped. `measure` evaluates the model. `stop` is called after each step;
+    if it returns True, a checkpoint is saved and training ends. `metadata` is stored in the checkpoints, and
+    must be the same when a run is resumed.
+
+    Raises ValueError if the recipe, the metadata or the model has changed since the checkpoint,
+    FloatingPointError if the loss or the gradient norm is not finite, MemoryError if the device runs out of
+    memory.
     """
     distributed = distributed or DistributedContext(device=next(model.parameters()).device)
-    batch_order = batches if hasattr(batches, "steps") else RepeatedBatches(list(batches))  # type: ignore[arg-type]
+    batch_order = batches if isinstance(batches, BatchOrder) else RepeatedBatches(list(batches))
     flop_counter = mfu.FlopCounter(model)
     train_step = make_step(
         model,
@@ -145,74 +167,35 @@ def train(
     )
     train_state = _TrainState(model, train_step.optimizers, train_step.ema)
     folder = None if folder is None else Path(folder)
-    stored_metadata = json.loads(json.dumps(dict(metadata or {})))  # as it is kept
+    stored_metadata = json.loads(json.dumps(dict(metadata or {})))  # as it is read back: tuples become lists
     notes = [] if folder is None else _resume(train_state, folder, recipe, stored_metadata, distributed)
-    step_stats: list[Tensor] = []
-    batch_ids: list[str] = []
-    num_targets = 0
-    flops = 0.0
-    last_report_step = train_state.step
-    start_time = time.perf_counter()
-    if train_state.step >= recipe.steps or (
-        recipe.patience is not None and train_state.evals_since_best >= recipe.patience
-    ):
+    out_of_patience = recipe.patience is not None and train_state.evals_since_best >= recipe.patience
+    if train_state.step >= recipe.steps or out_of_patience:
         return
-    for cursor, micro_batches in batch_order.steps(train_state.cursor):  # type: ignore[union-attr]
+    interval = _Interval(train_state.step)
+    for cursor, micro_batches in batch_order.steps(train_state.cursor):
         lr = learning_rate(recipe, train_state.step)
-        target_count = distributed.all_reduce(
-            torch.tensor(
-                [float(sum(batch.tokens for batch in micro_batches))],
-                dtype=torch.float64,
-                device=distributed.device if distributed.world_size > 1 else "cpu",
-            )
-        )
-        total_targets = max(1.0, float(target_count))
-        batch_ids.append(micro_batches[0].identity if micro_batches else "")
-        # a GPU would have to be waited for
-        check_stats = (
-            partial(_check_step, batch_ids[-1], train_state.step)
-            if distributed.device.type == "cpu"
-            else _skip_check
-        )
+        total_targets = _total_targets(micro_batches, distributed)
+        interval.batch_ids.append(micro_batches[0].identity if micro_batches else "")
+        check_stats: Callable[[Tensor], None] = lambda stats: None
+        if distributed.device.type == "cpu":  # a GPU would have to be waited for
+            check_stats = partial(_check_step, interval.batch_ids[-1], train_state.step)
         try:
-            step_stats.append(train_step(micro_batches, total_targets, lr, train_state.step, check_stats))
+            stats = train_step(micro_batches, total_targets, lr, train_state.step, check_stats)
         except torch.OutOfMemoryError as error:
             raise MemoryError(_out_of_memory_hint(micro_batches, error)) from error
-        flops += sum(flop_counter(batch.inputs, batch.tokens) for batch in micro_batches)
-        num_targets += int(total_targets)
-        train_state.step = train_state.step + 1
-        train_state.cursor = tuple(cursor)  # type: ignore[assignment]
+        interval.stats.append(stats)
+        interval.flops += sum(flop_counter(batch.inputs, batch.tokens) for batch in micro_batches)
+        interval.num_targets += int(total_targets)
+        train_state.step += 1
+        train_state.cursor = (cursor[0], cursor[1])
         done = train_state.step >= recipe.steps
         stopping = done or distributed.any_rank(stop())
         due = lambda every: every is not None and train_state.step % every == 0
         if not (stopping or due(recipe.log_every) or due(recipe.eval_every) or due(recipe.save_every)):
             continue
-        means = distributed.all_reduce(torch.stack(step_stats)).double().cpu()
-        _check_finite(list(means), batch_ids, train_state.step - len(batch_ids))
-        loss, cross_entropy, accuracy, _ = means.mean(0).tolist()
-        grad_norm = float(means[-1, 3])
-        seconds = max(1e-9, time.perf_counter() - start_time)
-        peak_flops = (
-            mfu.peak_matmul_flops(
-                distributed.device, torch.bfloat16 if train_step.mixed_precision else torch.float32
-            )
-            if flops
-            else None
-        )
-        report = TrainReport(
-            train_state.step,
-            last_report_step,
-            train_state.cursor[0],
-            loss,
-            cross_entropy,
-            accuracy,
-            lr,
-            grad_norm,
-            num_targets,
-            num_targets / seconds,
-            flops / seconds / peak_flops if peak_flops else None,
-            notes=notes,
-        )
+        dtype = torch.bfloat16 if train_step.mixed_precision else torch.float32
+        report = _make_report(train_state, interval, lr, notes, distributed, dtype)
         notes = []
         if measure is not None and (done or due(recipe.eval_every)):
             report.measures = _evaluate(train_state, measure, distributed, train_step.loss_module)
@@ -228,27 +211,60 @@ def train(
             report.saved = str(_save_checkpoint(train_state, folder, recipe, stored_metadata, distributed))
         report.last = stopping
         if (done or report.early_stopped) and train_state.ema is not None:
-            train_state.ema.copy_to_model()  # the weights themselves are in the checkpoint, to go on from
+            train_state.ema.copy_to_model()  # the weights themselves are in the checkpoint, to resume from
         yield report
         if stopping:
             return
-        step_stats = []
-        batch_ids = []
-        num_targets = 0
-        flops = 0.0
-        last_report_step = train_state.step
-        start_time = time.perf_counter()
+        interval = _Interval(train_state.step)
+
+
+def _total_targets(micro_batches: Sequence[TrainBatch], distributed: DistributedContext) -> float:
+    """The targets of a step in all processes; at least 1, to divide by."""
+    device = distributed.device if distributed.world_size > 1 else "cpu"
+    num_targets = float(sum(batch.tokens for batch in micro_batches))
+    total = distributed.all_reduce(torch.tensor([num_targets], dtype=torch.float64, device=device))
+    return max(1.0, float(total))
+
+
+def _make_report(
+    train_state: _TrainState,
+    interval: _Interval,
+    lr: float,
+    notes: list[str],
+    distributed: DistributedContext,
+    dtype: torch.dtype,
+) -> TrainReport:
+    """The report of an interval, before evaluation and saving. `dtype` is that of the matrix products."""
+    stats = distributed.all_reduce(torch.stack(interval.stats)).double().cpu()  # waits for the GPU
+    _check_finite(list(stats), interval.batch_ids, interval.first_step)
+    loss, cross_entropy, accuracy, _ = stats.mean(0).tolist()
+    seconds = max(1e-9, time.perf_counter() - interval.start_time)
+    peak_flops = mfu.peak_matmul_flops(distributed.device, dtype) if interval.flops else None
+    return TrainReport(
+        step=train_state.step,
+        after=interval.first_step,
+        epoch=train_state.cursor[0],
+        loss=loss,
+        cross_entropy=cross_entropy,
+        accuracy=accuracy,
+        lr=lr,
+        grad_norm=float(stats[-1, 3]),
+        tokens=interval.num_targets,
+        tokens_per_second=interval.num_targets / seconds,
+        mfu=interval.flops / seconds / peak_flops if peak_flops else None,
+        notes=notes,
+    )
 
 
 class RepeatedBatches:
-    """A list of batches as an order: one for each step, from the front again when it is through."""
+    """A list of batches as an order: one for each step, repeated epoch after epoch."""
 
-    def __init__(self, batches: list[Any]) -> None:
+    def __init__(self, batches: Sequence[TrainBatch]) -> None:
         if not batches:
             raise ValueError("there is nothing to train on: the list of batches is empty")
         self.batches = batches
 
-    def steps(self, cursor: CursorTuple = (0, 0)) -> Iterator[tuple[CursorTuple, list[Any]]]:
+    def steps(self, cursor: CursorTuple = (0, 0)) -> Iterator[tuple[CursorTuple, Sequence[TrainBatch]]]:
         for epoch in count(cursor[0]):
             for n, batch in enumerate(self.batches):
                 if (epoch, n) >= tuple(cursor):
@@ -259,39 +275,35 @@ def _check_step(batch_id: str, step: int, stats: Tensor) -> None:
     _check_finite([stats], [batch_id], step)
 
 
-def _skip_check(stats: Tensor) -> None:
-    pass
-
-
 def _check_finite(step_stats: list[Tensor], batch_ids: list[str], first_step: int) -> None:
-    """Neither a loss nor the norm of its gradients, which all processes share, may be anything but a number."""
+    """Raise FloatingPointError, with the step and its batch, if a loss or gradient norm is not finite."""
     for n, row in enumerate(step_stats):
         for quantity, value in (("loss", float(row[0])), ("norm of the gradients", float(row[3]))):
             if not math.isfinite(value):
                 raise FloatingPointError(
-                    f"the {quantity} of step {first_step + n} is {value} ({batch_ids[n]}): lower the learning rate (lr), lengthen the "
-                    "warm-up, clip gradients, or look at these records; the last checkpoint is from before this step"
+                    f"the {quantity} of step {first_step + n} is {value} ({batch_ids[n]}): lower the "
+                    "learning rate (lr), lengthen the warm-up, clip gradients, or look at these records; the "
+                    "last checkpoint is from before this step"
                 )
 
 
-def _out_of_memory_hint(micro_batches: list[Any], error: Exception) -> str:
-    shapes = (
-        {name: tuple(tensor.shape) for name, tensor in micro_batches[0].inputs.items()}
-        if micro_batches
-        else {}
-    )
+def _out_of_memory_hint(micro_batches: Sequence[TrainBatch], error: Exception) -> str:
+    inputs = micro_batches[0].inputs if micro_batches else {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     return (
-        f"the device has too little memory for batches of {shapes}: halve the tokens of a micro-batch (batch.micro_tokens), set "
-        f"recipe.activation_checkpointing, leave out longer texts (batch.max_length), choose bfloat16, or shard with fsdp ({error})"
+        f"the device has too little memory for batches of {shapes}: halve the tokens of a micro-batch "
+        "(batch.micro_tokens), set recipe.activation_checkpointing, leave out longer texts "
+        f"(batch.max_length), choose bfloat16, or shard with fsdp ({error})"
     )
 
 
 def _evaluate(
     train_state: _TrainState,
-    measure: Callable[[nn.Module], dict[str, float]],
+    measure: Callable[[Model], dict[str, float]],
     distributed: DistributedContext,
-    loss_module: nn.Module,
+    loss_module: Any,
 ) -> dict[str, float]:
+    """Call `measure` in evaluation mode, with the EMA in place of the weights if there is one."""
     train_state.model.eval()
     try:
         with (
@@ -307,6 +319,7 @@ def _evaluate(
 def _update_best(
     train_state: _TrainState, recipe: Recipe, measures: dict[str, float], distributed: DistributedContext
 ) -> bool:
+    """Whether this evaluation is the best so far; the first process decides for all."""
     if recipe.metric not in measures:
         raise ValueError(f"the metric {recipe.metric!r} is not measured: there are {', '.join(measures)}")
     value = distributed.broadcast(measures[recipe.metric])
@@ -350,7 +363,7 @@ def _save_checkpoint(
         except OSError as error:
             failure = error
     directory = checkpoint.step_folder(folder, train_state.step)
-    if distributed.any_rank(failure is not None):  # all wait here for the first one
+    if distributed.any_rank(failure is not None):  # all wait here for the first process
         raise failure or OSError(
             f"the checkpoint {directory} could not be written by another process: see what it says"
         )
@@ -364,22 +377,26 @@ def _resume(
     metadata: dict[str, Any],
     distributed: DistributedContext,
 ) -> list[str]:
-    """Take up the newest whole checkpoint, if there is one; what is wrong with newer ones is told."""
+    """Load the newest undamaged checkpoint, if there is one. Returns notes: from which, and what is damaged.
+
+    Raises ValueError if the recipe, the metadata or the model has changed.
+    """
     newest = checkpoint.latest(folder)
     if newest is None:
         return []
     directory, state, errors = newest
     stored_recipe = read_recipe(state["recipe"])
+    stored_metadata = state["about"]
     changes = recipe.differences(stored_recipe)
     changes += [
-        f"{name} was {state['about'].get(name)!r} and is {metadata.get(name)!r}"
-        for name in sorted(state["about"].keys() | metadata.keys())
-        if state["about"].get(name) != metadata.get(name)
+        f"{name} was {stored_metadata.get(name)!r} and is {metadata.get(name)!r}"
+        for name in sorted(stored_metadata.keys() | metadata.keys())
+        if stored_metadata.get(name) != metadata.get(name)
     ]
     if changes:
         raise ValueError(
-            f"the run in {folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
-            "start a new run in another folder"
+            f"the run in {folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it "
+            "back, or start a new run in another folder"
         )
     checkpoint.load(
         directory,
@@ -388,7 +405,7 @@ def _resume(
         distributed=distributed.strategy == "fsdp",
     )
     train_state.restore(state)
-    if distributed.rank == 0 and not errors:  # a crash between saving and tidying up leaves one too many
+    if distributed.rank == 0 and not errors:  # a crash between saving and pruning leaves one too many
         checkpoint.prune(folder, train_state.step, recipe.keep_checkpoints, train_state.best_step)
     if recipe.metric != stored_recipe.metric:
         train_state.best = None

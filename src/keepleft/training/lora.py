@@ -1,7 +1,4 @@
-"""Low-rank adaptation (Hu et al.
-
-2021): the weights stay as they are, and beside them small matrices learn the difference.
-"""
+"""LoRA, low-rank adaptation (Hu et al. 2021): frozen weights, and trainable low-rank matrices beside them."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ TARGET_MODULES = ("self.qkv", "self.out", "cross.q", "cross.kv", "cross.out", "f
 
 
 class LoRALinear(nn.Module):
-    """W x + b + scale / rank · up (down x): (…, in) → (…, out).
+    """W x + b + alpha / rank · up (down x): (…, in) → (…, out)
 
-    Only `down` and `up` learn; up starts at zero.
+    Only `down` and `up` are trained. `up` starts at zero, so that at first nothing changes.
     """
 
     def __init__(
@@ -44,15 +41,11 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """The same as one matrix."""
+        """The same function as an ordinary layer, the low-rank product added to its weight."""
         out = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
         compute_dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        out.weight = nn.Parameter(
-            (
-                self.weight.to(compute_dtype)
-                + self.scaling * (self.up.to(compute_dtype) @ self.down.to(compute_dtype))
-            ).to(self.weight.dtype)
-        )
+        update = self.scaling * (self.up.to(compute_dtype) @ self.down.to(compute_dtype))
+        out.weight = nn.Parameter((self.weight.to(compute_dtype) + update).to(self.weight.dtype))
         out.bias = self.bias
         return out.train(self.training)
 
@@ -66,28 +59,25 @@ def add_lora(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> list[str]:
-    """Put small matrices beside the layers whose names end so, freeze everything else, and say which layers
-    they are.
+    """Freeze the model and add low-rank matrices to the layers whose names end in `target_modules`, in place.
 
-    `also` names what learns as a whole besides: "head", or "encoder.norm". Call it again in the same way
-    before a run goes on.
+    `modules_to_save` names what is trained in full besides, such as "head" or "encoder.norm". Returns the
+    names of the adapted layers. To resume a run, call this with the same arguments before training. Raises
+    ValueError if a name is not in the model, which is then unchanged.
     """
     checks.check_int("rank", rank)
     checks.check_number("alpha", alpha, above=0)
     target_modules = tuple(target_modules)
     modules_to_save = tuple(modules_to_save)
     rng = torch.Generator().manual_seed(seed)
+    has_suffix = lambda name, suffix: f".{name}".endswith(f".{suffix}")
     layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and f".{name}".endswith(tuple(f".{suffix}" for suffix in target_modules))
+        if isinstance(module, nn.Linear) and any(has_suffix(name, suffix) for suffix in target_modules)
     }
-    if missing := [
-        suffix
-        for suffix in target_modules
-        if suffix not in TARGET_MODULES and not any(f".{name}".endswith(f".{suffix}") for name in layers)
-    ]:
+    unmatched = [suffix for suffix in target_modules if not any(has_suffix(name, suffix) for name in layers)]
+    if missing := [suffix for suffix in unmatched if suffix not in TARGET_MODULES]:
         raise ValueError(
             f"no layer of the model is called {missing[0]!r}: the layers end in {', '.join(TARGET_MODULES)}"
         )
@@ -111,8 +101,9 @@ def add_lora(
 
 
 def merge(model: nn.Module) -> list[str]:
-    """Fold the small matrices in, in place: the model has its own layers and names again, all of its weights
-    can learn.
+    """Merge the low-rank matrices into the weights, in place, and make all weights trainable again.
+
+    The model has its ordinary layers and names again. Returns the names of the merged layers.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
     for name, module in layers.items():

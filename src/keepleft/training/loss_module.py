@@ -1,7 +1,12 @@
-"""A model and its loss as one module: what is compiled, copied to other devices or sharded."""
+"""A model and its loss as one module, to be compiled or wrapped by DDP or FSDP; activation checkpointing.
+
+The loss is that of teacher forcing: one forward pass is given the target tokens shifted right, as made by
+data/teacher_forcing.py, and predicts the next token at all positions at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,11 +16,16 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from keepleft.models.loss import model_loss
+from keepleft.models.stack import LayerStack
+from keepleft.models.transformer import Model
+from keepleft.nn.block import TransformerBlock
 from keepleft.nn.loss import LossSums
 
 
 class LossModule(nn.Module):
-    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+    """The model's inputs and targets in; the sums of loss, cross-entropy and correct predictions out."""
+
+    def __init__(self, model: Model, label_smoothing: float) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
@@ -24,27 +34,29 @@ class LossModule(nn.Module):
         return model_loss(self.model, inputs, targets, self.label_smoothing)
 
 
-def stack_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of all stacks: what is computed again, or sharded, one by one."""
-    stacks: list[Any] = [getattr(model, name, None) for name in ("encoder", "decoder")]
-    return [layer for stack in stacks if stack is not None for layer in stack.layers]
+def stack_layers(model: Model) -> list[TransformerBlock]:
+    """The layers of the encoder and the decoder: the units of FSDP and of activation checkpointing."""
+    stacks = [getattr(model, name, None) for name in ("encoder", "decoder")]
+    layers = [layer for stack in stacks if isinstance(stack, LayerStack) for layer in stack.layers]
+    return [layer for layer in layers if isinstance(layer, TransformerBlock)]
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Let every layer forget its activations and compute them again going back."""
+def checkpoint_activations(model: Model) -> None:
+    """Activation checkpointing: each layer drops its activations and recomputes them in the backward pass."""
     for layer in stack_layers(model):
         if not hasattr(layer, "is_checkpointed"):
             layer.is_checkpointed = True  # type: ignore[assignment]
-            layer.forward = partial(_checkpointed_forward, layer, layer.forward)  # type: ignore[method-assign]
+            checkpointed_forward = partial(_checkpointed_forward, layer, layer.forward)
+            layer.forward = checkpointed_forward  # type: ignore[method-assign]
 
 
-def _checkpointed_forward(layer: nn.Module, forward: Any, *args: Any) -> Any:
+def _checkpointed_forward(layer: nn.Module, forward: Callable[..., Tensor], *args: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*args)
-    # the weights may be copies in another precision, which are gone when going back: hold them
+    # the weights may be half-precision copies, which are gone by the backward pass: hold them
     weights: dict[str, Tensor] = dict(layer.named_parameters())
 
-    def run_layer(*args: Any) -> Any:
+    def run_layer(*args: Any) -> Tensor:
         with _reparametrize_module(layer, weights):
             return forward(*args)
 

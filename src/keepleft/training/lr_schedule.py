@@ -1,4 +1,7 @@
-"""The learning rate at each step, as a share of its peak."""
+"""Learning-rate schedules, each after a linear warm-up.
+
+constant, cosine, linear, inverse_sqrt (Vaswani et al. 2017), stable_decay (warmup-stable-decay, WSD)
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def lr_factor(recipe: Recipe, step: int) -> float:
-    """Straight up through the warm-up, then as the schedule says."""
+    """The learning rate of a step as a fraction of `recipe.lr`."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     progress = min(1.0, (step + 1 - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
@@ -26,8 +29,7 @@ def lr_factor(recipe: Recipe, step: int) -> float:
         case "linear":
             return 1.0 - decay_range * progress
         case "stable_decay":
-            decay_progress = max(
-                0.0, (step + 1 - recipe.steps * (1.0 - recipe.decay)) / max(1e-9, recipe.steps * recipe.decay)
-            )
-            return 1.0 - decay_range * min(1.0, decay_progress)
+            decay_start = recipe.steps * (1.0 - recipe.decay)
+            decay_progress = (step + 1 - decay_start) / max(1e-9, recipe.steps * recipe.decay)
+            return 1.0 - decay_range * min(1.0, max(0.0, decay_progress))
     return 1.0

@@ -1,69 +1,64 @@
-"""How fast it goes: the arithmetic of a step, and the rate at which this device multiplies matrices."""
+"""Model FLOPs utilization (MFU): the arithmetic of the model, as a fraction of what the device can do.
+
+The peak is measured, with large matrix products, and not taken from a data sheet.
+"""
 
 from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from keepleft.models.stack import LayerStack
+from keepleft.models.transformer import Model
 
 
 class FlopCounter:
-    """Operations of one forward and backward pass: two for each weight and token, three times, padding not
-    counted.
+    """FLOPs of one forward and backward pass: 6 for each weight and token, padding not counted.
 
-    Attention is counted as in the usual formula, 12 · tokens · width · length for each layer, half of it
-    where causal.
+    Attention adds 12 · tokens · dim · length for each layer, as in the usual formula; half of it if causal.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        transformer: Any = model
-        self.dim = transformer.design.dim
-        self.vocab = transformer.design.vocab
-        input_names = {
-            "encoder": "source" if hasattr(transformer, "decoder") else "tokens",
-            "decoder": "tokens",
-        }
-        self.stacks = [
-            (
-                input_name,
-                sum(p.numel() for p in stack.parameters() if p.dim() == 2),
-                len(stack.layers),
-                0.5 if stack_name == "decoder" else 1.0,
-            )
-            for stack_name, input_name in input_names.items()
-            if (stack := getattr(transformer, stack_name, None)) is not None
-        ]
+    def __init__(self, model: Model) -> None:
+        self.dim = model.design.dim
+        self.vocab = model.design.vocab
+        encoder_input = "source" if model.design.is_encoder_decoder else "tokens"
+        self.stacks = []  # input name, weights in matrices, layers, fraction of the keys that attention sees
+        for name, input_name, visible_fraction in (
+            ("encoder", encoder_input, 1.0),
+            ("decoder", "tokens", 0.5),
+        ):
+            stack = getattr(model, name, None)
+            if isinstance(stack, LayerStack):
+                num_weights = sum(p.numel() for p in stack.parameters() if p.dim() == 2)
+                self.stacks.append((input_name, num_weights, len(stack.layers), visible_fraction))
 
     def __call__(self, inputs: dict[str, Tensor], num_targets: int) -> float:
         flops = 6.0 * num_targets * self.vocab * self.dim
         for input_name, num_weights, num_layers, visible_fraction in self.stacks:
             if input_name in inputs:
                 num_tokens, length = _count_tokens(inputs, input_name)
-                flops += (
-                    6.0 * num_weights * num_tokens
-                    + 12.0 * visible_fraction * num_layers * num_tokens * length * self.dim
-                )
+                attention_flops = 12.0 * visible_fraction * num_layers * num_tokens * length * self.dim
+                flops += 6.0 * num_weights * num_tokens + attention_flops
         return flops
 
 
 def _count_tokens(inputs: dict[str, Tensor], name: str) -> tuple[int, float]:
+    """The tokens of an input, padding not counted, and the mean length of its sequences."""
     segments = inputs.get("source_segments" if name == "source" else "segments")
     rows, width = inputs[name].shape
     if segments is None:
         return rows * width, float(width)
     num_tokens = int((segments != 0).sum())
-    return num_tokens, num_tokens / max(1, int(segments.amax(1).sum()))
+    num_sequences = int(segments.amax(1).sum())  # segments count from 1 in each row
+    return num_tokens, num_tokens / max(1, num_sequences)
 
 
 @lru_cache
 def peak_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second in a large matrix product: what to measure a share of.
-
-    Takes a fraction of a second, once.
-    """
+    """FLOPs per second in large matrix products, the denominator of MFU. Measured once, in under a second."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = torch.randn(2, n, n, device=device, dtype=dtype).unbind()
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None

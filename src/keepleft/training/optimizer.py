@@ -1,4 +1,4 @@
-"""What changes the weights: AdamW, or Muon for the matrices inside and AdamW for the rest."""
+"""Optimizers: AdamW, or Muon for the matrices inside the layers and AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from keepleft.nn.attention import CrossAttention, SelfAttention
 from keepleft.nn.feedforward import FeedForwardLayer
 from keepleft.training.recipe import Recipe
 
-# no matrix between two layers
+# modules whose matrices are tables or outputs, not maps between hidden states: AdamW trains them
 EMBEDDING_NAMES = {"token", "source_token", "embed", "source_embed", "head", "nearness"}
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal (Jordan et al.
+    """Orthogonalized momentum (Jordan et al. 2024): all singular directions of a matrix learn equally fast.
 
-    2024): every direction of a matrix is learned at the same speed.
-
-    Matrices of one shape are treated together. `row_counts` says of each weight how many rows the matrices
-    have that are stacked in it (queries, keys, values); None where it is one matrix.
+    Matrices of one shape are processed together. Where a weight fuses several matrices, such as queries, keys
+    and values, the group's `row_counts` lists the rows of each; None where it is one matrix.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Muon(Optimizer):
             gradients: list[Tensor] = [p.grad for p in parameters]  # type: ignore[misc]
             momenta = [self.state[p]["momentum"] for p in parameters]
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-            nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
+            nesterov = torch._foreach_lerp(gradients, momenta, group["momentum"])
             updates = [
                 piece
                 for update, (_, rows) in zip(nesterov, params_and_rows, strict=True)
@@ -65,14 +63,12 @@ class Muon(Optimizer):
             for n, piece in enumerate(updates):
                 by_shape.setdefault(piece.shape, []).append(n)
             for shape, indices in by_shape.items():
-                # as large as AdamW's steps, so that one learning rate serves both
-                scale = 0.2 * max(shape) ** 0.5
-                stack = nesterov[0].new_empty(
-                    (len(indices), *shape), dtype=torch.bfloat16 if nesterov[0].is_cuda else None
-                )
+                scale = 0.2 * max(shape) ** 0.5  # updates as large as AdamW's: one learning rate serves both
+                dtype = torch.bfloat16 if nesterov[0].is_cuda else None
+                stack = nesterov[0].new_empty((len(indices), *shape), dtype=dtype)
                 torch._foreach_copy_(list(stack), [updates[n] for n in indices])
                 orthogonalized = newton_schulz(stack, group["ns_steps"]).to(nesterov[0].dtype)
-                orthogonalized *= -group["lr"] * scale  # a number, or a tensor that a recording reads
+                orthogonalized *= -group["lr"] * scale  # lr is a tensor where a CUDA graph reads it
                 for n, piece in zip(indices, orthogonalized, strict=True):
                     updates[n] = piece
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
@@ -80,9 +76,7 @@ class Muon(Optimizer):
 
 
 def newton_schulz(matrices: Tensor, ns_steps: int = 5) -> Tensor:
-    """(n, rows, columns) → the nearest matrices whose singular values are all about 1, by Newton–Schulz
-    iteration.
-    """
+    """(n, rows, columns) → the nearest matrices with singular values near 1, by Newton–Schulz iteration."""
     a = 3.4445
     b = -4.7750
     c = 2.0315
@@ -97,63 +91,48 @@ def newton_schulz(matrices: Tensor, ns_steps: int = 5) -> Tensor:
 
 
 def make_optimizers(model: nn.Module, recipe: Recipe, *, capturable: bool = False) -> list[Optimizer]:
-    """The optimizers of all weights that can change. Norms, biases and the like do not decay.
+    """The optimizers of all trainable weights. Weights of one dimension (norms, biases) have no weight decay.
 
-    Those that will be `recorded` ask the CPU nothing.
+    If `capturable`, a CUDA graph can capture their steps. Raises ValueError if no weight is trainable.
     """
     named_params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named_params:
         raise ValueError("no weight of the model can change: all have requires_grad=False")
-    is_hidden_matrix = lambda name, p: p.dim() == 2 and EMBEDDING_NAMES.isdisjoint(name.split("."))
-    muon_params = [
-        named_param
-        for named_param in named_params
-        if recipe.optimizer == "muon" and is_hidden_matrix(*named_param)
-    ]
-    adamw_params = [
-        named_param
-        for named_param in named_params
-        if recipe.optimizer != "muon" or not is_hidden_matrix(*named_param)
-    ]
-    decay_groups = [
-        ([p for _, p in adamw_params if p.dim() >= 2], recipe.weight_decay),
-        ([p for _, p in adamw_params if p.dim() < 2], 0.0),
-    ]
-    groups = [
-        {"params": parameters, "weight_decay": decay} for parameters, decay in decay_groups if parameters
-    ]
+    muon_params: list[tuple[str, nn.Parameter]] = []
+    adamw_params: list[nn.Parameter] = []
+    for name, p in named_params:
+        is_hidden_matrix = p.dim() == 2 and EMBEDDING_NAMES.isdisjoint(name.split("."))
+        if recipe.optimizer == "muon" and is_hidden_matrix:
+            muon_params.append((name, p))
+        else:
+            adamw_params.append(p)
     out: list[Optimizer] = []
-    if groups:
-        device = adamw_params[0][1].device.type
-        out.append(
-            AdamW(
-                groups,
-                lr=recipe.lr,
-                betas=recipe.betas,
-                eps=1e-8,
-                fused=device in ("cpu", "cuda"),
-                capturable=capturable,
-            )
+    if adamw_params:
+        groups = [
+            {"params": [p for p in adamw_params if p.dim() >= 2], "weight_decay": recipe.weight_decay},
+            {"params": [p for p in adamw_params if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        adamw = AdamW(
+            [group for group in groups if group["params"]],
+            lr=recipe.lr,
+            betas=recipe.betas,
+            eps=1e-8,
+            fused=adamw_params[0].device.type in ("cpu", "cuda"),
+            capturable=capturable,
         )
+        out.append(adamw)
     if muon_params:
         row_counts = fused_row_counts(model)
-        out.append(
-            Muon(
-                [
-                    {
-                        "params": [p for _, p in muon_params],
-                        "row_counts": [row_counts.get(name) for name, _ in muon_params],
-                    }
-                ],
-                lr=recipe.lr,
-                weight_decay=recipe.weight_decay,
-            )
-        )
+        muon_group = {
+            "params": [p for _, p in muon_params],
+            "row_counts": [row_counts.get(name) for name, _ in muon_params],
+        }
+        out.append(Muon([muon_group], lr=recipe.lr, weight_decay=recipe.weight_decay))
     return out
 
 
 def fused_row_counts(model: nn.Module) -> dict[str, list[int]]:
-    """The weights that are several matrices, one on top of the other, and how many rows each of those has."""
+    """The weights that fuse several matrices (QKV, KV, gated feed-forward), and the rows of each matrix."""
     out: dict[str, list[int]] = {}
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention):
@@ -166,29 +145,29 @@ def fused_row_counts(model: nn.Module) -> dict[str, list[int]]:
 
 
 def init_state(optimizer: Optimizer, params: Iterable[Tensor] | None = None) -> None:
-    """Give every weight, or only these, a memory of zeros where it has none: a saved one can then be put in
-    its place.
+    """Create the optimizer state of all weights, or of `params`, as zeros where there is none yet.
+
+    It is what the first step would create; a checkpoint can then be loaded into it.
     """
-    for p in [p for group in optimizer.param_groups for p in group["params"]] if params is None else params:
+    if params is None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
         if optimizer.state[p]:
             continue
         if isinstance(optimizer, Muon):
             optimizer.state[p]["momentum"] = torch.zeros_like(p)
         else:
-            device = (
-                p.device if optimizer.defaults.get("fused") or optimizer.defaults.get("capturable") else "cpu"
-            )
+            step_on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+            step_device = p.device if step_on_device else "cpu"
             optimizer.state[p] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
+                "step": torch.zeros((), dtype=torch.float32, device=step_device),
                 "exp_avg": torch.zeros_like(p),
                 "exp_avg_sq": torch.zeros_like(p),
             }
 
 
 def named_state(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """All that the optimizers remember, under the names of the weights:
-    exp_avg/decoder.layers.0.self.qkv.weight.
-    """
+    """The state tensors of the optimizers by weight name, as in exp_avg/decoder.layers.0.self.qkv.weight."""
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{key}/{names[p]}": value

@@ -1,6 +1,4 @@
-"""Half precision: a model computes in bfloat16 while its weights, and what the optimizer makes of them, stay
-in float32.
-"""
+"""Mixed precision: a model computes in bfloat16; its weights and the optimizer state stay in float32."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ from torch.func import functional_call
 
 
 class MixedPrecision(nn.Module):
-    """The same module on half-precision copies of its weights, made anew in every pass; gradients come back
-    in float32.
+    """A module, called with half-precision copies of its weights made in each pass; gradients are float32.
 
-    Unlike autocast, what flows between the matrix products is half precision too: half the bytes to move.
-    Softmax, norms and losses take their sums in float32 all the same.
+    Unlike with autocast, the activations between the matrix products are half precision, too: half the bytes
+    to move. Softmax, norms and losses still accumulate in float32.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -28,21 +25,18 @@ class MixedPrecision(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tensors = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         float_tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if torch.compiler.is_compiling():  # a compiler joins the copies by itself
+        if torch.compiler.is_compiling():  # the compiler fuses the casts itself
             copies = {name: tensor.to(self.dtype) for name, tensor in float_tensors.items()}
         else:
             trainable = {name: tensor for name, tensor in float_tensors.items() if tensor.requires_grad}
-            copies = {
-                name: tensor.to(self.dtype)
-                for name, tensor in float_tensors.items()
-                if not tensor.requires_grad
-            }
+            frozen = {name: tensor for name, tensor in float_tensors.items() if not tensor.requires_grad}
+            copies = {name: tensor.to(self.dtype) for name, tensor in frozen.items()}
             copies |= zip(trainable, _CastTensors.apply(self.dtype, *trainable.values()), strict=True)
         return functional_call(self.module, tensors | copies, args, kwargs)
 
 
 class _CastTensors(torch.autograd.Function):
-    """Many tensors in another type, and their gradients back in their own, with a kernel for many at a time."""
+    """Cast many tensors to another dtype, and their gradients back, with few kernels (foreach copies)."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:

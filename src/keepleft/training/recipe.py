@@ -1,4 +1,4 @@
-"""How a model is trained, as data."""
+"""The recipe of a training run: its hyperparameters, as data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from keepleft import checks
 
 SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "stable_decay")
 OPTIMIZERS = ("adamw", "muon")
-# may change in a run
-CHANGEABLE = (
+PRECISIONS = ("auto", "bfloat16", "float32")
+CHANGEABLE = (  # fields that may change when a run is resumed
     "log_every",
     "eval_every",
     "save_every",
@@ -21,38 +21,42 @@ CHANGEABLE = (
     "activation_checkpointing",
     "cuda_graph",
 )
-PRECISIONS = ("auto", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All numbers of a training run but those of the data and of the model.
+    """All hyperparameters of a training run except those of the data and of the model.
 
     Args:
-        steps: how often the weights change
-        lr: the highest learning rate
-        warmup: steps until it is reached
-        schedule: what follows: inverse_sqrt is that of 2017, stable_decay stays at the peak and falls at the end
-        min_lr_ratio: the last learning rate, as a share of the highest (cosine, linear, stable_decay)
-        decay: the share of the steps in which stable_decay falls
-        optimizer: adamw, or muon (for matrices; adamw for the rest)
-        betas: how long AdamW remembers gradients and their squares
-        weight_decay: how far weights shrink at each step, times the learning rate; norms and biases do not
-        max_grad_norm: the largest norm of all gradients together; 0: any
-        label_smoothing: how much of each target is spread over the whole vocabulary
-        ema_decay: keep a moving average of the weights with this decay (0.999), and evaluate and save that; 0: none
-        precision: of the matrix products; auto is bfloat16 on a GPU that has it, float32 elsewhere
-        activation_checkpointing: keep fewer activations and compute them again going back: less memory, a third more time
-        compile: translate the model for the device; None: where it pays
-        cuda_graph: capture the kernels of a step once as a CUDA graph and replay it (one GPU, batches of one shape); None: where it can be done
+        steps: optimizer steps
+        lr: the peak learning rate
+        warmup: steps of linear warm-up to the peak
+        schedule: what follows the warm-up; inverse_sqrt is the one of 2017, stable_decay stays at the peak
+            and falls at the end
+        min_lr_ratio: the last learning rate, as a fraction of the peak (cosine, linear, stable_decay)
+        decay: the fraction of the steps in which stable_decay falls
+        optimizer: adamw, or muon (for the matrices inside the layers; adamw for the rest)
+        betas: AdamW's decay rates of the mean gradient and of the mean squared gradient
+        weight_decay: decoupled weight decay, multiplied by the learning rate; norms and biases have none
+        max_grad_norm: gradient clipping: the largest norm of all gradients together; 0: no clipping
+        label_smoothing: the probability of each target that is spread over the vocabulary
+        ema_decay: keep an exponential moving average (EMA) of the weights with this decay (0.999), and
+            evaluate and save that; 0: none
+        precision: of the matrix products; auto is bfloat16 on a GPU that supports it, float32 elsewhere
+        activation_checkpointing: recompute the activations of each layer in the backward pass: less memory, a
+            third more time
+        compile: compile the model with torch.compile; None: where it pays
+        cuda_graph: capture a step as a CUDA graph and replay it (one GPU, batches of one shape); None: where
+            it can be done
         log_every: steps between reports
-        eval_every: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the steps)
-        save_every: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the steps)
-        keep_checkpoints: how many checkpoints stay; the best one stays besides
-        metric: which measure is the best one chosen by
-        patience: evaluations without a better one until training stops; None: never
-        seed: of dropout, of the order of the data and of fresh weights
-
+        eval_every: steps between evaluations; None: only at the end (`keepleft train` takes a tenth of the
+            steps)
+        save_every: steps between checkpoints; None: only at the end (`keepleft train` takes a tenth of the
+            steps)
+        keep_checkpoints: how many of the latest checkpoints to keep; the best one is kept besides
+        metric: the metric that the best checkpoint is chosen by
+        patience: early stopping after this many evaluations without a better one; None: never
+        seed: of dropout, of the order of the data and of new weights
     """
 
     steps: int = 1000
@@ -80,7 +84,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))  # YAML has lists only
+        object.__setattr__(self, "betas", tuple(self.betas))  # YAML and JSON have lists only
         for name in ("steps", "log_every", "keep_checkpoints"):
             checks.check_int(name, getattr(self, name))
         for name in ("warmup", "seed"):
@@ -91,25 +95,23 @@ class Recipe:
         checks.check_number("lr", self.lr, above=0)
         for name, allowed in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
             checks.check_choice(name, getattr(self, name), allowed)
-        for name in (
-            "min_lr_ratio",
-            "decay",
-            "label_smoothing",
-            "ema_decay",
-            "weight_decay",
-            "max_grad_norm",
-        ):
+        numbers = ("min_lr_ratio", "decay", "label_smoothing", "ema_decay", "weight_decay", "max_grad_norm")
+        for name in numbers:
             checks.check_number(name, getattr(self, name))
         for name in ("min_lr_ratio", "decay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it is a share, from 0 to 1")
-        for name in ("label_smoothing", "ema_decay", *(f"betas[{n}]" for n in range(2))):
-            value = self.betas[int(name[6])] if name.startswith("betas") else getattr(self, name)
+                raise ValueError(f"{name} is {getattr(self, name)}: it is a fraction, from 0 to 1")
+        for name, value in (
+            ("label_smoothing", self.label_smoothing),
+            ("ema_decay", self.ema_decay),
+            ("betas[0]", self.betas[0]),
+            ("betas[1]", self.betas[1]),
+        ):
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must be at least 0 and below 1")
 
     def differences(self, other: Recipe) -> list[str]:
-        """What a run that goes on may not change: everything that decides where the weights go next."""
+        """The changes that forbid resuming a run of recipe `other`: any field that influences the weights."""
         return [
             f"{f.name} was {getattr(other, f.name)!r} and is {getattr(self, f.name)!r}"
             for f in fields(self)
@@ -118,11 +120,12 @@ class Recipe:
 
 
 def higher_is_better(metric: str) -> bool:
+    """Whether more of this metric is better (accuracy, BLEU), or less (losses)."""
     return metric not in ("loss", "plain", "perplexity", "smoothed")
 
 
 def from_dict(data: dict[str, Any]) -> Recipe:
-    """A recipe from plain data; an unknown field is an error that names it."""
+    """A recipe from JSON or YAML data. Raises ValueError for an unknown field."""
     if unknown := sorted(data.keys() - {f.name for f in fields(Recipe)}):
         raise ValueError(
             f"a recipe has no {', '.join(unknown)}: it has {', '.join(f.name for f in fields(Recipe))}"

@@ -1,15 +1,20 @@
-"""One step: every micro-batch forward and back, then clipping and the change of the weights."""
+"""One training step: gradient accumulation over micro-batches, gradient clipping, optimizer and EMA update.
+
+TrainStep runs eagerly; CUDAGraphTrainStep captures the same kernels as CUDA graphs and replays them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from keepleft.attention.attend import MIN_QUERIES_WITHOUT_TABLE
 from keepleft.cuda_graph import capture_graph
+from keepleft.models.transformer import Model
+from keepleft.nn.loss import LossSums
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.ema import EMA
 from keepleft.training.loss_module import LossModule, checkpoint_activations
@@ -17,23 +22,35 @@ from keepleft.training.optimizer import init_state, make_optimizers
 from keepleft.training.precision import MixedPrecision
 from keepleft.training.recipe import Recipe
 
-EAGER_STEPS = 3  # steps before the kernels of one are recorded
-ASSUMED_FLOPS = 3e14  # operations a second of a good GPU
-# one kernel for a norm's two gradients takes twice as long
+EAGER_STEPS = 3  # steps before the kernels are captured
+ASSUMED_FLOPS = 3e14  # per second, of a good GPU: to estimate how long training takes
+MIN_COMPILE_SECONDS = 120  # of training, at that rate: above this, compiling saves more time than it takes
+# fusing the two gradients of a norm into one kernel makes them take twice as long
 COMPILE_OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}
-MIN_COMPILE_SECONDS = (
-    120  # seconds of training, at that rate, from which compiling takes less time than it saves
-)
+
+
+class TrainBatch(Protocol):
+    """A micro-batch, such as `keepleft.data.batch.Batch`. It may have a method `to(device)`."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]: ...  # the arguments of the model
+
+    @property
+    def targets(self) -> Tensor: ...  # (B, T) tokens or (B,) labels, IGNORE_INDEX where there is no target
+
+    @property
+    def tokens(self) -> int: ...  # how many targets there are
+
+    @property
+    def identity(self) -> str: ...  # where it comes from, for error messages
 
 
 class TrainStep:
-    """Called with the batches of a step it changes the weights, and says loss, plain, right and the norm of
-    the gradients.
-    """
+    """Called with the micro-batches of a step: updates the weights and returns the statistics of the step."""
 
     def __init__(
         self,
-        loss_module: Any,
+        loss_module: Callable[[dict[str, Tensor], Tensor], LossSums],
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         recipe: Recipe,
@@ -48,27 +65,31 @@ class TrainStep:
         self.distributed = distributed
         self.mixed_precision = mixed_precision
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        sum_dtype = torch.float64 if distributed.device.type == "cpu" else torch.float32
-        self.sums = torch.zeros(3, device=distributed.device, dtype=sum_dtype)
-        # of one target in the gradient
-        self.target_weight = torch.ones((), device=distributed.device, dtype=sum_dtype)
+        device = distributed.device
+        sum_dtype = torch.float64 if device.type == "cpu" else torch.float32
+        self.sums = torch.zeros(3, device=device, dtype=sum_dtype)  # of loss, cross-entropy, correct targets
+        self.target_weight = torch.ones((), device=device, dtype=sum_dtype)  # of one target in the gradient
 
     def __call__(
         self,
-        batches: list[Any],
+        batches: Sequence[TrainBatch],
         total_targets: float,
         lr: float,
         step: int,
         check_stats: Callable[[Tensor], None] = lambda stats: None,
     ) -> Tensor:
-        """`total` targets in all processes; `look` sees what was found before anything changes."""
+        """Do step number `step`, counted from 0, and return its statistics, as in `collect_stats`.
+
+        `total_targets` is the number of targets in all micro-batches of all processes. `check_stats` is
+        called with the statistics before the weights change, and may raise (not where a CUDA graph is
+        replayed).
+        """
         self._set_lr(lr)
         self.sums.zero_()
         self.target_weight.fill_(self.distributed.world_size / total_targets)
         for n, batch in enumerate(batches):
-            torch.manual_seed(
-                fold_seed(self.recipe.seed, step, self.distributed.rank + n * self.distributed.world_size)
-            )
+            micro_index = self.distributed.rank + n * self.distributed.world_size
+            torch.manual_seed(fold_seed(self.recipe.seed, step, micro_index))
             device_batch = batch.to(self.distributed.device) if hasattr(batch, "to") else batch
             with self.distributed.no_sync(self.loss_module, n == len(batches) - 1):
                 self.accumulate(device_batch.inputs, device_batch.targets, n == 0)
@@ -77,30 +98,31 @@ class TrainStep:
         return self.apply(check_stats)
 
     def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
-        """Add the gradients of one micro-batch; there are none yet at the first of a step."""
+        """Gradient accumulation: the forward and backward pass of one micro-batch (`first` of its step?)."""
         batch_sums = self.loss_module(inputs, targets)
         (batch_sums.loss * self.target_weight).backward()
         self.sums += torch.stack([part.detach().to(self.sums.dtype) for part in batch_sums])
 
     def apply(self, check_stats: Callable[[Tensor], None]) -> Tensor:
+        """Clip the accumulated gradients, check, and update the weights."""
         stats = self.collect_stats(self.clip_gradients())
         check_stats(stats)
         self.update()
         return stats
 
     def collect_stats(self, grad_norm: Tensor) -> Tensor:
-        """(4,) loss, plain and right for each target, and the norm"""
-        return (
-            torch.cat([self.sums * self.target_weight, grad_norm[None].to(self.sums)])
-            / self.distributed.world_size
-        )
+        """(4,): loss, cross-entropy and accuracy per target, gradient norm; to be summed over processes."""
+        stats = torch.cat([self.sums * self.target_weight, grad_norm[None].to(self.sums)])
+        return stats / self.distributed.world_size
 
     def clip_gradients(self) -> Tensor:
-        """The norm of all gradients together, which are scaled down where it is too large."""
-        grad_norm = torch.nn.utils.get_total_norm(
-            [p.grad for p in self.parameters if p.grad is not None], foreach=True
-        )
-        if hasattr(grad_norm, "full_tensor"):
+        """Gradient clipping: scale all gradients so that their norm is at most `max_grad_norm`.
+
+        Returns the norm from before.
+        """
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        grad_norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if hasattr(grad_norm, "full_tensor"):  # a DTensor, with FSDP
             grad_norm = grad_norm.full_tensor()
         if self.recipe.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(
@@ -116,7 +138,6 @@ class TrainStep:
             self.ema.update()
 
     def zero_grad(self) -> None:
-        """The gradients of this step."""
         for p in self.parameters:
             p.grad = None
 
@@ -130,12 +151,11 @@ class TrainStep:
 
 
 class CUDAGraphTrainStep(TrainStep):
-    """The same on a GPU, for batches of one shape: after a few steps the kernels are recorded, and from then
-    on replayed.
+    """The same on a GPU, for batches of one shape: captured as CUDA graphs after a few steps, then replayed.
 
-    A small model's kernels take less time than Python needs to ask for them; a recording asks once for all.
-    The first micro-batch of a step writes the gradients and the others add to them, so there are two
-    recordings. A batch of another shape goes the usual way.
+    The kernels of a small model take less time than Python needs to launch them; a graph launches all of them
+    at once. The first micro-batch of a step writes the gradients and the others add to them, so there are two
+    graphs. A batch of another shape runs eagerly.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -143,8 +163,8 @@ class CUDAGraphTrainStep(TrainStep):
         self.steps_done = 0
         self.last_shape: tuple[Any, ...] = ()
         self.captured_shape: tuple[Any, ...] = ()
-        self.static_inputs: dict[str, Tensor] = {}
-        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self.static_inputs: dict[str, Tensor] = {}  # the targets are under ""
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by: is it the first micro-batch of a step?
         self.update_graph: torch.cuda.CUDAGraph | None = None
         self.grad_norm = torch.zeros((), device=self.distributed.device)
         for optimizer in self.optimizers:
@@ -154,14 +174,15 @@ class CUDAGraphTrainStep(TrainStep):
     def accumulate(self, inputs: dict[str, Tensor], targets: Tensor, first: bool) -> None:
         tensors = {**inputs, "": targets}
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
-        # twice the same: no rest of an epoch
-        use_graph = self.steps_done >= EAGER_STEPS and shape == (self.captured_shape or self.last_shape)
+        # captured is the first shape that comes twice in a row: not that of the last batch of an epoch
+        usual_shape = self.captured_shape or self.last_shape
+        use_graph = self.steps_done >= EAGER_STEPS and shape == usual_shape
         self.last_shape = shape
         if use_graph and first not in self.graphs and (first or self.graphs):
             self._capture(inputs, targets, first)
             self.captured_shape = shape
         if not use_graph or first not in self.graphs:
-            if first and self.graphs:  # gradients have their place by now
+            if first and self.graphs:  # the graphs hold the addresses of the gradients: zero them in place
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
             super().accumulate(inputs, targets, first)
             return
@@ -173,7 +194,7 @@ class CUDAGraphTrainStep(TrainStep):
         if first:
             self.static_inputs = {name: tensor.clone() for name, tensor in {**inputs, "": targets}.items()}
             for p in self.parameters:
-                p.grad = None  # so that what is recorded writes and does not add
+                p.grad = None  # so that the captured kernels write gradients, and do not add to them
         static_inputs = {name: self.static_inputs[name] for name in inputs}
         accumulate = super().accumulate
         self.graphs[first], _ = capture_graph(
@@ -199,23 +220,25 @@ class CUDAGraphTrainStep(TrainStep):
 
 
 def make_step(
-    model: nn.Module,
+    model: Model,
     recipe: Recipe,
     distributed: DistributedContext,
     *,
     tokens_per_step: int = 0,
     row_length: int | None = None,
 ) -> TrainStep:
-    """Everything that a step needs, by the recipe and the devices.
+    """Build the training step: move, wrap (DDP, FSDP) and compile the model, and choose eager or CUDA graph.
 
-    `tokens`: about how many a step has. `wide`: the tokens in a row of texts, where all batches have one
-    shape, or 0 where rows are running text; None where shapes differ.
+    `tokens_per_step` is about how many tokens a step has. `row_length` is the length of a row of packed
+    sequences, or 0 where rows are windows of running text, if all batches have one shape; None if shapes
+    differ. Raises ValueError if the recipe asks for what cannot be done here.
     """
     if distributed.strategy == "fsdp" and recipe.optimizer == "muon":
         raise ValueError(
             "muon needs whole matrices, and fsdp shards them: use adamw with fsdp, or muon with ddp"
         )
-    on_gpu, single_process = distributed.device.type == "cuda", distributed.strategy == "alone"
+    on_gpu = distributed.device.type == "cuda"
+    single_process = distributed.strategy == "alone"
     mixed_precision = recipe.precision == "bfloat16" or (
         recipe.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported()
     )
@@ -223,46 +246,42 @@ def make_step(
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     module: nn.Module = LossModule(model, recipe.label_smoothing)
-    loss_module: Any = distributed.wrap(
-        MixedPrecision(module) if mixed_precision and distributed.strategy != "fsdp" else module,
-        mixed_precision=mixed_precision,
-    )
-    estimated_seconds = (
-        6.0 * sum(p.numel() for p in model.parameters()) * tokens_per_step * recipe.steps / ASSUMED_FLOPS
-    )
+    if mixed_precision and distributed.strategy != "fsdp":
+        module = MixedPrecision(module)
+    loss_module: Any = distributed.wrap(module, mixed_precision=mixed_precision)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    estimated_seconds = 6.0 * num_parameters * tokens_per_step * recipe.steps / ASSUMED_FLOPS
     if recipe.compile or (
         recipe.compile is None and on_gpu and single_process and estimated_seconds > MIN_COMPILE_SECONDS
     ):
-        # one for each shape
+        # each shape of a batch is compiled by itself
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         loss_module = torch.compile(loss_module, dynamic=False, options=COMPILE_OPTIONS if on_gpu else None)
-    # texts in long rows are attended by kernels that ask the CPU for their borders, which cannot be recorded
-    capture = (
+    # attention over long packed rows reads the boundaries of the sequences on the CPU: it cannot be captured
+    can_capture = (
         on_gpu
         and single_process
         and not recipe.activation_checkpointing
         and row_length is not None
         and row_length < MIN_QUERIES_WITHOUT_TABLE
     )
-    if recipe.cuda_graph and not capture:
+    if recipe.cuda_graph and not can_capture:
         raise ValueError(
-            "a step can be recorded only on one GPU, for batches of one shape with rows of texts below "
-            f"{MIN_QUERIES_WITHOUT_TABLE} tokens, without activation_checkpointing: leave cuda_graph out"
+            "a step can be captured as a CUDA graph only on one GPU, for batches of one shape with packed "
+            f"rows below {MIN_QUERIES_WITHOUT_TABLE} tokens, without activation_checkpointing: leave "
+            "cuda_graph out"
         )
-    capture = capture and recipe.cuda_graph is not False
-    optimizers = make_optimizers(model, recipe, capturable=capture)
+    use_cuda_graph = can_capture and recipe.cuda_graph is not False
+    optimizers = make_optimizers(model, recipe, capturable=use_cuda_graph)
     for optimizer in optimizers:
         init_state(optimizer)
     ema = EMA(model, recipe.ema_decay) if recipe.ema_decay else None
-    return (CUDAGraphTrainStep if capture else TrainStep)(
-        loss_module, model, optimizers, recipe, ema, distributed, mixed_precision
-    )
+    step_class = CUDAGraphTrainStep if use_cuda_graph else TrainStep
+    return step_class(loss_module, model, optimizers, recipe, ema, distributed, mixed_precision)
 
 
 def fold_seed(seed: int, step: int, micro_index: int) -> int:
-    """One number from three: chance depends on the place in the run alone, not on what ran before or on how
-    many devices.
-    """
+    """One seed from three numbers: dropout depends on the position in the run alone, not on the devices."""
     out = seed
     for part in (step, micro_index):
         out = (out * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
