@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from decoding.models import decoder, pair
-from keepleft.decoding.generate import DecodeBatch, decode_steps, make_strategy
+from keepleft.decoding.batch import DecodeBatch
+from keepleft.decoding.dispatch import decode_steps, make_strategy
 from keepleft.decoding.graphed_loop import can_capture, decode_graphed
 from keepleft.decoding.loop import decode, right_align
 from keepleft.inference.decode_layers import unsupported_reason

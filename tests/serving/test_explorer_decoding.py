@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.data.token_text import token_pieces
-from keepleft.decoding.generate import DecodeBatch, resolve_options
+from keepleft.decoding.batch import DecodeBatch
+from keepleft.decoding.generate import resolve_options
 from keepleft.decoding.processor_table import make_processors
 from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.decoding.sampling import sample_tokens

@@ -13,10 +13,12 @@ from torch import Tensor
 
 
 class StepModel(Protocol):
-    """All that decoding asks of a model."""
+    """All that decoding asks of a model: start(prompt, …) → logits and state; step(tokens, state) → logits."""
 
-    def start(self, prompt: Tensor, **start_kwargs: Any) -> tuple[Tensor, Any]: ...
-    def step(self, tokens: Tensor, state: Any) -> Tensor: ...
+    @property
+    def start(self) -> Callable[..., tuple[Tensor, Any]]: ...
+    @property
+    def step(self) -> Callable[[Tensor, Any], Tensor]: ...
 
 
 @dataclass(frozen=True)

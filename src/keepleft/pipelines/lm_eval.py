@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from keepleft.decoding.generate import completions, pad_batch
+from keepleft.decoding.batch import pad_batch
+from keepleft.decoding.generate import completions
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.evaluation.perplexity import token_nll
 from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs

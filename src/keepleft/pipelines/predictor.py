@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keepleft.data.tokenizer import special_tokens
-from keepleft.decoding.generate import pad_batch
+from keepleft.decoding.batch import pad_batch
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead

@@ -13,19 +13,9 @@ from typing import Any
 import torch
 
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import (
-    Completion,
-    DecodeBatch,
-    completions,
-    decode_steps,
-    encode_prefixes,
-    encode_prompts,
-    make_strategy,
-    resolve_options,
-    stream,
-    to_completion,
-    warn_no_room,
-)
+from keepleft.decoding.batch import DecodeBatch, encode_prefixes, encode_prompts, warn_no_room
+from keepleft.decoding.dispatch import decode_steps, make_strategy
+from keepleft.decoding.generate import Completion, completions, resolve_options, stream, to_completion
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token, unsupported_fields
 from keepleft.decoding.hypotheses import FinishedSequence
 from keepleft.decoding.score import score_tokens

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from keepleft.decoding.batch import DEFAULT_NEW_TOKENS, DecodeBatch
 from keepleft.decoding.beam import Beam
-from keepleft.decoding.generate import DEFAULT_NEW_TOKENS, DecodeBatch, make_strategy
+from keepleft.decoding.dispatch import make_strategy
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
 from keepleft.decoding.hypotheses import FinishedSequence
 from keepleft.decoding.sampling import SamplingStrategy

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import Beam
-from keepleft.decoding.generate import DecodeBatch, decode_steps, make_strategy
+from keepleft.decoding.dispatch import decode_steps, make_strategy
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.score import score_tokens
 from keepleft.decoding.stopping import ended_by_itself

@@ -7,8 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import Beam
-from keepleft.decoding.generate import DecodeBatch, decode_steps, make_strategy, resolve_options
+from keepleft.decoding.dispatch import decode_steps, make_strategy
+from keepleft.decoding.generate import resolve_options
 from keepleft.plots.beam_tree import NodeKey, beam_nodes
 from keepleft.serving.explorer.continue_text import MAX_NEW_TOKENS
 from keepleft.serving.explorer.params import Params

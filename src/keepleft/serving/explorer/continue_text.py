@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from keepleft.decoding.generate import DecodeBatch, decode_steps, make_strategy, resolve_options
+from keepleft.decoding.batch import DecodeBatch
+from keepleft.decoding.dispatch import decode_steps, make_strategy
+from keepleft.decoding.generate import resolve_options
 from keepleft.decoding.generation_config import RANGES, GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
 from keepleft.decoding.sampling import SamplingStrategy

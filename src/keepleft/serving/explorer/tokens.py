@@ -8,7 +8,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from keepleft.data.token_text import token_pieces, token_texts
-from keepleft.decoding.generate import encode_prompts, resolve_options
+from keepleft.decoding.batch import encode_prompts
+from keepleft.decoding.generate import resolve_options
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer.params import MAX_TOKENS, Params

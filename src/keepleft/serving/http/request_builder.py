@@ -11,7 +11,7 @@ from secrets import randbits
 from typing import Any
 
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import DEFAULT_NEW_TOKENS, encode_prefixes, encode_prompts
+from keepleft.decoding.batch import DEFAULT_NEW_TOKENS, encode_prefixes, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
 from keepleft.serving.engine.request import GenerationRequest
 from keepleft.serving.http.errors import APIError, too_long

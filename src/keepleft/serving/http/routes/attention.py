@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.data.token_text import token_pieces
-from keepleft.decoding.generate import encode_prompts
+from keepleft.decoding.batch import encode_prompts
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
 from keepleft.models.watch import watch
 from keepleft.nn.attention import Attention

@@ -1,0 +1,183 @@
+"""Which strategy and which decode loop serve the options: eager, static KV cache, CUDA graph, speculative, contrastive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from secrets import randbits
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from keepleft.decoding import grammar
+from keepleft.decoding.batch import DecodeBatch
+from keepleft.decoding.beam import Beam
+from keepleft.decoding.contrastive import contrastive_search
+from keepleft.decoding.generation_config import GenerationConfig, as_list
+from keepleft.decoding.graphed_loop import can_capture, decode_graphed
+from keepleft.decoding.hypotheses import Hypotheses
+from keepleft.decoding.loop import decode, right_align
+from keepleft.decoding.processor_table import make_processors
+from keepleft.decoding.rng import derive_seeds
+from keepleft.decoding.sampling import SamplingStrategy, StoppingCriterion
+from keepleft.decoding.speculative import make_drafter, speculative_decode
+from keepleft.decoding.stopping import any_of, max_time, stop_strings
+from keepleft.inference.decode_layers import unsupported_reason
+from keepleft.inference.static_runner import static_runner
+from keepleft.models.transformer import CausalModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def make_strategy(
+    tokenizer: Tokenizer | None, options: GenerationConfig, batch: DecodeBatch
+) -> SamplingStrategy | Beam:
+    """The strategy that the options ask for."""
+    device, num_prompts = batch.prompt.device, len(batch.prompt)
+    processors = make_processors(options, batch.prompt_context())
+    if (llg_grammar := grammar.grammar_from_options(options)) is not None:
+        processors.append(grammar.grammar_processor(llg_grammar, tokenizer, options.eos_ids))
+    stop = make_stopping_criterion(tokenizer, options)
+    seeds = None
+    if options.do_sample:
+        prompt_seeds = (
+            as_list(options.seed) if options.seed is not None else [randbits(62) for _ in range(num_prompts)]
+        )
+        num_sequences = 1 if options.beam_count > 1 else options.num_sequences
+        prompt_seeds = prompt_seeds * num_prompts if len(prompt_seeds) == 1 else prompt_seeds
+        seeds = torch.cat([derive_seeds(seed, torch.arange(num_sequences)) for seed in prompt_seeds]).to(
+            device
+        )
+    if options.beam_count > 1:
+        length_penalty = 1.0 if options.length_penalty is None else options.length_penalty
+        return Beam(
+            options.beam_count,
+            length_penalty,
+            options.early_stopping or False,
+            options.eos_ids,
+            tuple(processors),
+            stop,
+            options.num_beam_groups or 1,
+            options.diversity_penalty or 0.0,
+            seeds,
+            options.num_sequences,
+        )
+    return SamplingStrategy(tuple(processors), options.eos_ids, stop, seeds, options.num_sequences)
+
+
+def make_stopping_criterion(
+    tokenizer: Tokenizer | None, options: GenerationConfig
+) -> StoppingCriterion | None:
+    criteria: list[StoppingCriterion] = []
+    if options.stop_strings:
+        if tokenizer is None:
+            raise ValueError("stop_strings are looked for in text, and there is no tokenizer: give one")
+        criteria.append(stop_strings(tokenizer, options.stop_list))
+    if options.max_time is not None:
+        criteria.append(max_time(time.monotonic() + options.max_time))
+    return any_of(criteria)
+
+
+def decode_steps(
+    model: CausalModel,
+    batch: DecodeBatch,
+    strategy: SamplingStrategy | Beam,
+    options: GenerationConfig,
+    draft_model: CausalModel | None = None,
+    *,
+    in_place: bool = False,
+) -> Iterator[Hypotheses]:
+    """The texts of a batch after each new token, by whichever loop the options ask for.
+
+    `live`: what is yielded may be written over by the next step, and more may come after all texts have
+    ended.
+    """
+    start_kwargs = batch.start_kwargs(model, options)
+    fused = _uses_default_cache(options) and unsupported_reason(model) is None
+    if draft_model is not None or options.prompt_lookup_num_tokens is not None:
+        if not isinstance(strategy, SamplingStrategy) or options.num_sequences > 1 or options.penalty_alpha:
+            raise ValueError(
+                "guessing ahead is for greedy and drawn texts, one for each prompt: leave num_beams, "
+                "num_return_sequences and penalty_alpha out"
+            )
+        draft_kwargs = {} if draft_model is None else batch.start_kwargs(draft_model, options)
+        # a source in other tokens suggests nothing
+        lookup_source = batch.source if model.design.source_vocab is None else None
+        yield from speculative_decode(
+            model,
+            batch.prompt,
+            strategy,
+            make_drafter(draft_model, options, strategy, lookup_source, **draft_kwargs),
+            max_new_tokens=batch.max_new_tokens[0],
+            **start_kwargs,
+        )
+    elif options.penalty_alpha:
+        assert isinstance(strategy, SamplingStrategy)
+        yield from contrastive_search(
+            model,
+            batch.prompt,
+            strategy,
+            alpha=options.penalty_alpha,
+            k=options.top_k or 4,
+            max_new_tokens=batch.max_new_tokens,
+            segments=batch.segments,
+            **start_kwargs,
+        )
+    elif (
+        fused
+        and in_place
+        and (batch.prompt.is_cuda or model.compiled)
+        and can_capture(strategy, batch.max_length)
+    ):
+        start_kwargs.pop("cache")
+        prompt, prompt_mask = right_align(batch.prompt, batch.segments)
+        yield from decode_graphed(
+            model,
+            prompt,
+            strategy,
+            max_new_tokens=batch.max_new_tokens,
+            prompt_mask=prompt_mask,
+            **start_kwargs,
+        )
+    elif fused and not batch.prompt.is_cuda:
+        start_kwargs.pop("cache")
+        runner: Any = static_runner(model)
+        yield from decode(
+            runner,
+            batch.prompt,
+            strategy,
+            max_new_tokens=batch.max_new_tokens,
+            segments=batch.segments,
+            **start_kwargs,
+        )
+    else:
+        yield from decode(
+            model,
+            batch.prompt,
+            strategy,
+            max_new_tokens=batch.max_new_tokens,
+            segments=batch.segments,
+            prefill_chunk_size=options.prefill_chunk_size or 0,
+            **start_kwargs,
+        )
+
+
+def _uses_default_cache(options: GenerationConfig) -> bool:
+    """Nothing is asked of the cache, or of how prompts are read."""
+    return (
+        options.cache_implementation in (None, "dynamic")
+        and not options.deterministic
+        and not options.prefill_chunk_size
+    )
+
+
+def check_draft_model(model: CausalModel, draft_model: CausalModel) -> None:
+    """A draft must read and write the same tokens."""
+    model_design, draft_design = model.design, draft_model.design
+    vocabulary_key = lambda design: (design.vocab, design.source_vocab, design.encoder is None)
+    if vocabulary_key(model_design) != vocabulary_key(draft_design):
+        raise ValueError(
+            f"the draft knows {draft_design.vocab} tokens and the model {model_design.vocab}, or one of them reads a source and "
+            "the other does not: take a smaller model of the same kind with the same tokenizer"
+        )
