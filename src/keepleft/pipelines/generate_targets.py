@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from keepleft.data.fast_encode import encoder
 from keepleft.data.ragged import Ragged
 from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding.generate import generate
+from keepleft.models.transformer import Model
 
 BATCH_SIZE = 128
 
 
 def generate_targets(
-    model: nn.Module,
+    model: Model,
     tokenizer: Any,
     texts: Sequence[str],
     *,
@@ -37,13 +37,13 @@ def generate_targets(
     return _generate_rows(model, tokenizer, [row.tolist() for row in rows], options)
 
 
-def generate_from_ids(model: nn.Module, tokenizer: Any, sources: Ragged, **options: Any) -> list[str]:
+def generate_from_ids(model: Model, tokenizer: Any, sources: Ragged, **options: Any) -> list[str]:
     """The same for sources that are integers already."""
     return _generate_rows(model, tokenizer, sources.to_lists(), options)
 
 
 def _generate_rows(
-    model: nn.Module, tokenizer: Any, rows: Sequence[Sequence[int]], options: dict[str, Any]
+    model: Model, tokenizer: Any, rows: Sequence[Sequence[int]], options: dict[str, Any]
 ) -> list[str]:
     start, end = special_tokens(tokenizer).require("start", "end")
     return generate(

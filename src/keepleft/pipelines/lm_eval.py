@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 
 from keepleft.decoding.batch import pad_batch
 from keepleft.decoding.generate import completions
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.evaluation.perplexity import token_nll
 from keepleft.evaluation.token_logprobs import max_positions, require_language_model, target_logprobs
+from keepleft.models.transformer import Model
 from keepleft.nn.loss import IGNORE_INDEX
 
 # one thing, the first that is there
@@ -20,7 +20,7 @@ MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completi
 
 
 def lm_eval_model(
-    model: nn.Module,
+    model: Model,
     tokenizer: Any,
     *,
     batch_size: int = 8,
@@ -149,7 +149,7 @@ def _prefix_tokens(tokenizer: Any) -> list[int]:
 
 
 def _score_continuations(
-    model: nn.Module,
+    model: Model,
     continuations: list[tuple[list[int], list[int]]],
     batch_size: int,
     context_length: int | None,
