@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from keepleft.decoding.batch import pad_batch
 from keepleft.decoding.generate import completions
 from keepleft.decoding.generation_config import GenerationConfig

@@ -326,6 +326,7 @@ def translation_metrics(
     from keepleft.pipelines.generate_targets import generate_from_ids
 
     assert valid is not None
+    assert isinstance(model, Model)
     rows = np.arange(min(max_texts, len(valid.store)))
     references = [tokenizers.target.decode(tokens) for tokens in valid.store["tgt"].take(rows).to_lists()]
     return translation(generate_from_ids(model, tokenizers.target, valid.store["src"].take(rows)), references)
