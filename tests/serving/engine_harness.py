@@ -1,4 +1,4 @@
-"""Requests of every kind, and an engine run to its end."""
+"""Random requests of every kind, and engines run until all are finished."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import random
 from typing import Any
 
 from keepleft.decoding.generation_config import GenerationConfig
-from keepleft.serving.engine.request import Event, FinishEvent, GenerationRequest, RequestHandle, TokenEvent
+from keepleft.serving.engine.request import (
+    Engine,
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    RequestHandle,
+    TokenEvent,
+)
 from keepleft.serving.engine.sequential import SequentialEngine
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -36,64 +43,67 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def asks(
+def random_requests(
     count: int,
     *,
     seed: int = 0,
     vocab: int = 53,
-    longest: int = 12,
-    limit: int = 10,
+    max_tokens: int = 12,
+    max_new_tokens: int = 10,
     tenants: int = 3,
-    **more: Any,
+    **options: Any,
 ) -> list[GenerationRequest]:
-    dice = random.Random(seed)
-    out = []
+    rng = random.Random(seed)
+    requests = []
     for n in range(count):
-        kind = dice.choice(KINDS)
-        size = dice.randint(kind.get("min_new_tokens", 1), limit)
-        options = GenerationConfig(
-            max_new_tokens=size,
+        kind = rng.choice(KINDS)
+        config = GenerationConfig(
+            max_new_tokens=rng.randint(kind.get("min_new_tokens", 1), max_new_tokens),
             eos_token_id=2,
             decoder_start_token_id=1,
-            seed=dice.randint(0, 99),
+            seed=rng.randint(0, 99),
             **kind,
-            **more,
+            **options,
         )
-        logprobs = 2 if options.beam_count == 1 and dice.random() < 0.2 else None
-        tokens = [dice.randint(3, vocab - 1) for _ in range(dice.randint(1, longest))]
-        if dice.random() < 0.3:
-            tokens = [7, 8, 9, 10, 11, 12, 7, 8, *tokens]  # some begin alike
-        out.append(GenerationRequest(tokens, options, tenant=f"tenant {n % tenants}", logprobs=logprobs))
-    return out
+        logprobs = 2 if config.beam_count == 1 and rng.random() < 0.2 else None
+        tokens = [rng.randint(3, vocab - 1) for _ in range(rng.randint(1, max_tokens))]
+        if rng.random() < 0.3:
+            tokens = [7, 8, 9, 10, 11, 12, 7, 8, *tokens]  # some share a prefix
+        requests.append(GenerationRequest(tokens, config, tenant=f"tenant {n % tenants}", logprobs=logprobs))
+    return requests
 
 
-def summed(events: list[Event]) -> Any:
-    """What a request was told, as far as it may not differ: tokens, ends, and log-probabilities to rounding."""
+def outcome(events: list[Event]) -> tuple[dict[int, list[int]], dict[int, Any]]:
+    """What must not depend on the engine: each sequence's tokens, finish reason and result."""
     tokens: dict[int, list[int]] = {}
     for event in events:
         if isinstance(event, TokenEvent):
             tokens.setdefault(event.index, []).append(event.token)
-    ends = {
+    finished = {
         event.index: (event.finish_reason, None if event.sequence is None else tuple(event.sequence.tokens))
         for event in events
         if isinstance(event, FinishEvent)
     }
-    return tokens, ends
+    return tokens, finished
 
 
-def run(engine: Any, some: list[GenerationRequest], most: int = 100_000) -> list[list[Event]]:
-    """All at once, to the end."""
-    told: list[list[Event]] = [[] for _ in some]
-    for ask, events in zip(some, told, strict=True):
-        engine.validate(ask)
-        engine.submit(RequestHandle(ask, events.append))
-    for _ in range(most):
+def run_engine(
+    engine: Engine, requests: list[GenerationRequest], max_steps: int = 100_000
+) -> list[list[Event]]:
+    """Submit all requests at once and step until they are finished: the events of each."""
+    events: list[list[Event]] = [[] for _ in requests]
+    for request, request_events in zip(requests, events, strict=True):
+        engine.validate(request)
+        engine.submit(RequestHandle(request, request_events.append))
+    for _ in range(max_steps):
         if not engine.busy:
-            return told
-        for ticket, event in engine.step():
-            ticket.on_event(event)
-    raise AssertionError(f"not done after {most} steps")
+            return events
+        for handle, event in engine.step():
+            handle.on_event(event)
+    raise AssertionError(f"not done after {max_steps} steps")
 
 
-def alone(model: Any, some: list[GenerationRequest], tokenizer: Any = None) -> list[list[Event]]:
-    return run(SequentialEngine(model, tokenizer), some)
+def run_sequentially(
+    model: Any, requests: list[GenerationRequest], tokenizer: Any = None
+) -> list[list[Event]]:
+    return run_engine(SequentialEngine(model, tokenizer), requests)

@@ -1,1 +1,1 @@
-"""The continuous-batching engine: scheduler, prefix cache, sampler. No HTTP here."""
+"""The inference engine: requests in, tokens out. No HTTP here."""

@@ -1,53 +1,57 @@
-"""How much an engine may hold at once: rows, and pages by the memory that there is."""
+"""Capacity planning: how many sequences and KV pages fit into memory, and the engine built accordingly."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from keepleft.models.build import count_parameters
-from keepleft.serving.engine.continuous import DEFAULT_MAX_MODEL_LEN, ContinuousBatchingEngine
+from keepleft.models.transformer import CausalModel, Model
+from keepleft.serving.engine.continuous import ContinuousBatchingEngine, resolve_max_length
 from keepleft.serving.engine.request import Engine
 from keepleft.serving.engine.sequential import SequentialEngine
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 GIB = 1 << 30
-MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.8}  # of the memory that is free, for keys and values
+MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.8}  # of the free memory, for the KV cache
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
-# slots of a page: a CPU looks at pages where they lie, a GPU finds every slot
+# KV slots of a page: on a CPU attention runs page by page, on a GPU slot by slot through a table
 PAGE_SIZE = {"cpu": 128, "cuda": 16}
-MAX_SINGLE_THREAD_PARAMETERS = 4_000_000  # weights up to which one thread is best
-PREFILL_CHUNK_SIZE = {"cpu": 512, "cuda": 8192}  # tokens that are read between two steps
+PREFILL_CHUNK_SIZE = {"cpu": 512, "cuda": 8192}  # tokens prefilled per step
+MAX_SINGLE_THREAD_PARAMETERS = 4_000_000  # up to this many, one thread is fastest
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one engine is made with."""
+    """The sizes of an engine."""
 
     max_num_seqs: int
-    pages: int  # of texts
-    source_pages: int  # of sources
+    pages: int
+    source_pages: int
     page_size: int
     prefill_chunk_size: int
-    bytes_per_token: int  # bytes of one token in all layers
+    bytes_per_token: int  # of the KV cache, over all layers
 
 
-def kv_bytes_per_token(model: Any) -> int:
-    """What one token costs in all layers: a key and a value for each head that has its own."""
-    shape, weight = model.design.attention, model.token.weight
-    return 2 * len(model.decoder.layers) * shape.kv_heads * shape.head_dim * weight.element_size()
+def kv_bytes_per_token(model: CausalModel) -> int:
+    """Bytes of one token in the KV cache: a key and a value per layer and KV head."""
+    config, weight = model.design.attention, model.token.weight
+    return 2 * len(model.decoder.layers) * config.kv_heads * config.head_dim * weight.element_size()
 
 
 def plan_capacity(
-    model: Any,
+    model: CausalModel,
     *,
     max_num_seqs: int | None = None,
     kv_cache_memory: float | None = None,
     max_model_len: int | None = None,
 ) -> Capacity:
-    """`kv_cache_memory` in GiB, `max_model_len` in tokens; None: what suits the machine."""
+    """Sizes for a model on its device. `kv_cache_memory` is in GiB; None: what suits the machine."""
     device_type = model.token.weight.device.type
     device_type = device_type if device_type in DEFAULT_MAX_NUM_SEQS else "cpu"
     for name, value in (("max_num_seqs", max_num_seqs), ("kv_cache_memory", kv_cache_memory)):
@@ -56,16 +60,13 @@ def plan_capacity(
     max_num_seqs = max_num_seqs or DEFAULT_MAX_NUM_SEQS[device_type]
     page_size = PAGE_SIZE[device_type]
     bytes_per_token = kv_bytes_per_token(model)
-    available_bytes = (
-        (kv_cache_memory * GIB)
-        if kv_cache_memory is not None
-        else MEMORY_FRACTION[device_type] * free_memory(device_type)
-    )
+    if kv_cache_memory is not None:
+        available_bytes = kv_cache_memory * GIB
+    else:
+        available_bytes = MEMORY_FRACTION[device_type] * free_memory(device_type)
     num_pools = 1 if model.design.encoder is None else 2
-    max_tokens = min(
-        max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.max_positions or DEFAULT_MAX_MODEL_LEN
-    )
-    max_pages = max_num_seqs * -(-max_tokens // page_size)  # more than all rows can fill is of no use
+    max_length = resolve_max_length(model.design, max_model_len)
+    max_pages = max_num_seqs * -(-max_length // page_size)  # more could never be filled
     pages = min(max_pages, int(available_bytes / num_pools / (page_size * bytes_per_token)))
     if pages < 1:
         raise ValueError(
@@ -73,28 +74,28 @@ def plan_capacity(
             f"{page_size * bytes_per_token / GIB:.3f} GiB: give more memory"
         )
     return Capacity(
-        max_num_seqs,
-        pages,
-        pages if num_pools == 2 else 0,
-        page_size,
-        PREFILL_CHUNK_SIZE[device_type],
-        bytes_per_token,
+        max_num_seqs=max_num_seqs,
+        pages=pages,
+        source_pages=pages if num_pools == 2 else 0,
+        page_size=page_size,
+        prefill_chunk_size=PREFILL_CHUNK_SIZE[device_type],
+        bytes_per_token=bytes_per_token,
     )
 
 
 def free_memory(device_type: str) -> int:
-    """Bytes that nobody uses."""
+    """Free memory of a device, in bytes."""
     if device_type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def best_threads(model: Any) -> int:
-    """How many of a CPU's threads steps are worth: for a small model one.
+def best_threads(model: Model) -> int:
+    """CPU threads worth using for decode steps: one for a small model, else PyTorch's default.
 
-    Its products are done before a second thread is awake; and where anything else is at work on the same
-    cores, the clients for instance, threads that wait for each other some hundred times a step come to a
-    standstill.
+    The matrix products of a small model are done before a second thread is awake. Where anything else runs on
+    the same cores, the clients for instance, threads that wait for each other some hundred times a step come
+    to a standstill.
     """
     is_small = (
         model.token.weight.device.type == "cpu"
@@ -104,15 +105,15 @@ def best_threads(model: Any) -> int:
 
 
 def make_engine(
-    model: Any,
-    tokenizer: Any = None,
+    model: Model,
+    tokenizer: Tokenizer | None = None,
     *,
     max_num_seqs: int | None = None,
     kv_cache_memory: float | None = None,
     max_model_len: int | None = None,
 ) -> Engine:
-    """The engine that suits a model; an encoder, which writes nothing, gets one that has nothing to do."""
-    if model.design.decoder is None:
+    """The engine for a model, warmed up. An encoder generates nothing and gets the sequential engine."""
+    if not isinstance(model, CausalModel):
         return SequentialEngine(model, tokenizer)
     capacity = plan_capacity(
         model, max_num_seqs=max_num_seqs, kv_cache_memory=kv_cache_memory, max_model_len=max_model_len

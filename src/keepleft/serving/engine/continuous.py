@@ -1,38 +1,45 @@
-"""Many requests at once: they come and go between any two steps, and each gets the tokens that it would get
-alone.
+"""Continuous-batching engine: requests join and leave between any two steps.
 
-A step of the engine: those whom nobody waits for any more leave; others come in, by fair turns, as far as
-rows and pages go; some of what is unread is read; then every text gets one more token. Where pages run out,
-the request that came last is put back and read again later.
+Every request gets the tokens that it would get alone, as `SequentialEngine` defines them. A step drops
+cancelled requests, admits waiting ones, prefills a chunk of their prompts, then decodes one token for every
+sequence that is ready. The scheduler decides what runs when; here the model is called, and a request that
+fails is isolated.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from keepleft.inference.paged_runner import PagedRunner
-from keepleft.serving.engine.fair_queue import FairQueue
-from keepleft.serving.engine.prefix_cache import PrefixCache
-from keepleft.serving.engine.request import Event, Events, FinishEvent, GenerationRequest, RequestHandle
-from keepleft.serving.engine.sampler import SampledToken, logprobs_of, sample_batch
-from keepleft.serving.engine.sequence import Sequences, max_slots, request_lengths
+from keepleft.models.design import Design
+from keepleft.models.transformer import CausalModel
+from keepleft.serving.engine.request import Events, FinishEvent, GenerationRequest, RequestHandle
+from keepleft.serving.engine.sampler import SampledToken, raw_logprobs, sample_batch
+from keepleft.serving.engine.scheduler import Scheduler, handle_of, split_deterministic
+from keepleft.serving.engine.sequence import SequenceGroup, max_slots, request_lengths
 from keepleft.serving.engine.strategy_batch import StrategyBatch, batch_key
 
-DEFAULT_MAX_MODEL_LEN = 4096  # tokens of a text, where nothing else says how many
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+DEFAULT_MAX_MODEL_LEN = 4096  # tokens of a sequence, where neither the user nor the design sets a limit
 
 
 class ContinuousBatchingEngine:
-    """`max_num_seqs` texts at once, `prefill_chunk_size` tokens read between two steps."""
+    """Serves at most `max_num_seqs` sequences at once and prefills `prefill_chunk_size` tokens per step.
+
+    `pages` and `source_pages` (default: as many) count pages of `page_size` KV slots; the latter hold the
+    sources of an encoder-decoder. The prefix cache is for decoders only.
+    """
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        model: CausalModel,
+        tokenizer: Tokenizer | None = None,
         *,
         max_num_seqs: int = 64,
         pages: int = 256,
@@ -48,14 +55,10 @@ class ContinuousBatchingEngine:
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.max_num_seqs = max_num_seqs
-        self.prefill_chunk_size = prefill_chunk_size
         self.is_encoder_decoder = model.design.encoder is not None
-        max_tokens = min(
-            max_model_len or DEFAULT_MAX_MODEL_LEN, model.design.max_positions or DEFAULT_MAX_MODEL_LEN
-        )
-        # tables on a GPU have an end
-        self.max_model_len = max_tokens if model.token.weight.is_cuda else max_model_len
+        max_length = resolve_max_length(model.design, max_model_len)
+        # slot tables on a GPU have a fixed length; elsewhere only the user sets a limit
+        self.max_model_len = max_length if model.token.weight.is_cuda else max_model_len
         num_source_pages = (pages if source_pages is None else source_pages) if self.is_encoder_decoder else 0
         self.runner = PagedRunner(
             model,
@@ -63,293 +66,151 @@ class ContinuousBatchingEngine:
             page_size=page_size,
             num_source_pages=num_source_pages,
             max_rows=max_num_seqs,
-            max_length=max_tokens,
+            max_length=max_length,
         )
-        self.prefix_cache = (
-            PrefixCache(self.runner.pool) if enable_prefix_caching and not self.is_encoder_decoder else None
+        self.scheduler = Scheduler(
+            self.runner,
+            lambda handle: SequenceGroup(handle, self.model, self.tokenizer),
+            max_num_seqs=max_num_seqs,
+            prefill_chunk_size=prefill_chunk_size,
+            enable_prefix_caching=enable_prefix_caching and not self.is_encoder_decoder,
         )
-        self.waiting: FairQueue[Sequences | RequestHandle] = FairQueue()
-        self.running: dict[Sequences, None] = {}  # let in, in the order in which they came
-        self.strategy_batches: dict[Any, StrategyBatch] = {}
-        self.num_admitted = self.prompt_tokens_total = self.generation_tokens_total = self.preemptions = 0
+        self.strategy_batches: dict[Hashable, StrategyBatch] = {}
+        self.prompt_tokens_total = 0
+        self.generation_tokens_total = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self.running or len(self.waiting))
+        return self.scheduler.busy
 
     def validate(self, request: GenerationRequest) -> None:
         options = request.options
         options.check()
         if options.penalty_alpha or options.prompt_lookup_num_tokens is not None:
             raise ValueError(
-                "penalty_alpha and prompt_lookup_num_tokens are for one text at a time: leave them out here"
+                "penalty_alpha and prompt_lookup_num_tokens are for one sequence at a time: "
+                "leave them out here"
             )
-        prompt_length, max_new_tokens, source_length = request_lengths(
-            self.model, options, len(request.tokens), len(request.prefix)
-        )
-        num_rows = options.beam_count if options.beam_count > 1 else options.num_sequences
+        lengths = request_lengths(self.model.design, options, len(request.tokens), len(request.prefix))
         if not request.tokens:
             raise ValueError("the prompt is empty: give it at least one token")
-        if max_new_tokens < 1:
+        if lengths.max_new_tokens < 1:
             raise ValueError(
-                f"the prompt has {prompt_length} tokens, which leaves no room to write: shorten it, or raise "
-                "max_new_tokens"
+                f"the prompt has {lengths.prompt} tokens, which leaves no room to write: shorten it, "
+                "or raise max_new_tokens"
             )
-        if (
-            self.max_model_len is not None
-            and max(prompt_length + max_new_tokens, source_length) > self.max_model_len
-        ):
+        max_length = max(lengths.prompt + lengths.max_new_tokens, lengths.source)
+        if self.max_model_len is not None and max_length > self.max_model_len:
             raise ValueError(
-                f"the text could reach {max(prompt_length + max_new_tokens, source_length)} tokens, and {self.max_model_len} is the limit here: "
+                f"the text could reach {max_length} tokens, and {self.max_model_len} is the limit here: "
                 "shorten it, or ask for fewer max_new_tokens"
             )
-        if num_rows > self.max_num_seqs:
-            raise ValueError(
-                f"{num_rows} texts were asked for, and {self.max_num_seqs} is the most at once: ask for fewer"
-            )
-        pool, source_pool = self.runner.pool, self.runner.source_pool
-        slots = max_slots(prompt_length, num_rows, max_new_tokens)
-        if pool.pages_for(slots) > pool.num_pages or (
-            source_pool is not None and source_pool.pages_for(source_length) > source_pool.num_pages
-        ):
-            raise ValueError(
-                f"the request could need room for {slots + source_length} tokens, and there is memory for "
-                f"{pool.num_pages * pool.page_size}: shorten it, or ask for fewer max_new_tokens"
-            )
+        num_rows = options.beam_count if options.beam_count > 1 else options.num_sequences
+        num_slots = max_slots(lengths.prompt, num_rows, lengths.max_new_tokens)
+        self.scheduler.check_fits(num_rows, num_slots, lengths.source)
 
     def submit(self, handle: RequestHandle) -> None:
-        self.waiting.push(handle.request.tenant, handle)
+        self.scheduler.submit(handle)
 
     def clear(self) -> None:
-        for sequences in self.running:
-            self.runner.free(sequences.page_table)
-        self.running = {}
+        self.scheduler.clear()
         self.strategy_batches = {}
-        self.waiting = FairQueue()
 
     def stats(self) -> dict[str, float]:
-        pool = self.runner.pool
-        source_pool = self.runner.source_pool
-        prefix_cache = self.prefix_cache
+        scheduler = self.scheduler
+        prefix_cache = scheduler.prefix_cache
+        pools = [pool for pool in (self.runner.pool, self.runner.source_pool) if pool is not None]
         return {
-            "running": len(self.running),
-            "running_rows": sum(sequences.num_rows for sequences in self.running),
-            "waiting": len(self.waiting),
+            "running": len(scheduler.running),
+            "running_rows": scheduler.num_running_rows,
+            "waiting": len(scheduler.waiting),
             "prompt_tokens": self.prompt_tokens_total,
             "generation_tokens": self.generation_tokens_total,
-            "preemptions": self.preemptions,
-            "pages": pool.num_pages + (source_pool.num_pages if source_pool else 0),
-            "pages_used": pool.num_pages
-            - pool.num_free
-            + (source_pool.num_pages - source_pool.num_free if source_pool else 0),
+            "preemptions": scheduler.preemptions,
+            "pages": sum(pool.num_pages for pool in pools),
+            "pages_used": sum(pool.num_pages - pool.num_free for pool in pools),
             "prefix_cache_pages": prefix_cache.unused_pages if prefix_cache else 0,
             "prefix_cache_hits": prefix_cache.hits if prefix_cache else 0,
         }
 
     def step(self) -> Events:
         events = self._drop_cancelled()
-        events += self._admit()
-        self._encode_sources(events)
+        events += [_failure(handle, error) for handle, error in self.scheduler.admit()]
+        if self.is_encoder_decoder:
+            self._encode_sources(events)
         self._prefill(events)
-        ready = [sequences for sequences in self.running if self._is_ready(sequences)]
-        ready = sorted(self._preempt_until_fits(ready), key=lambda sequences: sequences.num_rows)
-        for batch in _split_deterministic(ready):
-            output = self._decode(batch, events)
-            if output is not None:
-                events += self._sample(*output)
+        ready, preempted = self.scheduler.schedule_decode()
+        for group in preempted:
+            self._leave_strategy_batch(group)
+        for batch in split_deterministic(ready):
+            decoded, logits = self._decode(batch, events)
+            if logits is not None:
+                events += self._sample(decoded, logits)
         return events
-
-    # -- who comes and goes
 
     def _drop_cancelled(self) -> Events:
-        """Those whom nobody waits for any more."""
-        cancelled_waiting: list[Any] = [item for item in self.waiting.items() if _handle_of(item).cancelled]
-        self.waiting.remove(set(cancelled_waiting))
-        cancelled_running = [sequences for sequences in self.running if sequences.handle.cancelled]
-        for sequences in cancelled_running:
-            self._release(sequences)
-        return [
-            (_handle_of(item), FinishEvent(0, "cancelled", last=True))
-            for item in (*cancelled_waiting, *cancelled_running)
-        ]
-
-    def _admit(self) -> Events:
         events: Events = []
-        rows_in_use = sum(sequences.num_rows for sequences in self.running)
-        while (item := self.waiting.peek()) is not None:
-            if isinstance(item, RequestHandle):
-                try:
-                    sequences = Sequences(item, self.model, self.tokenizer)
-                except Exception as error:  # a rule that cannot be used, and the like
-                    self.waiting.pop()
-                    events.append((item, _failure_event(error)))
-                    continue
-            else:
-                sequences = item
-            if rows_in_use + sequences.num_rows > self.max_num_seqs or not self._allocate(sequences):
-                if isinstance(item, RequestHandle):
-                    self._requeue(sequences)
-                break
-            self.waiting.pop()
-            self.num_admitted += 1
-            sequences.admission_order = self.num_admitted
-            sequences.handle.started_at = sequences.handle.started_at or time.monotonic()
-            rows_in_use += sequences.num_rows
-            self.running[sequences] = None
-            self.waiting.charge(
-                sequences.request.tenant,
-                len(sequences.pending_prompt) + len(sequences.request.tokens) * self.is_encoder_decoder,
-            )
+        for item in self.scheduler.remove_cancelled():
+            if isinstance(item, SequenceGroup):
+                self._leave_strategy_batch(item)
+            events.append((handle_of(item), FinishEvent(0, "cancelled", last=True)))
         return events
 
-    def _requeue(self, sequences: Sequences) -> None:
-        """It waits as what it has become: nothing is worked out twice."""
-        self.waiting.pop()
-        self.waiting.push(sequences.request.tenant, sequences, front=True)
+    def _release(self, group: SequenceGroup) -> None:
+        """Free all that a request holds."""
+        self.scheduler.release(group)
+        self._leave_strategy_batch(group)
 
-    def _allocate(self, sequences: Sequences) -> bool:
-        """Pages to begin with; for several texts all that they may ever need, since they cannot be put back."""
-        runner, page_table = self.runner, sequences.page_table
-        prefix_pages = (
-            []
-            if self.prefix_cache is None
-            else self.prefix_cache.match(sequences.request.tenant, sequences.prompt_tokens[:-1])
-        )
-        runner.attach_prefix(page_table, prefix_pages)
-        num_slots = sequences.max_slots if sequences.num_rows > 1 else len(sequences.prompt_tokens)
-        if self._reserve(page_table, num_slots) and (
-            runner.source_pool is None or runner.reserve_source(page_table, len(sequences.request.tokens))
-        ):
-            return True
-        runner.free(page_table)
-        return False
-
-    def _reserve(self, page_table: Any, num_slots: int) -> bool:
-        if self.runner.reserve(page_table, num_slots):
-            return True
-        if self.prefix_cache is None:
-            return False
-        self.prefix_cache.evict(self.runner.pool.pages_for(num_slots) - len(page_table.pages))
-        return self.runner.reserve(page_table, num_slots)
-
-    def _preempt_until_fits(self, ready: list[Sequences]) -> list[Sequences]:
-        """Those that find a slot for their next token; others are put back, the last first."""
-        fitting, page_size = set(ready), self.runner.pool.page_size
-        for sequences in ready:
-            if (
-                sequences.page_table.num_slots + sequences.num_rows
-                <= len(sequences.page_table.pages) * page_size
-            ):
-                continue
-            while sequences in fitting and not self._reserve(
-                sequences.page_table, sequences.page_table.num_slots + sequences.num_rows
-            ):
-                victim = max(
-                    (other for other in self.running if other.num_rows == 1),
-                    key=lambda other: other.admission_order,
-                )
-                fitting.discard(victim)
-                self._release(victim)
-                victim.preempt()
-                self.waiting.push(victim.request.tenant, victim, front=True)
-                self.preemptions += 1
-        return [sequences for sequences in ready if sequences in fitting]
-
-    def _release(self, sequences: Sequences) -> None:
-        """All that it holds is free."""
-        del self.running[sequences]
-        self.runner.free(sequences.page_table)
-        for key, strategy_batch in list(self.strategy_batches.items()):
-            if sequences in strategy_batch.members:
-                strategy_batch.remove({sequences})
-                if not strategy_batch.members:
-                    del self.strategy_batches[key]
-
-    # -- what is read
-
-    def _is_ready(self, sequences: Sequences) -> bool:
-        return not sequences.pending_prompt and (
-            not self.is_encoder_decoder or sequences.page_table.num_source_tokens > 0
-        )
+    # -- prefill
 
     def _encode_sources(self, events: Events) -> None:
-        if not self.is_encoder_decoder:
-            return
-        pending = sorted(
-            (sequences for sequences in self.running if not sequences.page_table.num_source_tokens),
-            key=lambda sequences: len(sequences.request.tokens),
+        for batch in split_deterministic(self.scheduler.schedule_encode()):
+            self._isolate_failure(batch, events, self._encode_batch)
+            self.prompt_tokens_total += sum(len(group.request.tokens) for group in batch)
+
+    def _encode_batch(self, batch: list[SequenceGroup]) -> None:
+        self.runner.encode_sources(
+            [group.page_table for group in batch], [group.request.tokens for group in batch]
         )
-        for batch in _split_deterministic(
-            self._fit_chunk(pending, lambda sequences: len(sequences.request.tokens))
-        ):
-            self._isolate_failure(
-                batch,
-                events,
-                lambda part: self.runner.encode_sources(
-                    [sequences.page_table for sequences in part],
-                    [sequences.request.tokens for sequences in part],
-                ),
-            )
-            self.prompt_tokens_total += sum(len(sequences.request.tokens) for sequences in batch)
 
     def _prefill(self, events: Events) -> None:
-        pending = [
-            sequences
-            for sequences in self.running
-            if sequences.pending_prompt
-            and (not self.is_encoder_decoder or sequences.page_table.num_source_tokens)
-        ]
-        for batch in _split_deterministic(
-            self._fit_chunk(pending, lambda sequences: len(sequences.pending_prompt))
-        ):
+        scheduled = self.scheduler.schedule_prefill()
+        for batch in split_deterministic(scheduled):
             self._isolate_failure(batch, events, self._prefill_chunk)
-        for sequences in pending:
-            if self.prefix_cache is not None and not sequences.pending_prompt and sequences in self.running:
-                self.prefix_cache.insert(
-                    sequences.request.tenant, sequences.prompt_tokens[:-1], sequences.page_table.pages
-                )
+        self.scheduler.cache_prefixes(scheduled)
 
-    def _prefill_chunk(self, batch: list[Sequences]) -> None:
-        chunks = [sequences.pending_prompt[: self.prefill_chunk_size] for sequences in batch]
-        self.runner.prefill([sequences.page_table for sequences in batch], chunks)
+    def _prefill_chunk(self, batch: list[SequenceGroup]) -> None:
+        chunks = [group.pending_prompt[: self.scheduler.prefill_chunk_size] for group in batch]
+        self.runner.prefill([group.page_table for group in batch], chunks)
         self.prompt_tokens_total += sum(map(len, chunks))
 
-    def _fit_chunk(self, candidates: list[Sequences], length: Callable[[Sequences], int]) -> list[Sequences]:
-        """As many as can be read side by side in one go; at least one."""
-        batch: list[Sequences] = []
-        max_length = 0
-        for sequences in candidates:
-            max_length = max(max_length, length(sequences))
-            if batch and max_length * (len(batch) + 1) > self.prefill_chunk_size:
-                break
-            batch.append(sequences)
-        return batch
+    # -- decode
 
-    # -- what is written
-
-    def _decode(self, batch: list[Sequences], events: Events) -> tuple[list[Sequences], Tensor] | None:
-        """Scores of what comes next.
-
-        Where a step fails, the request that fails it is looked for, and the others go on.
-        """
-        succeeded: list[Sequences] = []
+    def _decode(
+        self, batch: list[SequenceGroup], events: Events
+    ) -> tuple[list[SequenceGroup], Tensor | None]:
+        """Decode one token: the requests that did not fail, and the (R, V) logits of their sequences."""
+        decoded: list[SequenceGroup] = []
         logits: list[Tensor] = []
 
-        def run(part: list[Sequences]) -> None:
+        def run(part: list[SequenceGroup]) -> None:
             logits.append(
                 self.runner.decode(
-                    [sequences.page_table for sequences in part],
-                    [token for sequences in part for token in sequences.next_tokens],
+                    [group.page_table for group in part],
+                    [token for group in part for token in group.next_tokens],
                 )
             )
-            succeeded.extend(part)
+            decoded.extend(part)
 
         self._isolate_failure(batch, events, run)
-        return (succeeded, logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else None
+        if len(logits) > 1:
+            return decoded, torch.cat(logits)
+        return decoded, logits[0] if logits else None
 
     def _isolate_failure(
-        self, batch: list[Sequences], events: Events, run: Callable[[list[Sequences]], None]
+        self, batch: list[SequenceGroup], events: Events, run: Callable[[list[SequenceGroup]], None]
     ) -> None:
+        """Run a batch; if it fails, find the requests at fault by bisection, and serve the others."""
         if not batch:
             return
         try:
@@ -357,129 +218,121 @@ class ContinuousBatchingEngine:
         except Exception as error:
             if len(batch) == 1:
                 self._release(batch[0])
-                events.append((batch[0].handle, _failure_event(error)))
+                events.append(_failure(batch[0].handle, error))
                 return
             half = len(batch) // 2
             self._isolate_failure(batch[:half], events, run)
             self._isolate_failure(batch[half:], events, run)
 
-    def _sample(self, batch: list[Sequences], logits: Tensor) -> Events:
+    # -- sample
+
+    def _sample(self, batch: list[SequenceGroup], logits: Tensor) -> Events:
         events: Events = []
-        first_rows: dict[Sequences, int] = {}
-        next_row = 0
-        for sequences in batch:
-            first_rows[sequences] = next_row
-            next_row += sequences.num_rows
-        self.generation_tokens_total += next_row
+        first_rows: dict[SequenceGroup, int] = {}
+        num_rows = 0
+        for group in batch:
+            first_rows[group] = num_rows
+            num_rows += group.num_rows
+        self.generation_tokens_total += num_rows
         sampled_tokens = sample_batch(
-            [(sequences, row) for sequences, row in first_rows.items() if sequences.logits_only], logits
+            [(group, row) for group, row in first_rows.items() if group.logits_only], logits
         )
         sampled_tokens += self._sample_by_strategy(
-            [sequences for sequences in batch if not sequences.logits_only], first_rows, logits, events
+            [group for group in batch if not group.logits_only], first_rows, logits, events
         )
         for sampled in sampled_tokens:
-            sequences = sampled.sequences
-            if not sequences.finished[sampled.sequence_index]:
-                handle = sequences.handle
-                events += [
-                    (handle, event)
-                    for event in sequences.append(
-                        sampled.sequence_index, sampled.token, sampled.logprob, logprobs_of(sampled, logits)
-                    )
-                ]
-        for sequences in batch:
-            if all(sequences.finished) and sequences in self.running:
-                self._release(sequences)
-        self.waiting.charge_all([(sequences.request.tenant, sequences.num_rows) for sequences in batch])
+            group = sampled.group
+            if group.finished[sampled.sequence_index]:
+                continue
+            events += [
+                (group.handle, event)
+                for event in group.append(
+                    sampled.sequence_index, sampled.token, sampled.logprob, raw_logprobs(sampled, logits)
+                )
+            ]
+        for group in batch:
+            if all(group.finished) and group in self.scheduler.running:
+                self._release(group)
+        self.scheduler.charge(batch)
         return events
 
     def _sample_by_strategy(
-        self, batch: list[Sequences], first_rows: dict[Sequences, int], logits: Tensor, events: Events
+        self, batch: list[SequenceGroup], first_rows: dict[SequenceGroup, int], logits: Tensor, events: Events
     ) -> list[SampledToken]:
-        """The others, each group by its strategy."""
+        """Next tokens of requests whose choice depends on the sequence so far; beams only advance."""
         sampled_tokens: list[SampledToken] = []
 
-        def report_failure(sequences: Sequences, error: Exception) -> None:
-            events.append((sequences.handle, _failure_event(error)))
-            sequences.finished = [True] * sequences.num_rows
+        def report_failure(group: SequenceGroup, error: Exception) -> None:
+            events.append(_failure(group.handle, error))
+            group.finished = [True] * group.num_rows
 
         for strategy_batch in self._assign_strategy_batches(batch):
-            row_indices = [
+            rows = [
                 row
-                for sequences in strategy_batch.members
-                for row in range(first_rows[sequences], first_rows[sequences] + sequences.num_rows)
+                for group in strategy_batch.members
+                for row in range(first_rows[group], first_rows[group] + group.num_rows)
             ]
-            results = strategy_batch.choose(
-                logits[torch.tensor(row_indices, device=logits.device)], report_failure
-            )
-            if reordered := [
-                (sequences.page_table, parents) for sequences, _, parents in results if parents is not None
-            ]:
+            choices = strategy_batch.choose(logits[torch.tensor(rows, device=logits.device)], report_failure)
+            reordered = [choice for choice in choices if choice.parents is not None]
+            if reordered:
                 self.runner.reorder_beams(
-                    [page_table for page_table, _ in reordered],
-                    torch.stack([parents for _, parents in reordered]),
+                    [choice.group.page_table for choice in reordered],
+                    torch.stack([choice.parents for choice in reordered if choice.parents is not None]),
                 )
-            for sequences, hypotheses, _ in results:
+            for group, hypotheses, _ in choices:
                 last_tokens = hypotheses.tokens[:, -1].tolist()
-                if sequences.is_beam_search:
-                    sequences.next_tokens = last_tokens
+                if group.is_beam_search:
+                    group.next_tokens = last_tokens
                     if bool(hypotheses.done.all()):
-                        events += [(sequences.handle, event) for event in sequences.finish_beams(hypotheses)]
-                else:
-                    sampled_tokens += [
-                        SampledToken(
-                            sequences,
-                            index,
-                            first_rows[sequences] + index,
-                            token,
-                            total - sequences.cumulative_logprobs[index],
-                        )
-                        for index, (token, total) in enumerate(
-                            zip(last_tokens, hypotheses.score.tolist(), strict=True)
-                        )
-                    ]
+                        events += [(group.handle, event) for event in group.finish_beams(hypotheses)]
+                    continue
+                totals = hypotheses.score.tolist()
+                sampled_tokens += [
+                    SampledToken(
+                        group,
+                        index,
+                        first_rows[group] + index,
+                        token,
+                        total - group.cumulative_logprobs[index],
+                    )
+                    for index, (token, total) in enumerate(zip(last_tokens, totals, strict=True))
+                ]
         return sampled_tokens
 
-    def _assign_strategy_batches(self, batch: Sequence[Sequences]) -> list[StrategyBatch]:
-        """The groups of these requests; those that have none yet join one."""
-        batches: dict[int, StrategyBatch] = {}
-        for sequences in batch:
-            key = batch_key(sequences.strategy)
-            batch_id = sequences if key is None or sequences.request.options.deterministic else key
+    def _assign_strategy_batches(self, batch: Sequence[SequenceGroup]) -> list[StrategyBatch]:
+        """The strategy batches of these requests; a request that has none yet joins one."""
+        assigned: dict[StrategyBatch, None] = {}
+        for group in batch:
+            key = batch_key(group.strategy)
+            batch_id: Hashable = group if key is None or group.request.options.deterministic else key
             strategy_batch = self.strategy_batches.get(batch_id)
             if strategy_batch is None:
-                strategy_batch = self.strategy_batches[batch_id] = StrategyBatch(
-                    sequences.strategy, fixed_width=key is not None
-                )
-            if sequences not in strategy_batch.members:
-                strategy_batch.add(sequences)
-            batches[id(strategy_batch)] = strategy_batch
-        return list(batches.values())
+                strategy_batch = StrategyBatch(group.strategy, fixed_width=key is not None)
+                self.strategy_batches[batch_id] = strategy_batch
+            if group not in strategy_batch.members:
+                strategy_batch.add(group)
+            assigned[strategy_batch] = None
+        return list(assigned)
+
+    def _leave_strategy_batch(self, group: SequenceGroup) -> None:
+        for batch_id, strategy_batch in list(self.strategy_batches.items()):
+            if group in strategy_batch.members:
+                strategy_batch.remove({group})
+                if not strategy_batch.members:
+                    del self.strategy_batches[batch_id]
 
 
-def _split_deterministic(batch: list[Sequences]) -> list[list[Sequences]]:
-    """Those that want to be alone are, so that their scores are the same bit for bit in any company."""
-    batchable = [sequences for sequences in batch if not sequences.request.options.deterministic]
-    return [
-        part
-        for part in (
-            batchable,
-            *([sequences] for sequences in batch if sequences.request.options.deterministic),
-        )
-        if part
-    ]
+def resolve_max_length(design: Design, max_model_len: int | None) -> int:
+    """Tokens that a sequence may have, by the user's limit and the model's."""
+    return min(max_model_len or DEFAULT_MAX_MODEL_LEN, design.max_positions or DEFAULT_MAX_MODEL_LEN)
 
 
-def _handle_of(item: Sequences | RequestHandle) -> RequestHandle:
-    return item if isinstance(item, RequestHandle) else item.handle
+def _failure(handle: RequestHandle, error: Exception) -> tuple[RequestHandle, FinishEvent]:
+    """The end of a failed request.
 
-
-def _failure_event(error: Exception) -> Event:
-    """What is told of it: our own words where it is the request's fault, otherwise only that something went
-    wrong.
+    A ValueError is the request's fault, and its message is ours; of other errors only the type is told.
     """
     if isinstance(error, ValueError):
-        return FinishEvent(0, "invalid", message=str(error), last=True)
-    return FinishEvent(
-        0, "failed", message=f"the request could not be served: {type(error).__name__}", last=True
-    )
+        return handle, FinishEvent(0, "invalid", message=str(error), last=True)
+    message = f"the request could not be served: {type(error).__name__}"
+    return handle, FinishEvent(0, "failed", message=message, last=True)

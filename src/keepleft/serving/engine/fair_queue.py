@@ -1,6 +1,4 @@
-"""Who is next: tenants in turn by what they were served already, the requests of each in the order in which
-they came.
-"""
+"""Fair queue: the tenant that was served least is next, its requests in order of arrival."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-MAX_REMEMBERED_TENANTS = 1024  # tenants that are remembered
+MAX_REMEMBERED_TENANTS = 1024
 
 
 class FairQueue(Generic[Item]):
-    """A tenant that comes back after a while begins where the others are: nobody saves up."""
+    """A tenant that returns after a while starts level with the others: idle time earns no credit."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, deque[Item]] = {}
@@ -33,7 +31,7 @@ class FairQueue(Generic[Item]):
             self.waiting[tenant].append(item)
 
     def charge(self, tenant: str, amount: float) -> None:
-        """What was done for a tenant. Where there were many, those who do not wait now are forgotten."""
+        """Add to a tenant's usage. Once there are too many tenants, idle ones are forgotten."""
         self.usage[tenant] = self.usage.get(tenant, 0.0) + amount
         if len(self.usage) > MAX_REMEMBERED_TENANTS + len(self.waiting):
             self.usage = {name: self.usage[name] for name in self.waiting}
@@ -46,11 +44,11 @@ class FairQueue(Generic[Item]):
             self.charge(tenant, amount)
 
     def peek(self) -> Item | None:
-        """Whose turn it is."""
+        """The next item; None if the queue is empty."""
         return self.waiting[self._next_tenant()][0] if self.waiting else None
 
     def pop(self) -> Item:
-        """The same, out of the line."""
+        """Remove and return the next item."""
         tenant = self._next_tenant()
         item = self.waiting[tenant].popleft()
         if not self.waiting[tenant]:
@@ -58,7 +56,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, removed: set[Item]) -> None:
-        """Those who left without being served."""
+        """Remove items wherever they stand."""
         for tenant in list(self.waiting):
             remaining = deque(item for item in self.waiting[tenant] if item not in removed)
             if remaining:

@@ -1,4 +1,4 @@
-"""Pages that hold the beginning of a text, kept for the next text of the same tenant that begins alike."""
+"""Prefix cache: KV pages of prompts, kept for the next prompt of the same tenant that starts alike."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from itertools import count
 
 from keepleft.attention.paged_kv_cache import PagePool
 
-PageKey = tuple[str, int, tuple[int, ...]]  # the tenant, the page before it, its tokens
+PageKey = tuple[str, int, tuple[int, ...]]  # tenant, id of the page before it (0: none), its tokens
 
 
 class PrefixCache:
-    """Whole pages only.
-
-    A page is known by what stands in it and in all before it; two tenants never share one.
-    """
+    """Caches full pages only. A page is keyed by its tokens and all before them; tenants never share one."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        # page and its number; the least used first
+        # page and its id, least recently used first; ids are not reused, as pages are
         self.entries: OrderedDict[PageKey, tuple[int, int]] = OrderedDict()
         self.ids = count(1)
         self.hits = 0
 
     def match(self, tenant: str, tokens: Sequence[int]) -> list[int]:
-        """The pages of the longest known beginning, held for whoever asked."""
-        pages, parent_id = [], 0
+        """Pages of the longest cached prefix, retained for the caller."""
+        pages = []
+        parent_id = 0
         for chunk in self._page_chunks(tokens):
-            entry = self.entries.get((tenant, parent_id, chunk))
+            page_key = (tenant, parent_id, chunk)
+            entry = self.entries.get(page_key)
             if entry is None:
                 break
-            self.entries.move_to_end((tenant, parent_id, chunk))
+            self.entries.move_to_end(page_key)
             page, parent_id = entry
             pages.append(page)
         self.pool.retain(pages)
@@ -39,7 +38,7 @@ class PrefixCache:
         return pages
 
     def insert(self, tenant: str, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Remember the pages that tokens fill."""
+        """Cache the pages that these tokens fill."""
         parent_id = 0
         for chunk, page in zip(self._page_chunks(tokens), pages, strict=False):
             page_key = (tenant, parent_id, chunk)
@@ -49,7 +48,7 @@ class PrefixCache:
             parent_id = self.entries[page_key][1]
 
     def evict(self, num_pages: int) -> None:
-        """Let go of pages that nobody looks at, until so many are free or none is left."""
+        """Evict pages that no request uses, until `num_pages` are free or none is left to evict."""
         for page_key, (page, _) in list(self.entries.items()):
             if self.pool.num_free >= num_pages:
                 return
@@ -59,7 +58,7 @@ class PrefixCache:
 
     @property
     def unused_pages(self) -> int:
-        """Pages that are only kept in case."""
+        """Pages that the cache alone holds."""
         return sum(self.pool.ref_counts[page] == 1 for page, _ in self.entries.values())
 
     def clear(self) -> None:

@@ -1,7 +1,4 @@
-"""What is asked of an engine, and what it says: requests in, tokens and ends out.
-
-No HTTP, no text: tokens only.
-"""
+"""Requests, events and the `Engine` protocol. No HTTP and no text: tokens only."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Literal, Protocol
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import FinishedSequence
 
-# invalid: by its own fault; failed: by ours
+# invalid: the request is at fault; failed: the engine is
 FinishReason = Literal["stop", "length", "cancelled", "invalid", "failed"]
 
 
 class OverloadedError(RuntimeError):
-    """There is no room for one more request now; `retry_after` says after how many seconds it is worth a try."""
+    """The queue is full; `retry_after` is the number of seconds after which to try again."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -25,41 +22,39 @@ class OverloadedError(RuntimeError):
 
 
 class ShuttingDownError(RuntimeError):
-    """No more requests are taken: the engine is being shut down."""
+    """The engine is shutting down and accepts no more requests."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One request. Options are settled already: nothing is looked up in the model directory any more."""
+    """One request. Its options are final: defaults of the model directory are already merged in."""
 
     tokens: Sequence[int]  # the prompt; for an encoder-decoder the source
     options: GenerationConfig
-    prefix: Sequence[int] = ()  # encoder-decoders: what the written text begins with
-    tenant: str = ""  # beginnings of texts are shared within one tenant, never between two
-    logprobs: int | None = None  # with each token its log-probability, and so many of the likeliest
-    only_at_end: bool = False  # only its first token is told when it comes; the others come with the end
+    prefix: Sequence[int] = ()  # encoder-decoders: tokens that the target starts with
+    tenant: str = ""  # the prefix cache is shared within one tenant, never between two
+    logprobs: int | None = None  # report each token's log-probability, and this many of the likeliest
+    only_at_end: bool = False  # report the first token when it comes, the others only with the finish event
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One more token of one of the request's texts. Beams say nothing before their end."""
+    """One new token of one of the request's sequences. Beam search sends none before its end."""
 
-    index: int  # which of them, from 0
+    index: int  # of the sequence, from 0
     token: int
-    logprob: float | None = (
-        None  # by the model's own scores, before penalties and filters; where it was asked for
-    )
+    logprob: float | None = None  # by the raw logits, before processors; None where not requested
     top_logprobs: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class FinishEvent:
-    """One of the request's texts has ended; after the last of them nothing more comes."""
+    """One of the request's sequences has finished; after the one marked `last` no event follows."""
 
     index: int
     finish_reason: FinishReason
-    sequence: FinishedSequence | None = None  # all its tokens; None where there is nothing to show
-    message: str = ""  # what went wrong, in words fit for the one who asked
+    sequence: FinishedSequence | None = None  # all its tokens; None if it was cancelled or failed
+    message: str = ""  # what went wrong, in words fit for the client
     last: bool = False
 
 
@@ -68,47 +63,47 @@ Event = TokenEvent | FinishEvent
 
 @dataclass(eq=False)
 class RequestHandle:
-    """A request on its way. `on_event` is called with each event, from the engine's thread."""
+    """A submitted request. `on_event` is called with each event, from the engine's thread."""
 
     request: GenerationRequest
     on_event: Callable[[Event], None] = lambda event: None
-    cancelled: bool = False  # nobody waits for it any more: the next step lets it go
-    started_at: float | None = None  # when the engine turned to it, by time.monotonic(); until then it waited
+    cancelled: bool = False  # the client is gone: the next step drops it
+    started_at: float | None = None  # time.monotonic() when it left the queue; None while it waits
 
 
 Events = list[tuple[RequestHandle, Event]]
 
 
 class Engine(Protocol):
-    """What serves requests, in one thread.
+    """Serves requests, in one thread.
 
     `SequentialEngine` is the definition, `ContinuousBatchingEngine` the one to use.
     """
 
     def validate(self, request: GenerationRequest) -> None:
-        """A ValueError for what can never be served: too long, too large, contradictory.
+        """Raise ValueError for a request that can never be served: too long, too large, contradictory.
 
         May be called from any thread.
         """
         ...
 
     def submit(self, handle: RequestHandle) -> None:
-        """One more request."""
+        """Queue a request."""
         ...
 
     def step(self) -> Events:
-        """Some work for those that wait, and what is to be told of it."""
+        """Do one step of work and return its events."""
         ...
 
     def clear(self) -> None:
-        """Forget everything: no request is on its way any more."""
+        """Drop all requests, without events."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Is there anything to do?"""
+        """True while a request is running or waiting."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """How many requests run and wait, how many tokens were read and written, how full the memory is."""
+        """Requests running and waiting, tokens processed so far, memory in use."""
         ...

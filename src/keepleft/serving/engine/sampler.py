@@ -1,4 +1,4 @@
-"""The next token of many texts whose choice needs nothing but scores, a few kinds at a time."""
+"""Sampler of the engine: the next tokens of all requests that need nothing but logits, in few batches."""
 
 from __future__ import annotations
 
@@ -10,60 +10,56 @@ from torch import Tensor
 
 from keepleft.decoding.rng import uniform
 from keepleft.decoding.sampling import select_tokens
-from keepleft.serving.engine.sequence import Sequences
-
-SampledLogprobs = tuple[float, list[tuple[int, float]]]
+from keepleft.serving.engine.sequence import SampledLogprobs, SequenceGroup
 
 
 class SampledToken(NamedTuple):
-    """The next token of one text."""
+    """The next token of one sequence."""
 
-    sequences: Sequences
-    sequence_index: int
-    row: int  # of the scores
+    group: SequenceGroup
+    sequence_index: int  # in its group
+    row: int  # of the logits
     token: int
-    logprob: float  # its log-probability, after penalties and filters
+    logprob: float  # after processors
 
 
-def sample_batch(batch: Sequence[tuple[Sequences, int]], logits: Tensor) -> list[SampledToken]:
-    """The next tokens of requests, each with its first row."""
-    groups: dict[Any, list[tuple[Sequences, int, int]]] = {}
-    for sequences, first_row in batch:
-        groups.setdefault(sequences.sampling_key, []).extend(
-            (sequences, index, first_row + index) for index in range(sequences.num_rows)
+def sample_batch(batch: Sequence[tuple[SequenceGroup, int]], logits: Tensor) -> list[SampledToken]:
+    """The next token of every sequence of these requests, each with its first row in the (R, V) logits."""
+    by_key: dict[Any, list[tuple[SequenceGroup, int, int]]] = {}
+    for group, first_row in batch:
+        by_key.setdefault(group.sampling_key, []).extend(
+            (group, index, first_row + index) for index in range(group.num_rows)
         )
     sampled: list[SampledToken] = []
-    for group in groups.values():
-        group_logits = (
+    for sequences in by_key.values():
+        selected_logits = (
             logits
-            if len(group) == len(logits)
-            else logits[torch.tensor([row for _, _, row in group], device=logits.device)]
+            if len(sequences) == len(logits)
+            else logits[torch.tensor([row for _, _, row in sequences], device=logits.device)]
         )
-        tokens, logprobs = _sample_group(group, group_logits)
+        tokens, logprobs = _sample_alike(sequences, selected_logits)
         sampled += [
-            SampledToken(*entry, token, logprob)
-            for entry, token, logprob in zip(group, tokens.tolist(), logprobs.tolist(), strict=True)
+            SampledToken(*sequence, token, logprob)
+            for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True)
         ]
     return sampled
 
 
-def _sample_group(group: list[tuple[Sequences, int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Texts that are chosen alike: greedily, or drawn after the same filters, each with its own seed."""
-    sequences = group[0][0]
+def _sample_alike(sequences: list[tuple[SequenceGroup, int, int]], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of sequences with the same processors: greedy, or each sampled with its own seed."""
+    first_group = sequences[0][0]
     random_values = None
-    if sequences.seeds:
+    if first_group.seeds:
         to_tensor = lambda values: torch.tensor(values, device=logits.device)
-        seeds = to_tensor([sequences.seeds[index] for sequences, index, _ in group])
-        positions = to_tensor([len(sequences.new_tokens[index]) for sequences, index, _ in group])
+        seeds = to_tensor([group.seeds[index] for group, index, _ in sequences])
+        positions = to_tensor([len(group.new_tokens[index]) for group, index, _ in sequences])
         random_values = uniform(seeds, positions)
-    return select_tokens(logits, sequences.strategy.processors, None, random_values)
+    return select_tokens(logits, first_group.strategy.processors, None, random_values)
 
 
-def logprobs_of(sampled: SampledToken, logits: Tensor) -> SampledLogprobs | None:
-    """By the model's own scores: the log-probability of what was chosen, and the likeliest; None where nobody
-    asked.
-    """
-    num_top = sampled.sequences.request.logprobs
+def raw_logprobs(sampled: SampledToken, logits: Tensor) -> SampledLogprobs | None:
+    """Log-probability of a token by the raw logits, and the likeliest tokens; None where not requested."""
+    num_top = sampled.group.request.logprobs
     if num_top is None:
         return None
     logprobs = logits[sampled.row].float().log_softmax(-1)

@@ -1,12 +1,10 @@
-"""A request that is being served: what is still to be read, what was written, and when each of its texts
-ends.
-"""
+"""A request being served: its pending prompt, the tokens generated so far, and when each sequence ends."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,19 +12,36 @@ from keepleft.decoding.batch import DEFAULT_NEW_TOKENS, DecodeBatch
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import make_strategy
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
-from keepleft.decoding.hypotheses import FinishedSequence
+from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.stopping import ended_by_itself, hits_stop_string
 from keepleft.inference.page_table import PageTable
+from keepleft.models.design import Design
+from keepleft.models.transformer import CausalModel
 from keepleft.serving.engine.request import Event, FinishEvent, FinishReason, RequestHandle, TokenEvent
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-class Sequences:
-    """Made when its turn has come; `prompt_tokens` is what its texts begin with, and grows when it is put
-    back and read again.
+SampledLogprobs = tuple[float, list[tuple[int, float]]]  # of a token, and the likeliest tokens with theirs
+
+
+class RequestLengths(NamedTuple):
+    """Lengths of a request, in tokens."""
+
+    prompt: int  # tokens that each sequence starts with
+    max_new_tokens: int
+    source: int  # 0 for a decoder
+
+
+class SequenceGroup:
+    """The sequences of one request: its beams, or its `num_return_sequences` samples.
+
+    `prompt_tokens` is what every sequence starts with; when the request is preempted, it grows by what was
+    generated.
     """
 
-    def __init__(self, handle: RequestHandle, model: Any, tokenizer: Any) -> None:
+    def __init__(self, handle: RequestHandle, model: CausalModel, tokenizer: Tokenizer | None) -> None:
         request = handle.request
         options = request.options
         self.handle = handle
@@ -39,65 +54,50 @@ class Sequences:
             if self.is_encoder_decoder
             else [*request.tokens, *request.prefix]
         )
-        self.prompt_length, self.max_new_tokens, _ = request_lengths(
-            model, options, len(request.tokens), len(request.prefix)
-        )
-        batch = DecodeBatch(torch.tensor([self.prompt_tokens]), None, [self.max_new_tokens])
-        if options.encoder_repetition_penalty is not None or options.encoder_no_repeat_ngram_size is not None:
-            batch = replace(
-                batch,
-                source=torch.tensor([list(request.tokens)], device=self.device)
-                if self.is_encoder_decoder
-                else None,
-            )
+        lengths = request_lengths(model.design, options, len(request.tokens), len(request.prefix))
+        self.prompt_length = lengths.prompt
+        self.max_new_tokens = lengths.max_new_tokens
         self.is_beam_search = options.beam_count > 1
-        # texts that are not beams are ended here, by strings and by time, not by the strategy
-        strategy_options = (
-            options if self.is_beam_search else replace(options, stop_strings=None, max_time=None)
-        )
-        self.strategy: SamplingStrategy | Beam = make_strategy(tokenizer, strategy_options, batch)
+        self.strategy = self._make_strategy()
         self.deadline = None if options.max_time is None else time.monotonic() + options.max_time
         self.num_rows = options.beam_count if self.is_beam_search else options.num_sequences
-        # all that it can ever need
         self.max_slots = max_slots(self.prompt_length, self.num_rows, self.max_new_tokens)
         self.seeds = [] if self.strategy.seeds is None else self.strategy.seeds.tolist()
         self.page_table = PageTable(width=self.num_rows)
-        self.hypotheses: Any = None  # of a group, while it is not in one
+        self.hypotheses: Hypotheses | None = None  # set while it is between two strategy batches
         self.new_tokens: list[list[int]] = [[] for _ in range(self.num_rows)]
         self.cumulative_logprobs = [0.0] * self.num_rows
         self.finished = [False] * self.num_rows
-        self.next_tokens = [self.prompt_tokens[-1]] * self.num_rows  # the token that each text feeds next
+        self.next_tokens = [self.prompt_tokens[-1]] * self.num_rows  # each sequence's input to the next step
         self.only_at_end = request.only_at_end and request.logprobs is None
-        self.admission_order = 0  # when it was let in
+        self.admission_order = 0
         self.eos_ids = frozenset(options.eos_ids)
         self.stop_strings = options.stop_list
-        # its tokens are chosen from scores alone: nothing of the text so far is looked at
+        # tokens are selected from the logits alone, whatever was generated before
         self.logits_only = not self.is_beam_search and all(
             getattr(processor, "logits_only", False) for processor in self.strategy.processors
         )
-        # what is chosen together has it in common
+        # requests with equal keys are sampled in one batch
         self.sampling_key = (tuple(map(id, self.strategy.processors)), bool(self.seeds))
 
     @property
     def pending_prompt(self) -> list[int]:
-        """What must be in its pages before it takes steps, and is not yet."""
+        """Prompt tokens that are not yet in its pages; the last one is left to the first decode step."""
         return self.prompt_tokens[self.page_table.num_tokens : -1]
 
-    def preempt(self) -> None:
-        """Its pages are gone: what it wrote is read again, as if it had been in the prompt.
+    @property
+    def needs_encoding(self) -> bool:
+        """True while the source of an encoder-decoder is not yet in its pages."""
+        return self.is_encoder_decoder and not self.page_table.num_source_tokens
 
-        For requests of one text.
-        """
+    def preempt(self) -> None:
+        """Its pages are gone: what it generated is prefilled again with the prompt. For a single sequence."""
         self.prompt_tokens = [*self.prompt_tokens[: self.prompt_length], *self.new_tokens[0]]
 
     def append(
-        self,
-        index: int,
-        token: int,
-        logprob: float,
-        raw_logprobs: tuple[float, list[tuple[int, float]]] | None,
+        self, index: int, token: int, logprob: float, raw_logprobs: SampledLogprobs | None
     ) -> list[Event]:
-        """One more token of a text, and its end where it has come."""
+        """Add a token to a sequence; events of the token, and of the sequence's end if it ends with it."""
         self.new_tokens[index].append(token)
         self.cumulative_logprobs[index] += logprob
         self.next_tokens[index] = token
@@ -108,32 +108,41 @@ class Sequences:
             )
         finish_reason = self._finish_reason(index, token)
         if finish_reason is not None:
-            events += self.finish(index, finish_reason)
+            events.append(self._finish(index, finish_reason))
         return events
 
-    def finish(self, index: int, finish_reason: FinishReason) -> list[Event]:
-        self.finished[index] = True
+    def finish_beams(self, hypotheses: Hypotheses) -> list[Event]:
+        """End of a beam search: an event for each of its results, the best first."""
+        results = self.strategy.results(hypotheses)[0]  # type: ignore[arg-type]
+        self.finished = [True] * self.num_rows
         return [
             FinishEvent(
-                index,
-                finish_reason,
-                FinishedSequence(self.new_tokens[index], self.cumulative_logprobs[index]),
-                last=all(self.finished),
+                n,
+                "stop"
+                if ended_by_itself(self.tokenizer, self.request.options, sequence.tokens)
+                else "length",
+                sequence,
+                last=n == len(results) - 1,
             )
-        ]
-
-    def finish_beams(self, hypotheses: Any) -> list[Event]:
-        """What beams found."""
-        results = self.strategy.results(hypotheses)[0]
-        self.finished = [True] * self.num_rows
-        finish_reasons: list[FinishReason] = [
-            "stop" if ended_by_itself(self.tokenizer, self.request.options, sequence.tokens) else "length"
-            for sequence in results
-        ]
-        return [
-            FinishEvent(n, finish_reasons[n], sequence, last=n == len(results) - 1)
             for n, sequence in enumerate(results)
         ]
+
+    def _make_strategy(self) -> SamplingStrategy | Beam:
+        options = self.request.options
+        source = None
+        if self.is_encoder_decoder and (
+            options.encoder_repetition_penalty is not None or options.encoder_no_repeat_ngram_size is not None
+        ):
+            source = torch.tensor([list(self.request.tokens)], device=self.device)
+        batch = DecodeBatch(torch.tensor([self.prompt_tokens]), None, [self.max_new_tokens], source)
+        if not self.is_beam_search:  # stop strings and time limits are checked here, not by the strategy
+            options = replace(options, stop_strings=None, max_time=None)
+        return make_strategy(self.tokenizer, options, batch)
+
+    def _finish(self, index: int, finish_reason: FinishReason) -> FinishEvent:
+        self.finished[index] = True
+        sequence = FinishedSequence(self.new_tokens[index], self.cumulative_logprobs[index])
+        return FinishEvent(index, finish_reason, sequence, last=all(self.finished))
 
     def _finish_reason(self, index: int, token: int) -> FinishReason | None:
         if token in self.eos_ids or (
@@ -149,26 +158,25 @@ class Sequences:
 
 
 def max_slots(prompt_length: int, num_rows: int, max_new_tokens: int) -> int:
-    """Slots for the prompt but its last token, and for all that each text feeds: that token, and all it
-    writes but the last.
+    """KV slots that a request can need: its prompt but the last token, and all inputs of decode steps.
+
+    The inputs of a sequence are the last prompt token and all new tokens but the last.
     """
     return prompt_length - 1 + num_rows * max(1, max_new_tokens)
 
 
 def request_lengths(
-    model: Any, options: GenerationConfig, num_tokens: int, num_prefix: int
-) -> tuple[int, int, int]:
-    """Of a request: tokens that its text begins with, tokens that may be added, and tokens of its source."""
-    max_positions = model.design.max_positions
-    if model.design.encoder is None:
-        return (
-            num_tokens + num_prefix,
-            options.resolve_max_new_tokens(num_tokens + num_prefix, DEFAULT_NEW_TOKENS, max_positions),
-            0,
+    design: Design, options: GenerationConfig, num_tokens: int, num_prefix: int
+) -> RequestLengths:
+    """Lengths of a request of so many tokens; ValueError for an encoder-decoder without a start token."""
+    max_positions = design.max_positions
+    if design.encoder is None:
+        prompt = num_tokens + num_prefix
+        return RequestLengths(
+            prompt, options.resolve_max_new_tokens(prompt, DEFAULT_NEW_TOKENS, max_positions), 0
         )
-    decoder_start_token(options)
-    return (
-        1 + num_prefix,
-        options.resolve_max_new_tokens(1 + num_prefix, 2 * num_tokens + 10, max_positions),
-        num_tokens,
+    decoder_start_token(options)  # raises if there is none
+    prompt = 1 + num_prefix
+    return RequestLengths(
+        prompt, options.resolve_max_new_tokens(prompt, 2 * num_tokens + 10, max_positions), num_tokens
     )

@@ -1,14 +1,11 @@
-"""The slow definition: each request by itself, one after the other.
-
-Whatever serves many at once must say the same.
-"""
+"""Sequential engine: one request after the other. It is slow, and defines what every engine must return."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import Beam
@@ -16,18 +13,23 @@ from keepleft.decoding.dispatch import decode_steps, make_strategy
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.score import score_tokens
 from keepleft.decoding.stopping import ended_by_itself
+from keepleft.models.transformer import Model
 from keepleft.serving.engine.request import Events, FinishEvent, GenerationRequest, RequestHandle, TokenEvent
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class SequentialEngine:
-    """A model and its tokenizer (only stop strings and rules need it)."""
+    """Serves one request at a time; the tokenizer is only needed for stop strings and grammars."""
 
-    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer | None = None) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.waiting: deque[RequestHandle] = deque()
-        self.current: Iterator[Events] | None = None
-        self.prompt_tokens_total = self.generation_tokens_total = 0
+        self.current: Generator[Events, None, None] | None = None  # of the first waiting request
+        self.prompt_tokens_total = 0
+        self.generation_tokens_total = 0
 
     @property
     def busy(self) -> bool:
@@ -44,10 +46,10 @@ class SequentialEngine:
         self.current = None
 
     def step(self) -> Events:
-        """One token of the request whose turn it is."""
+        """One more token of the first request."""
         if cancelled := [handle for handle in self.waiting if handle.cancelled]:
             if cancelled[0] is self.waiting[0] and self.current is not None:
-                self.current.close()  # type: ignore[attr-defined]
+                self.current.close()
                 self.current = None
             self.waiting = deque(handle for handle in self.waiting if not handle.cancelled)
             return [(handle, FinishEvent(0, "cancelled", last=True)) for handle in cancelled]
@@ -59,17 +61,11 @@ class SequentialEngine:
             self.current = self._serve(handle)
         try:
             events: Events | None = next(self.current, None)
-        except ValueError as error:  # our own words
+        except ValueError as error:  # the request is at fault, and the message is ours
             events = [(handle, FinishEvent(0, "invalid", message=str(error), last=True))]
-        except Exception as error:  # a request that fails is told so, and the next one is served
-            events = [
-                (
-                    handle,
-                    FinishEvent(
-                        0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True
-                    ),
-                )
-            ]
+        except Exception as error:  # only this request fails; the next one is served
+            message = f"the model could not go on: {type(error).__name__}"
+            events = [(handle, FinishEvent(0, "failed", message=message, last=True))]
         if events is None or any(isinstance(event, FinishEvent) and event.last for _, event in events):
             self.waiting.popleft()
             self.current = None
@@ -83,7 +79,7 @@ class SequentialEngine:
             "generation_tokens": self.generation_tokens_total,
         }
 
-    def _serve(self, handle: RequestHandle) -> Iterator[Events]:
+    def _serve(self, handle: RequestHandle) -> Generator[Events, None, None]:
         request = handle.request
         batch = DecodeBatch.build(self.model, [list(request.tokens)], request.options, [list(request.prefix)])
         self.prompt_tokens_total += len(request.tokens)
@@ -101,28 +97,22 @@ class SequentialEngine:
         assert previous is not None
         results = strategy.results(previous)  # type: ignore[arg-type]
         sequences = [sequence for result in results for sequence in result]
-        yield [
-            (
-                handle,
-                FinishEvent(
-                    n,
-                    "stop" if ended_by_itself(self.tokenizer, request.options, sequence.tokens) else "length",
-                    sequence,
-                    last=n == len(sequences) - 1,
-                ),
-            )
-            for n, sequence in enumerate(sequences)
-        ]
+        events: Events = []
+        for n, sequence in enumerate(sequences):
+            stopped = ended_by_itself(self.tokenizer, request.options, sequence.tokens)
+            last = n == len(sequences) - 1
+            events.append((handle, FinishEvent(n, "stop" if stopped else "length", sequence, last=last)))
+        yield events
 
     def _token_event(
-        self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, n: int
+        self, request: GenerationRequest, batch: DecodeBatch, hypotheses: Hypotheses, index: int
     ) -> TokenEvent:
-        token = int(hypotheses.tokens[n, -1])
+        token = int(hypotheses.tokens[index, -1])
         if request.logprobs is None:
-            return TokenEvent(n, token)
-        new_tokens = hypotheses.tokens[n, hypotheses.prompt_width :].tolist()
+            return TokenEvent(index, token)
+        new_tokens = hypotheses.tokens[index, hypotheses.prompt_width :].tolist()
         source = None if batch.source is None else list(request.tokens)
         token_logprob = score_tokens(
             self.model, batch.prompt[0].tolist(), new_tokens, source=source, top_logprobs=request.logprobs
         )[-1]
-        return TokenEvent(n, token, token_logprob.logprob, list(token_logprob.top_logprobs))
+        return TokenEvent(index, token, token_logprob.logprob, list(token_logprob.top_logprobs))

@@ -1,10 +1,10 @@
-"""Texts of several requests that are gone on with by one strategy, together: each keeps its own count."""
+"""Requests with one decoding strategy as one batch, each at its own position."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,15 @@ from torch import Tensor
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.sampling import SamplingStrategy
-from keepleft.serving.engine.sequence import Sequences
+from keepleft.serving.engine.sequence import SequenceGroup
 
-WIDTH_MULTIPLE = 64  # widths are multiples of it, so that they seldom change
+WIDTH_MULTIPLE = 64  # widths are rounded up to it, so that they seldom change
+
+AnyHypotheses = TypeVar("AnyHypotheses", bound=Hypotheses)
 
 
-def batch_key(strategy: SamplingStrategy | Beam) -> Any:
-    """What strategies must have in common to be one group; None: it must stay alone."""
+def batch_key(strategy: SamplingStrategy | Beam) -> Hashable | None:
+    """Requests with equal keys share a batch; None: the request needs a batch of its own."""
     if strategy.stop is not None or not all(
         getattr(processor, "capturable", False) for processor in strategy.processors
     ):
@@ -32,125 +34,132 @@ def batch_key(strategy: SamplingStrategy | Beam) -> Any:
     return type(strategy), settings, tuple(map(id, strategy.processors)), strategy.seeds is None
 
 
+class StrategyChoice(NamedTuple):
+    """The outcome of one step for one request."""
+
+    group: SequenceGroup
+    hypotheses: Hypotheses
+    parents: Tensor | None  # (num_rows,) which of its sequences each one continues; None: itself
+
+
 class StrategyBatch:
-    """`fixed_width`: texts keep their width, so that requests of any age stand side by side."""
+    """The hypotheses of its members, one request after the other.
+
+    `fixed_width`: hypotheses keep their width, so that requests of any age fit into one tensor.
+    """
 
     def __init__(self, strategy: SamplingStrategy | Beam, fixed_width: bool) -> None:
         self.strategy = strategy
         self.fixed_width = fixed_width
-        self.members: list[Sequences] = []
-        self.hypotheses: Any = None
+        self.members: list[SequenceGroup] = []
+        self.hypotheses: Hypotheses | None = None
 
-    def add(self, sequences: Sequences) -> None:
-        """One more request, where it was when it left."""
-        hypotheses = sequences.hypotheses
+    def add(self, group: SequenceGroup) -> None:
+        """Add a request, with its hypotheses from before it was last removed."""
+        hypotheses = group.hypotheses
         if hypotheses is None:
-            prompt = torch.tensor([sequences.prompt_tokens], device=sequences.device)
-            hypotheses, _ = sequences.strategy.begin(
-                prompt, None, torch.tensor([sequences.max_new_tokens], device=sequences.device)
-            )
+            prompt = torch.tensor([group.prompt_tokens], device=group.device)
+            max_new_tokens = torch.tensor([group.max_new_tokens], device=group.device)
+            hypotheses, _ = group.strategy.begin(prompt, None, max_new_tokens)
         if self.fixed_width:
             if hypotheses.new_count is None:
                 hypotheses = hypotheses.pad_to_width(
-                    _round_up(len(sequences.prompt_tokens) + sequences.max_new_tokens)
+                    _round_up(len(group.prompt_tokens) + group.max_new_tokens)
                 )
-                hypotheses = replace(
-                    hypotheses, new_count=hypotheses.new_count.expand(len(hypotheses.tokens)).clone()
-                )
-            self.hypotheses = (
-                hypotheses if self.hypotheses is None else _concat(*_same_width(self.hypotheses, hypotheses))
-            )
-        else:
-            self.hypotheses = hypotheses
-        self.members.append(sequences)
-        sequences.hypotheses = None
+                assert hypotheses.new_count is not None
+                new_count = hypotheses.new_count.expand(len(hypotheses.tokens)).clone()
+                hypotheses = replace(hypotheses, new_count=new_count)
+            if self.hypotheses is not None:
+                hypotheses = _concat(*_same_width(self.hypotheses, hypotheses))
+        self.hypotheses = hypotheses
+        self.members.append(group)
+        group.hypotheses = None
         self._update_seeds()
 
-    def remove(self, removed: set[Sequences]) -> None:
-        """Some requests, each with its texts."""
-        for n, sequences in enumerate(self.members):
-            if sequences in removed:
-                sequences.hypotheses = _select(self.hypotheses, [n], len(self.members))
-        remaining = [n for n, sequences in enumerate(self.members) if sequences not in removed]
+    def remove(self, removed: set[SequenceGroup]) -> None:
+        """Remove requests; each takes its hypotheses along."""
+        assert self.hypotheses is not None
+        for n, group in enumerate(self.members):
+            if group in removed:
+                group.hypotheses = _select(self.hypotheses, [n], len(self.members))
+        remaining = [n for n, group in enumerate(self.members) if group not in removed]
         self.hypotheses = _select(self.hypotheses, remaining, len(self.members)) if remaining else None
         self.members = [self.members[n] for n in remaining]
         self._update_seeds()
 
     def choose(
-        self, logits: Tensor, on_failure: Callable[[Sequences, Exception], None]
-    ) -> list[tuple[Sequences, Any, Tensor | None]]:
-        """The next token of every text: of each request its texts, and which of them each continues (None:
-        itself).
+        self, logits: Tensor, on_failure: Callable[[SequenceGroup, Exception], None]
+    ) -> list[StrategyChoice]:
+        """Choose the next token of every sequence from (R, V) logits.
 
-        A request that cannot go on is told of and left out.
+        A request that cannot go on is reported to `on_failure` and left out.
         """
+        assert self.hypotheses is not None
         try:
-            hypotheses, rows = self.strategy.choose(logits, self.hypotheses)
+            hypotheses, rows = self.strategy.choose(logits, self.hypotheses)  # type: ignore[arg-type]
         except Exception as error:
             if len(self.members) == 1:
                 on_failure(self.members[0], error)
                 return []
             return self._choose_one_by_one(logits, on_failure)
-        self.hypotheses, rows_per_request = hypotheses, len(logits) // len(self.members)
-        local_rows = None if rows is None else rows.view(-1, rows_per_request) % rows_per_request
+        self.hypotheses = hypotheses
+        rows_per_request = len(logits) // len(self.members)
+        parents = None if rows is None else rows.view(-1, rows_per_request) % rows_per_request
         return [
-            (
-                sequences,
-                _select(hypotheses, [n], len(self.members)),
-                None if local_rows is None else local_rows[n],
+            StrategyChoice(
+                group, _select(hypotheses, [n], len(self.members)), None if parents is None else parents[n]
             )
-            for n, sequences in enumerate(self.members)
+            for n, group in enumerate(self.members)
         ]
 
     def _choose_one_by_one(
-        self, logits: Tensor, on_failure: Callable[[Sequences, Exception], None]
-    ) -> list[tuple[Sequences, Any, Tensor | None]]:
-        rows_per_request, members = len(logits) // len(self.members), list(self.members)
+        self, logits: Tensor, on_failure: Callable[[SequenceGroup, Exception], None]
+    ) -> list[StrategyChoice]:
+        """The same after the batch failed: requests that fail by themselves leave it."""
+        members = list(self.members)
+        rows_per_request = len(logits) // len(members)
         self.remove(set(members))
-        results: list[tuple[Sequences, Any, Tensor | None]] = []
-        for n, sequences in enumerate(members):
+        choices: list[StrategyChoice] = []
+        for group, group_logits in zip(members, logits.split(rows_per_request), strict=True):
             single = StrategyBatch(self.strategy, self.fixed_width)
-            single.add(sequences)
-            result = single.choose(logits[n * rows_per_request : (n + 1) * rows_per_request], on_failure)
-            if result:
-                single.remove({sequences})
-                self.add(sequences)
-            results += result
-        return results
+            single.add(group)
+            group_choices = single.choose(group_logits, on_failure)
+            if group_choices:
+                single.remove({group})
+                self.add(group)
+            choices += group_choices
+        return choices
 
     def _update_seeds(self) -> None:
+        """The strategy's seeds are those of its members, in order."""
         if self.strategy.seeds is not None and self.members:
-            seeds = [
-                sequences.strategy.seeds for sequences in self.members if sequences.strategy.seeds is not None
-            ]
+            seeds = [group.strategy.seeds for group in self.members if group.strategy.seeds is not None]
             self.strategy = replace(self.strategy, seeds=torch.cat(seeds))
 
 
-def _select(hypotheses: Any, indices: list[int], num_requests: int) -> Any:
-    """Those of some of `num_requests` requests."""
+def _select(hypotheses: AnyHypotheses, indices: list[int], num_requests: int) -> AnyHypotheses:
+    """The rows of some of the batch's `num_requests` requests; fields differ in their rows per request."""
     rows_by_size: dict[int, Tensor] = {}
-    selected = {}
+    selected: dict[str, Any] = {}
     for field in fields(hypotheses):
         value = getattr(hypotheses, field.name)
         if isinstance(value, Tensor) and value.dim():
-            rows_per_request = len(value) // num_requests  # rows that a request has in this one
+            rows_per_request = len(value) // num_requests
             if rows_per_request not in rows_by_size:
-                request_index = torch.tensor(indices, device=value.device)
-                rows_by_size[rows_per_request] = (
-                    request_index[:, None] * rows_per_request
-                    + torch.arange(rows_per_request, device=value.device)
-                ).flatten()
+                first_rows = torch.tensor(indices, device=value.device)[:, None] * rows_per_request
+                rows = first_rows + torch.arange(rows_per_request, device=value.device)
+                rows_by_size[rows_per_request] = rows.flatten()
             selected[field.name] = value[rows_by_size[rows_per_request]]
     return replace(hypotheses, **selected)
 
 
-def _same_width(first: Any, second: Any) -> tuple[Any, Any]:
-    """Both as wide as the wider."""
+def _same_width(first: AnyHypotheses, second: AnyHypotheses) -> tuple[AnyHypotheses, AnyHypotheses]:
+    """Both padded to the width of the wider one."""
     width = max(first.tokens.shape[1], second.tokens.shape[1])
     return _pad_to_width(first, width), _pad_to_width(second, width)
 
 
-def _pad_to_width(hypotheses: Hypotheses, width: int) -> Hypotheses:
+def _pad_to_width(hypotheses: AnyHypotheses, width: int) -> AnyHypotheses:
     padding = width - hypotheses.tokens.shape[1]
     if not padding:
         return hypotheses
@@ -162,9 +171,9 @@ def _pad_to_width(hypotheses: Hypotheses, width: int) -> Hypotheses:
     return replace(hypotheses, prompt_width=hypotheses.prompt_width + padding, **padded)
 
 
-def _concat(first: Any, second: Any) -> Any:
-    """One set of texts behind the other."""
-    joined = {
+def _concat(first: AnyHypotheses, second: AnyHypotheses) -> AnyHypotheses:
+    """The rows of both."""
+    joined: dict[str, Any] = {
         field.name: torch.cat([value, getattr(second, field.name)])
         for field in fields(first)
         if isinstance(value := getattr(first, field.name), Tensor)

@@ -1,9 +1,8 @@
-"""An engine in a thread of its own: requests from anywhere, errands between its steps, and an orderly end."""
+"""The engine's thread: requests from any thread, tasks between its steps, and an orderly shutdown."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,17 +20,19 @@ from keepleft.serving.engine.request import (
 )
 
 Result = TypeVar("Result")
+STOP_SECONDS = 10.0  # how long to wait for cancelled requests, and for the thread to end
 
 
 def deliver(events: Events) -> None:
-    """Every event to whoever waits for it."""
+    """Pass every event to its handle's `on_event`."""
     for handle, event in events:
         handle.on_event(event)
 
 
 class EngineThread:
-    """`max_requests` may be on their way and `max_tasks` wait; `on_events` gets what each step has to tell,
-    all at once.
+    """Runs an engine in a thread of its own.
+
+    At most `max_requests` are in flight and `max_tasks` wait; `on_events` gets all events of a step at once.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class EngineThread:
         self.incoming: deque[RequestHandle] = deque()
         self.tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.in_flight: set[RequestHandle] = set()
-        self.closed = self.stopped = False
+        self.closed = False  # accepts no more requests
+        self.stopped = False  # the thread ends
         self.failures = 0
         self.thread = threading.Thread(target=self._run, name="keepleft engine", daemon=True)
         self.thread.start()
@@ -58,8 +60,10 @@ class EngineThread:
     def submit(
         self, request: GenerationRequest, on_event: Callable[[Event], None] = lambda event: None
     ) -> RequestHandle:
-        """A request on its way, or an error: ValueError (never), OverloadedError (not now), ShuttingDownError
-        (no more).
+        """Queue a request.
+
+        Raises ValueError if it can never be served, OverloadedError if the queue is full, ShuttingDownError
+        if the engine is shutting down.
         """
         self.engine.validate(request)
         handle = RequestHandle(request, on_event)
@@ -68,7 +72,7 @@ class EngineThread:
                 raise ShuttingDownError("the server is shutting down: ask another one")
             if len(self.in_flight) >= self.max_requests:
                 raise OverloadedError(
-                    f"{self.max_requests} requests are on their way already: try again in a moment"
+                    f"{self.max_requests} requests are in flight already: try again in a moment"
                 )
             self.in_flight.add(handle)
             self.incoming.append(handle)
@@ -76,13 +80,13 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Nobody waits for it any more: what it holds is free with the next step."""
+        """Cancel a request: the next step frees what it holds."""
         with self.condition:
             handle.cancelled = True
             self.condition.notify()
 
     def run_between_steps(self, function: Callable[[], Result]) -> Future[Result]:
-        """Something else to do with the model, between two steps."""
+        """Run a function in the engine's thread, between two steps; errors as `submit` raises them."""
         future: Future[Result] = Future()
         with self.condition:
             if self.closed:
@@ -94,25 +98,23 @@ class EngineThread:
         return future
 
     def drain(self, seconds: float) -> bool:
-        """No more requests; those on their way may end, for so long. The rest is cancelled.
+        """Accept no more requests, give those in flight `seconds` to finish, and cancel the rest.
 
-        Were all able to end?
+        The thread then ends. Returns whether all requests and tasks could finish.
         """
         with self.condition:
             self.closed = True
             self.condition.notify()
-        deadline = time.monotonic() + seconds
-        with self.condition:
             all_finished = self.condition.wait_for(
-                lambda: not self.in_flight and not self.tasks, max(0.0, deadline - time.monotonic())
+                lambda: not self.in_flight and not self.tasks, max(0.0, seconds)
             )
             for handle in self.in_flight:
                 handle.cancelled = True
             self.condition.notify()
-            self.condition.wait_for(lambda: not self.in_flight, 10.0)
+            self.condition.wait_for(lambda: not self.in_flight, STOP_SECONDS)
             self.stopped = True
             self.condition.notify()
-        self.thread.join(10.0)
+        self.thread.join(STOP_SECONDS)
         return all_finished
 
     def stats(self) -> dict[str, float]:
@@ -149,21 +151,12 @@ class EngineThread:
     def _step(self) -> Events:
         try:
             return self.engine.step()
-        except (
-            Exception
-        ) as error:  # an engine that fails as a whole takes its requests along, but not the server
+        except Exception as error:  # fails all its requests, but not the server
             self.failures += 1
             handles = list(self.in_flight)
             self.engine.clear()
-            return [
-                (
-                    handle,
-                    FinishEvent(
-                        0, "failed", message=f"the model could not go on: {type(error).__name__}", last=True
-                    ),
-                )
-                for handle in handles
-            ]
+            message = f"the model could not go on: {type(error).__name__}"
+            return [(handle, FinishEvent(0, "failed", message=message, last=True)) for handle in handles]
 
     def _publish(self, events: Events) -> None:
         finished = [handle for handle, event in events if isinstance(event, FinishEvent) and event.last]
@@ -179,17 +172,16 @@ def _run_task(function: Callable[[], Any], future: Future[Any]) -> None:
         return
     try:
         future.set_result(function())
-    except BaseException as error:  # whoever waits for it gets it
+    except BaseException as error:  # raised where the result is awaited
         future.set_exception(error)
 
 
 def run_in_own_thread(function: Callable[[], Result]) -> Result:
-    """What a function gives, worked out in a thread of its own; its errors too.
+    """Call a function in a thread that ends with it; returns its result or raises its error.
 
-    OpenMP keeps a team of helpers for every thread that ever computed with several. Two teams on the same
-    cores do not wait for work actively any more, and the small steps of an engine take half as long again. So
-    whoever loads a model does it in a thread that takes its team along when it ends, and the engine's team is
-    the only one.
+    OpenMP keeps a team of worker threads for every thread that ever ran a parallel region. Two teams on the
+    same cores stop spinning for work, and the small steps of an engine take half as long again. So models are
+    loaded in a thread that takes its team along when it ends, and the engine's team is the only one.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
