@@ -254,6 +254,15 @@ def test_a_request_that_fails_is_told_and_the_others_go_on():
         assert message in failed_events[-1].message
 
 
+def test_requests_that_fail_at_once_leave_nothing_behind():
+    engine = ContinuousBatchingEngine(build_model("gpt2"))
+    contradictory = {"suppress_tokens": list(range(53)), "repetition_penalty": 1.3}
+    options = GenerationConfig(max_new_tokens=6, eos_token_id=2, **contradictory)
+    events = run_engine(engine, [GenerationRequest([5, 6, 7], options)] * 3)
+    assert [request_events[-1].finish_reason for request_events in events] == ["invalid"] * 3
+    assert is_idle(engine)
+
+
 def word_tokenizer():
     from tokenizers import Tokenizer, models
 

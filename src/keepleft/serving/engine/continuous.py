@@ -318,8 +318,8 @@ class ContinuousBatchingEngine:
         for batch_id, strategy_batch in list(self.strategy_batches.items()):
             if group in strategy_batch.members:
                 strategy_batch.remove({group})
-                if not strategy_batch.members:
-                    del self.strategy_batches[batch_id]
+            if not strategy_batch.members:  # also where all of them failed at once
+                del self.strategy_batches[batch_id]
 
 
 def resolve_max_length(design: Design, max_model_len: int | None) -> int:
