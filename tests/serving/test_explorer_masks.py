@@ -78,7 +78,7 @@ def test_the_cost_is_told_in_words():
         ({"expression": "causal and full"}, "cannot stand in a mask"),
         ({"expression": "window((1, 2))"}, "needs a whole number"),
         ({"expression": "window(0)"}, "at least 1"),
-        ({"expression": "prefix((1, 2))"}, "speaks of 2 rows, and one is drawn here"),
+        ({"expression": "prefix((1, 2))"}, "is for 2 rows, and one is drawn here"),
         ({"expression": "~" * 1999 + "causal"}, "expression has 2,005 characters"),
         ({"expression": "("}, "is not a mask"),
         ({"expression": 5}, "expression is 5"),

@@ -1,1 +1,1 @@
-"""What a page, a notebook or a file asks of a model to show how it works: questions in, plain JSON out."""
+"""The explorer: questions about a model in, plain JSON out, for a web page, a notebook or a static file."""

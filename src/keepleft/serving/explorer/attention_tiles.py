@@ -1,4 +1,4 @@
-"""Pieces of one attention map: the whole of it coarsely, a tile of it, one row or column of it."""
+"""Parts of one attention map: all of it at low resolution, a tile of it, one row or column of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.serving.explorer import wire
@@ -14,11 +15,12 @@ from keepleft.serving.explorer.params import Params
 from keepleft.serving.explorer.rollout import Rollout
 from keepleft.serving.explorer.text_cache import ReadText
 
-MAX_OVERVIEW_CELLS, MAX_TILE_CELLS = 512, 256  # cells along one side, at most
+MAX_OVERVIEW_CELLS = 512  # along one side
+MAX_TILE_CELLS = 256  # along one side
 
 
 class AttentionMap:
-    """One head of one layer, the mean of its heads, or all layers up to it multiplied through."""
+    """One head of one layer, the mean of its heads, or the attention rollout up to it."""
 
     def __init__(self, read_text: ReadText, params: Params) -> None:
         self.read_text = read_text
@@ -35,35 +37,26 @@ class AttentionMap:
         return [self.head] if isinstance(self.head, int) else range(self.layer.heads)
 
     def strips(self, height: int = STRIP_HEIGHT) -> Iterator[tuple[int, int, Tensor]]:
-        """(begin, end, weights (rows, to the last column seen)), from top to bottom; what is missing on the
-        right is zero.
+        """(begin, end, weights) of all rows, from top to bottom.
+
+        The weights are (end - begin, columns) up to the last visible column; what is missing is zero.
         """
         if self.head == "rollout":
-            yield from (
-                (n, min(n + height, self.layer.rows), part)
-                for n, part in zip(
-                    range(0, self.layer.rows, height), self._rollout().weights.split(height), strict=True
-                )
-            )
+            for n, part in enumerate(self._rollout().weights.split(height)):
+                yield n * height, n * height + len(part), part
             return
         for strip in self.layer.strips(self.heads, height=height):
             weights = strip.weights[0] if len(self.heads) == 1 else strip.weights.mean(0)
-            yield (
-                strip.begin,
-                strip.end,
-                torch.nn.functional.pad(weights, (strip.left, 0)) if strip.left else weights,
-            )
+            yield strip.begin, strip.end, F.pad(weights, (strip.left, 0)) if strip.left else weights
 
     def row_weights(self, rows: Tensor) -> Tensor:
-        """(rows, K)"""
-        return (
-            self._rollout().weights[rows]
-            if self.head == "rollout"
-            else self.layer.weights(self.heads, rows).mean(0)
-        )
+        """(rows, K) attention weights."""
+        if self.head == "rollout":
+            return self._rollout().weights[rows]
+        return self.layer.weights(self.heads, rows).mean(0)
 
     def claimed_table(self, rows: Tensor) -> Tensor:
-        """(rows, K): what the design allows."""
+        """(rows, K): what the design lets these rows attend to."""
         if self.head == "rollout":
             return self._rollout().claim[rows]
         return self.layer.claimed_table(self.heads, rows)
@@ -73,12 +66,14 @@ class AttentionMap:
 
 
 def overview(read_text: ReadText, params: Params) -> dict[str, Any]:
-    attention_map, size = AttentionMap(read_text, params), params.integer("size", 1, MAX_OVERVIEW_CELLS)
+    """The map in at most `size` cells along each side; a cell is the largest of step × step weights."""
+    attention_map = AttentionMap(read_text, params)
+    size = params.integer("size", 1, MAX_OVERVIEW_CELLS)
     rows, columns = attention_map.layer.rows, attention_map.layer.columns
     step = -(-max(rows, columns) // size)
-    cell_rows, cell_columns = -(-rows // step), -(-columns // step)
-    cells = torch.zeros(cell_rows, cell_columns)
-    claim = torch.zeros(cell_rows, cell_columns, dtype=torch.bool)
+    num_cells = (-(-rows // step), -(-columns // step))
+    cells = torch.zeros(num_cells)
+    claim = torch.zeros(num_cells, dtype=torch.bool)
     for begin, end, weights in attention_map.strips(max(1, STRIP_HEIGHT // step) * step):
         cell_slice = slice(begin // step, -(-end // step))
         part = _max_pool(weights, step).float().cpu()
@@ -96,10 +91,13 @@ def overview(read_text: ReadText, params: Params) -> dict[str, Any]:
 
 
 def tile(read_text: ReadText, params: Params) -> dict[str, Any]:
-    attention_map, size = AttentionMap(read_text, params), params.integer("size", 1, MAX_TILE_CELLS)
+    """A square of the map, at most `size` along each side, from (row, column) on."""
+    attention_map = AttentionMap(read_text, params)
+    size = params.integer("size", 1, MAX_TILE_CELLS)
     row = params.integer("row", 0, attention_map.layer.rows - 1)
     column = params.integer("column", 0, attention_map.layer.columns - 1)
-    rows, columns = torch.arange(row, min(row + size, attention_map.layer.rows)), slice(column, column + size)
+    rows = torch.arange(row, min(row + size, attention_map.layer.rows))
+    columns = slice(column, column + size)
     weights = attention_map.row_weights(rows)[:, columns]
     return {
         "row": row,
@@ -112,35 +110,25 @@ def tile(read_text: ReadText, params: Params) -> dict[str, Any]:
 
 
 def token_row(read_text: ReadText, params: Params) -> dict[str, Any]:
-    """What a token reads, or who reads it."""
-    attention_map, incoming = AttentionMap(read_text, params), params.flag("by", False)
-    if not incoming:
-        return {
-            "weights_f32": wire.f32(
-                attention_map.row_weights(
-                    torch.tensor([params.integer("token", 0, attention_map.layer.rows - 1)])
-                )[0]
-            )
-        }
+    """What a token attends to, or with `by`, which tokens attend to it."""
+    attention_map = AttentionMap(read_text, params)
+    if not params.flag("by", False):
+        token = params.integer("token", 0, attention_map.layer.rows - 1)
+        return {"weights_f32": wire.f32(attention_map.row_weights(torch.tensor([token]))[0])}
     token = params.integer("token", 0, attention_map.layer.columns - 1)
     zero = torch.zeros(1, device=attention_map.layer.q.device)
-    return {
-        "weights_f32": wire.f32(
-            torch.cat(
-                [
-                    weights[:, token] if token < weights.shape[1] else zero.expand(end - begin)
-                    for begin, end, weights in attention_map.strips()
-                ]
-            )
-        )
-    }
+    incoming = [
+        weights[:, token] if token < weights.shape[1] else zero.expand(end - begin)
+        for begin, end, weights in attention_map.strips()
+    ]
+    return {"weights_f32": wire.f32(torch.cat(incoming))}
 
 
 def _max_pool(table: Tensor, step: int) -> Tensor:
-    """The largest of each square of step × step; at the edges there may be less of it."""
+    """The maximum of each step × step square; squares at the edges may be smaller."""
     if step == 1:
         return table
     rows, columns = table.shape
-    padded = torch.nn.functional.pad(table, (0, -columns % step, 0, -rows % step))
-    # along rows first: they lie together
-    return padded.view(-1, step, padded.shape[1]).amax(1).unflatten(1, (-1, step)).amax(2)
+    padded = F.pad(table, (0, -columns % step, 0, -rows % step))
+    row_max = padded.view(-1, step, padded.shape[1]).amax(1)  # over rows first: they are contiguous
+    return row_max.unflatten(1, (-1, step)).amax(2)

@@ -1,6 +1,4 @@
-"""Does the model keep to its claim? The audit, beside everything else: it takes seconds, and whoever asks
-does not wait.
-"""
+"""Background audit: does the model keep to its claim? It takes seconds, and other questions do not wait."""
 
 from __future__ import annotations
 
@@ -17,43 +15,40 @@ from keepleft.attention.masks import Mask
 from keepleft.auditing.audit import audit
 from keepleft.auditing.report import AuditReport, json_safe
 from keepleft.inference.linear_cpu import PrepackedLinear
+from keepleft.models.transformer import Model
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.params import Params
 
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MAX_WAIT_SECONDS = 1.0  # seconds that one question waits at most: nobody else is answered meanwhile
-MAX_PARAMETERS = 1 << 29  # weights of a model that is copied for this
+MAX_WAIT_SECONDS = 1.0  # of one question: no other is answered meanwhile
+MAX_PARAMETERS = 1 << 29  # of a model that is copied for an audit
 
 
 class BackgroundAudit:
-    """One audit of one model, begun when it is first asked for; a copy is audited, so that the model stays
-    free.
-    """
+    """One audit of one model, started by the first question. It runs on a copy: the model stays free."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self.thread: threading.Thread | None = None
         self.report: AuditReport | None = None
         self.error: str | None = None
-        self.started_at = self.duration = 0.0
+        self.started_at = 0.0
+        self.duration = 0.0
 
     @property
     def state(self) -> str:
-        return (
-            "none"
-            if self.thread is None
-            else "running"
-            if self.report is None and self.error is None
-            else "done"
-        )
+        if self.thread is None:
+            return "none"
+        return "running" if self.report is None and self.error is None else "done"
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started_at if self.state == "running" else self.duration
 
     def start(self) -> None:
+        """Start the audit, once; ValueError for a model that cannot be copied."""
         if self.thread is not None:
             return
         if reason := not_auditable_reason(self.model):
@@ -67,17 +62,18 @@ class BackgroundAudit:
         if self.thread is not None:
             self.thread.join(seconds)
 
-    def _run(self, model: Any) -> None:
+    def _run(self, model: Model) -> None:
         try:
             with torch.enable_grad():
                 self.report = audit(model, claim=claim(model), budget="quick")
-        except Exception as error:  # whoever asks next is told
+        except Exception as error:  # reported with the next question
             self.error = f"the audit broke off: {type(error).__name__}: {error}"
         finally:
             self.duration = time.monotonic() - self.started_at
 
 
 def audit_status(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Start the audit, or see how far it is: the report once it is done."""
     background_audit = explorer.audit
     wait = params.flag("wait", False)
     background_audit.start()
@@ -101,19 +97,21 @@ def audit_status(explorer: Explorer, params: Params) -> dict[str, Any]:
     return answer
 
 
-def claim(model: Any) -> Mask:
-    """What the design says of the side that writes, or reads: where layers take several masks in turn, any of
-    them.
-    """
+def claim(model: Model) -> Mask:
+    """The mask that the design claims for the decoder, or the encoder; where layers take turns, the union."""
     stack = model.design.decoder or model.design.encoder
+    assert stack is not None
     return reduce(or_, dict.fromkeys(stack.mask))
 
 
-def not_auditable_reason(model: Any) -> str | None:
-    """Why a model is not audited here."""
+def not_auditable_reason(model: Model) -> str | None:
+    """Why a model cannot be audited here; None if it can."""
     if any(isinstance(module, PrepackedLinear) for module in model.modules()):
         return "a packed model cannot be copied for an audit: audit the model that it was packed from"
     num_parameters = sum(p.numel() for p in model.parameters())
     if num_parameters > MAX_PARAMETERS:
-        return f"the model has {num_parameters:,} weights, and an audit needs a copy of it: run `keepleft audit` by itself"
+        return (
+            f"the model has {num_parameters:,} weights, and an audit needs a copy of it: "
+            "run `keepleft audit` by itself"
+        )
     return None

@@ -1,6 +1,4 @@
-"""Beam search as a tree: after each step the texts that went on and those that ended, and which text each
-grew out of.
-"""
+"""Question about beam search: a tree of all hypotheses, step by step, each with its parent."""
 
 from __future__ import annotations
 
@@ -22,6 +20,7 @@ MAX_BEAM_WIDTH = 16
 
 
 def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Run a beam search: its tree, the finished hypotheses, and the best one."""
     display, model = explorer.require_generative("beam"), explorer.generator.model
     prompt_tokens = display.encode_prompt(explorer.input_text(params))
     width = params.integer("width", 1, MAX_BEAM_WIDTH)
@@ -64,14 +63,9 @@ def beam_tree(explorer: Explorer, params: Params) -> dict[str, Any]:
 def _tree(
     explorer: Explorer, history: list[Any], context: list[int], length_penalty: float
 ) -> list[list[dict[str, Any]]]:
-    """A list for each step.
-
-    `total` is the log-probability of the text, `score` that of its last token alone.
-    """
+    """The nodes of each step. `total`: log-probability of the hypothesis; `score`: that of its last token."""
     levels: list[list[dict[str, Any]]] = []
-    positions: dict[
-        NodeKey, tuple[int, float]
-    ] = {}  # of each text: its place among those of its step, and its total
+    positions: dict[NodeKey, tuple[int, float]] = {}  # of each node: its index in its step, and its total
     all_nodes = beam_nodes(history)
     for step in range(1, max(len(node.tokens) for node in all_nodes) + 1):
         step_nodes = sorted(
@@ -79,7 +73,7 @@ def _tree(
             key=lambda node: (not node.best, not node.survives, node.finished, -node.score),
         )
         parents = [positions.get(node.parent, (-1, 0.0)) for node in step_nodes]
-        for n, node in enumerate(step_nodes):  # what has ended was ranked by its total for its length
+        for n, node in enumerate(step_nodes):  # a finished one is ranked by total / length ** penalty
             positions[node.key] = (n, node.score * step**length_penalty if node.finished else node.score)
         first_id = sum(map(len, levels))
         levels.append(

@@ -1,4 +1,4 @@
-"""Going on with a text by any strategy that draws or picks one token after the other."""
+"""Question that continues a text, greedily or by sampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keepleft.serving.explorer.tokens import DisplayTokenizer
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MAX_NEW_TOKENS = 64  # tokens that are written at once
+MAX_NEW_TOKENS = 64  # of one answer
 OPTION_NAMES = (
     "do_sample",
     "seed",
@@ -40,7 +40,6 @@ OPTION_NAMES = (
     "no_repeat_ngram_size",
     "min_new_tokens",
 )
-# one text, token after token
 SINGLE_SEQUENCE_OPTIONS = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -50,7 +49,7 @@ SINGLE_SEQUENCE_OPTIONS = {
 
 
 class CaptureLogprobs:
-    """A transform that changes nothing and keeps what the model itself thought at each step."""
+    """A logits processor that changes nothing and keeps the raw log-probabilities of each step."""
 
     def __init__(self) -> None:
         self.logprobs: list[Tensor] = []  # (V,)
@@ -62,10 +61,9 @@ class CaptureLogprobs:
 
 @dataclass(frozen=True)
 class ContinueStrategy:
-    """A strategy that goes on with a text of which some tokens were written before, and counts them as
-    written.
+    """Wraps a strategy so that the last `num_written` tokens of the prompt count as generated.
 
-    So a text comes out the same whether it is asked for at once or piece by piece.
+    So a text comes out the same whether it is requested at once or piece by piece.
     """
 
     strategy: SamplingStrategy
@@ -92,8 +90,10 @@ class ContinueStrategy:
 
 
 def continue_text(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """The next tokens of a text, with their log-probabilities."""
     display = explorer.require_generative("write")
-    prompt_tokens, tokens = display.encode_prompt(explorer.input_text(params)), explorer.new_tokens(params)
+    prompt_tokens = display.encode_prompt(explorer.input_text(params))
+    tokens = explorer.new_tokens(params)
     context = display.start_tokens if explorer.generator.is_encoder_decoder else prompt_tokens
     explorer.check_length([*context, *tokens])
     new_tokens, logprobs = continue_tokens(
@@ -117,12 +117,12 @@ def continue_tokens(
     overrides: dict[str, Any],
     max_new_tokens: int,
 ) -> tuple[list[int], list[float]]:
-    """The next tokens, and how likely each was to the model itself, whatever it was drawn from."""
+    """The next tokens, and the raw log-probability of each, before processors."""
     generator = display.generator
     options = resolve_options(
         generator.model, None, {**overrides, **SINGLE_SEQUENCE_OPTIONS, "max_new_tokens": max_new_tokens}
     )
-    # the last token that is asked for here is not the last of the text
+    # the last token of this answer is not the last of the text, so nothing forces an end here
     options = replace(
         options, forced_eos_token_id=None, stop_strings=None, max_time=None, prompt_lookup_num_tokens=None
     )
@@ -145,7 +145,7 @@ def continue_tokens(
 
 
 def parse_options(params: Params) -> dict[str, Any]:
-    """Options of generation that the page may ask for; numbers are checked where options are."""
+    """Generation options that the page may set; their ranges are checked by `GenerationConfig`."""
     options: dict[str, Any] = {}
     for name in OPTION_NAMES:
         if name not in params:
@@ -165,7 +165,7 @@ def parse_options(params: Params) -> dict[str, Any]:
 
 
 def _make_rng() -> torch.Generator:
-    """Of its own: whoever trains in the same process draws as if nobody had asked."""
+    """A generator of its own, so that training in the same process draws the same numbers as without us."""
     rng = torch.Generator()
     rng.seed()
     return rng

@@ -1,8 +1,6 @@
-"""One door to a model for whoever wants to see how it works: a question and what goes with it in, an answer
-out.
+"""The explorer: dispatches questions about one model, one at a time.
 
-No HTTP here: a server, a notebook and a file are three ways to carry the same questions. It answers one
-question at a time.
+No HTTP here: a server, a notebook and a static file are three transports for the same questions.
 """
 
 from __future__ import annotations
@@ -11,13 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from keepleft.auditing.report import json_safe
 from keepleft.models.build import share_weights
 from keepleft.models.design import LMHead
+from keepleft.models.transformer import Decoder, EncoderDecoder, Model
 from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer import (
     attention,
@@ -36,10 +35,15 @@ from keepleft.serving.explorer.run_log import RunFolder
 from keepleft.serving.explorer.text_cache import TextCache
 from keepleft.serving.explorer.tokens import DisplayTokenizer, describe_tokens, vocabulary
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 Answer = dict[str, Any]
 
 
 class Question(NamedTuple):
+    """A kind of question: who answers it, and the names of its fields, separated by spaces."""
+
     handler: Callable[[Explorer, Params], Answer]
     fields: str = ""
 
@@ -47,16 +51,16 @@ class Question(NamedTuple):
 class Explorer:
     """Answers questions about one model.
 
-    `runs`: a folder of run directories, `compare`: where `keepleft compare` left what it found; both may be
-    absent. `example`: the text, and source, that is shown first. The model may go on learning: its weights
+    `runs` is a folder of run directories, `compare` the output folder of `keepleft compare`; either may be
+    missing. `example` is the text, and the source, to show first. The model may keep training: its weights
     are shared, not copied.
     """
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
-        source_tokenizer: Any = None,
+        model: Model,
+        tokenizer: Tokenizer,
+        source_tokenizer: Tokenizer | None = None,
         *,
         name: str = "",
         runs: str | Path | None = None,
@@ -69,20 +73,16 @@ class Explorer:
         self.name = name
         self.compare_folder = compare
         self.lock = threading.Lock()
-        # Whoever serves the model may be using it at this moment: what is watched or changed here is a twin
+        # the model may be in use elsewhere at this moment: what is watched or changed here is a twin of it
         self.generator = TextGenerator(share_weights(model).eval(), tokenizer, source_tokenizer)
-        self.display_tokenizer, self.text_cache, self.audit, self.run_folder = (
-            DisplayTokenizer(self.generator),
-            TextCache(self.generator.model),
-            BackgroundAudit(model),
-            RunFolder(runs),
-        )
+        self.display_tokenizer = DisplayTokenizer(self.generator)
+        self.text_cache = TextCache(self.generator.model)
+        self.audit = BackgroundAudit(model)
+        self.run_folder = RunFolder(runs)
         self.example = model_info.example(self) if example is None else dict(example)
 
     def ask(self, question: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """The answer as plain data; a ValueError says what is wrong with the question, and what would be
-        right.
-        """
+        """The answer as JSON data; a ValueError says what is wrong with the question, and the remedy."""
         if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(
                 f"there is no question {shorten(question)}: {suggestion(question, list(QUESTIONS))}"
@@ -93,16 +93,17 @@ class Explorer:
                 entry.handler(self, Params(question, {} if params is None else params, entry.fields.split()))
             )
 
-    # what several questions want
+    # -- shared by several questions
 
     @property
     def is_generative(self) -> bool:
-        """Does it say what comes next?"""
+        """True for a model with a language-modelling head over a decoder."""
         return self.generator.model.design.decoder is not None and isinstance(
             self.generator.model.design.head, LMHead
         )
 
     def require_generative(self, question: str) -> DisplayTokenizer:
+        """The tokenizer; ValueError for a model that does not generate."""
         if not self.is_generative:
             raise ValueError(
                 f"{question} is for models that write, and this one only reads: ask for its attention"
@@ -110,7 +111,7 @@ class Explorer:
         return self.display_tokenizer
 
     def input_text(self, params: Params) -> str:
-        """The text that is gone on with, or the source that is written from."""
+        """The text to continue, or the source of an encoder-decoder."""
         if self.generator.is_encoder_decoder:
             params.text("text", "")
             return params.text("source")
@@ -124,26 +125,24 @@ class Explorer:
             )
 
     def new_tokens(self, params: Params) -> list[int]:
-        """What was written so far."""
+        """Tokens generated so far."""
         return params.integers("tokens", self.generator.model.design.vocab, MAX_TOKENS, [])
 
     def check_length(self, tokens: list[int]) -> None:
         max_tokens = min(MAX_TOKENS, self.generator.model.design.max_positions or MAX_TOKENS)
         if len(tokens) > max_tokens:
             raise ValueError(
-                f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: shorten it"
+                f"the text has {len(tokens):,} tokens with what was written, and at most {max_tokens:,} fit: "
+                "shorten it"
             )
 
     def greedy_target(self, source_tokens: list[int], limit: int) -> list[int]:
-        """What an encoder-decoder writes by itself, always the likeliest token; without its end, which is
-        read by no one.
-        """
+        """What an encoder-decoder generates greedily, without the EOS token, which is never an input."""
         start_tokens = self.display_tokenizer.start_tokens
+        eos_ids = self.display_tokenizer.options.eos_ids
         target: list[int] = []
         max_tokens = min(limit, self.text_cache.max_tokens - len(start_tokens))
-        while len(target) < max_tokens and not (
-            target and target[-1] in self.display_tokenizer.options.eos_ids
-        ):
+        while len(target) < max_tokens and not (target and target[-1] in eos_ids):
             chunk, _ = continue_text.continue_tokens(
                 self.display_tokenizer,
                 source_tokens,
@@ -154,17 +153,14 @@ class Explorer:
             if not chunk:
                 break
             target += chunk
-        return [
-            *start_tokens,
-            *(target[:-1] if target and target[-1] in self.display_tokenizer.options.eos_ids else target),
-        ]
+        return [*start_tokens, *(target[:-1] if target and target[-1] in eos_ids else target)]
 
     @cached_property
     def scorer(self) -> next_token.IncrementalScorer:
         return next_token.IncrementalScorer(self.generator.model)
 
     @cached_property
-    def unmasked_model(self) -> Any:
+    def unmasked_model(self) -> Decoder | EncoderDecoder:
         """The model without its causal mask."""
         return unmasked.without_causal_mask(self.generator.model)
 

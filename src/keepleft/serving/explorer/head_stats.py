@@ -1,4 +1,4 @@
-"""Each head in a few numbers: how sharply it looks, how far, at what, and whether it keeps to its claim."""
+"""Statistics of each head: how sharply and how far it attends, to what, and whether it keeps to its claim."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from keepleft.serving.explorer.attention_store import StoredAttention
 from keepleft.serving.explorer.params import Params
 from keepleft.serving.explorer.text_cache import ReadText
 
-MAX_ROWS = 256  # of a longer text as many are looked at, spread evenly
+MAX_ROWS = 256  # of a longer text this many are used, evenly spaced
 
 
 def head_stats(read_text: ReadText, params: Params) -> dict[str, Any]:
+    """Statistics of every head of one layer.
+
+    Means over rows of the entropy in bits, the distance, and the weight on the first token, the previous one
+    and the token itself; `outside` is the largest weight that the claimed mask forbids.
+    """
     layers = read_text.attentions[params.choice("name", list(read_text.attentions))]
     layer: StoredAttention = layers[params.integer("layer", 0, len(layers) - 1)]
     rows = torch.linspace(0, layer.rows - 1, min(MAX_ROWS, layer.rows), dtype=torch.float64).round().long()

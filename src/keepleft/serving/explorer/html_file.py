@@ -1,4 +1,4 @@
-"""The page with its answers in one file that needs nothing else: no server, no network, no Python."""
+"""The page with a snapshot of answers in one HTML file, which needs no server, no network and no Python."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from keepleft.disk import atomic
 
-PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"  # as `make page` builds it: one script, one style sheet
 
 
 def page_file(name: str, folder: Path | None = None) -> str:
-    """One of its files, as text."""
+    """The text of one of the page's files; FileNotFoundError says how to build it."""
     path = (PAGE_FOLDER if folder is None else folder) / name
     if not path.is_file():
         raise FileNotFoundError(
@@ -34,7 +34,7 @@ def write_html(
     title: str = "keepleft explorer",
     folder: Path | None = None,
 ) -> Path:
-    """Write what record() gave; `folder` is where the built page lies, if it is not our own."""
+    """Write the page with a snapshot from `build_snapshot`; `folder` holds the built page, if not our own."""
     path = Path(path)
     with atomic.explain_os_error(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_html(
 def html_page(
     snapshot: Iterable[Mapping[str, Any]], *, title: str = "keepleft explorer", folder: Path | None = None
 ) -> str:
-    """The same as text. What a token says is data here and stays data: no `<` of it is left in the file."""
+    """The same as a string. Token texts are data and stay data: every `<` of theirs is escaped."""
     script = re.sub(r"<(?=/script|!--)", r"\\x3c", page_file("explorer.js", folder), flags=re.I)
     style = re.sub(r"<(?=/style)", r"\\3c ", page_file("explorer.css", folder), flags=re.I)
     answers = json.dumps(list(snapshot), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
@@ -80,5 +80,5 @@ def html_page(
 
 
 def _hash(content: str) -> str:
-    """By which a browser knows that this and nothing else may run."""
+    """The CSP hash of an inline script or style: the browser runs nothing else."""
     return f"sha256-{b64encode(sha256(content.encode()).digest()).decode()}"

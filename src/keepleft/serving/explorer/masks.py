@@ -1,6 +1,4 @@
-"""A mask to play with: what it lets be seen in a padded or packed row, what is wrong with it, and what it
-costs.
-"""
+"""Mask playground: what a mask shows in a padded or packed row, its faults, and its cost."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
 MAX_LENGTH = 512  # slots of a row
-MAX_FAULTS = 5  # that are told one by one
+MAX_FAULTS = 5  # listed one by one
 
 
 def mask(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """The table of a mask expression over one row, its faults, and what it costs."""
     parsed_mask = _parse(params.text("expression", max_characters=MAX_CHARACTERS))
     length = params.integer("length", 1, MAX_LENGTH)
     segments = _segments(params, length)
@@ -49,15 +48,16 @@ def _parse(expression: str) -> Mask:
         raise ValueError(f"{expression!r} is not a mask: {error}") from error
     if parsed_mask.rows is not None:
         raise ValueError(
-            f"{parsed_mask} speaks of {parsed_mask.rows} rows, and one is drawn here: give one number, such as prefix(3)"
+            f"{parsed_mask} is for {parsed_mask.rows} rows, and one is drawn here: give one number, such as "
+            "prefix(3)"
         )
     return parsed_mask
 
 
 def _segments(params: Params, length: int) -> Tensor:
-    """(1, length) segments: padding on the left, texts, padding on the right.
+    """(1, length) segments: padding, packed texts, padding.
 
-    What the packing leaves over is one more text.
+    Where the texts do not fill the row, the rest is one more text.
     """
     padding = params.object("padding", ("left", "right"))
     left, right = padding.integer("left", 0, length, 0), padding.integer("right", 0, length, 0)
@@ -67,20 +67,20 @@ def _segments(params: Params, length: int) -> Tensor:
     leftover = length - left - right - sum(text_lengths)
     if leftover < 0 or left + right >= length:
         raise ValueError(
-            f"padding {left} + {right} and texts of {sum(text_lengths)} tokens do not fit a row of {length}: make it "
-            "longer, or one of them shorter"
+            f"padding {left} + {right} and texts of {sum(text_lengths)} tokens do not fit a row of {length}: "
+            "make it longer, or one of them shorter"
         )
     row = [0] * left
-    for number, size in enumerate([*text_lengths, *([leftover] if leftover else [])], 1):
-        row += [number] * size
+    for segment, size in enumerate([*text_lengths, *([leftover] if leftover else [])], 1):
+        row += [segment] * size
     return torch.tensor([row + [0] * right])
 
 
 def _faults(parsed_mask: Mask, length: int) -> list[str]:
     messages = faults(parsed_mask, length)
-    return messages[:MAX_FAULTS] + (
-        [f"and {len(messages) - MAX_FAULTS:,} more"] if len(messages) > MAX_FAULTS else []
-    )
+    if len(messages) > MAX_FAULTS:
+        return [*messages[:MAX_FAULTS], f"and {len(messages) - MAX_FAULTS:,} more"]
+    return messages
 
 
 def _cost(parsed_mask: Mask, visible: Tensor, segments: Tensor) -> dict[str, Any]:
@@ -94,9 +94,12 @@ def _cost(parsed_mask: Mask, visible: Tensor, segments: Tensor) -> dict[str, Any
 
 
 def _kernel_note(parsed_mask: Mask, length: int, segments: Tensor) -> str:
-    """What a fused kernel makes of it."""
+    """How a fused kernel computes it, in a sentence."""
     if bool((segments != 1).any()):
-        return "Texts are attended one by one, and padding costs nothing, where the mask looks at distances alone."
+        return (
+            "Texts are attended one by one, and padding costs nothing, "
+            "where the mask looks at distances alone."
+        )
     window_length = window_size(parsed_mask)
     match builtin_mask(parsed_mask, Grid(length, length)):
         case BuiltinMask.FULL:
@@ -104,5 +107,11 @@ def _kernel_note(parsed_mask: Mask, length: int, segments: Tensor) -> str:
         case BuiltinMask.CAUSAL:
             return "A fused kernel does this without a table, and skips the half that is hidden."
     if window_length is not None:
-        return f"Each token looks at {window_length} at most: twice the tokens cost twice as much, not four times."
-    return f"No fused kernel knows this mask: it gets a table of {length:,} × {length:,}, or one compiled for it on a GPU."
+        return (
+            f"Each token looks at {window_length} at most: twice the tokens cost twice as much, "
+            "not four times."
+        )
+    return (
+        f"No fused kernel knows this mask: it gets a table of {length:,} × {length:,}, "
+        "or one compiled for it on a GPU."
+    )

@@ -1,4 +1,4 @@
-"""What kind of model this is, and what there is to see of it."""
+"""Model info: what kind of model it is, and which views the page can show of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ EXAMPLE_SOURCE = "The sea is calm today."
 
 
 def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Family, size and attentions of the model, the page's views, and the example to show first."""
     model = explorer.generator.model
     design = model.design
     stacks = {
@@ -50,7 +51,7 @@ def model_info(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def available_views(explorer: Explorer) -> list[str]:
-    """Those that have something to show."""
+    """The views that have something to show."""
     availability = {
         "attention": True,
         "decoding": explorer.is_generative,
@@ -62,7 +63,7 @@ def available_views(explorer: Explorer) -> list[str]:
 
 
 def example(explorer: Explorer) -> dict[str, str]:
-    """Something to begin with. Where languages have tags, a source begins with one."""
+    """The first text to show. Where the tokenizer has language tags, the source starts with one."""
     if not explorer.generator.is_encoder_decoder:
         return {"text": EXAMPLE_TEXT}
     language_tags = sorted(

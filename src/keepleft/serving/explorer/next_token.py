@@ -1,4 +1,4 @@
-"""What could come next: the scores of every token, after a text and what was written so far."""
+"""Question about the next token: the logits over the vocabulary after a text and the tokens added to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from keepleft.attention.masks import is_causal
+from keepleft.models.state import DecoderState
+from keepleft.models.transformer import Decoder, EncoderDecoder
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.params import Params
 from keepleft.serving.explorer.text_cache import weights_version
@@ -17,43 +19,43 @@ if TYPE_CHECKING:
 
 
 class IncrementalScorer:
-    """The model's state after the last text is kept: one token more costs one step, one less nothing."""
+    """Next-token logits. It keeps the KV cache of the last text: a token more or less costs one step."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Decoder | EncoderDecoder) -> None:
         self.model = model
         self.use_cache = all(map(is_causal, model.decoder.masks))
         self.reset()
 
     def reset(self) -> None:
-        self.cache_key: Any = None  # the source and the weights that the state belongs to
+        self.cache_key: tuple[list[int], int] | None = None  # source and weights that the state belongs to
         self.tokens: list[int] = []
-        self.state: Any = None
+        self.state: DecoderState | None = None
         self.logits: Tensor | None = None
 
     def next_logits(self, tokens: list[int], source_tokens: list[int]) -> Tensor:
-        """(V,) the scores of what follows."""
+        """(V,) logits of the token after these."""
         device = next(self.model.parameters()).device
         to_batch = lambda row: torch.tensor([row], device=device)
         if not self.use_cache:
-            inputs = [to_batch(source_tokens)] if source_tokens else []
-            return self.model.head(
-                self.model.hidden_states(*inputs, to_batch(tokens))[0, -1:], self.model.token
-            )[0]
+            inputs = [to_batch(side) for side in (source_tokens, tokens) if side]
+            hidden_states = self.model.hidden_states(*inputs)
+            return self.model.head(hidden_states[0, -1:], self.model.token)[0]
         cache_key = (source_tokens, weights_version(self.model))
         shared_length = _common_prefix_length(self.tokens, tokens) if cache_key == self.cache_key else 0
         if self.logits is not None and shared_length == len(tokens) == len(self.tokens):
             return self.logits
-        prefix_length, old_length = min(shared_length, len(tokens) - 1), len(self.tokens)
+        prefix_length = min(shared_length, len(tokens) - 1)
+        num_dropped = len(self.tokens) - prefix_length
         state = self.state
-        self.reset()  # should the model refuse the tokens, nothing half-done is left
-        if prefix_length:
-            state.crop(old_length - prefix_length)
+        self.reset()  # should the model refuse the tokens, no half-updated state is left
+        if prefix_length and state is not None:
+            state.crop(num_dropped)
             logits = self.model.step(to_batch(tokens[prefix_length:]), state)
         else:
-            logits, state = self.model.start(
-                to_batch(tokens),
-                **({"memory": self.model.encode_memory(to_batch(source_tokens))} if source_tokens else {}),
-            )
+            memory = None
+            if isinstance(self.model, EncoderDecoder):
+                memory = self.model.encode_memory(to_batch(source_tokens))
+            logits, state = self.model.start(to_batch(tokens), memory=memory)
         self.cache_key = cache_key
         self.tokens = list(tokens)
         self.state = state
@@ -62,17 +64,19 @@ class IncrementalScorer:
 
 
 def next_token(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Logits of the next token, with the causal mask or without it."""
     display = explorer.require_generative("next")
-    prompt_tokens, tokens = display.encode_prompt(explorer.input_text(params)), explorer.new_tokens(params)
+    prompt_tokens = display.encode_prompt(explorer.input_text(params))
+    tokens = explorer.new_tokens(params)
     scorer = explorer.unmasked_scorer if params.flag("unmasked", False) else explorer.scorer
     is_encoder_decoder, options = explorer.generator.is_encoder_decoder, display.options
     sequence = [*display.start_tokens, *tokens] if is_encoder_decoder else [*prompt_tokens, *tokens]
     explorer.check_length(sequence)
     logits = scorer.next_logits(sequence, prompt_tokens if is_encoder_decoder else [])
     return {
-        "prompt": display.describe_source(prompt_tokens)
-        if is_encoder_decoder
-        else display.describe(prompt_tokens),
+        "prompt": (
+            display.describe_source(prompt_tokens) if is_encoder_decoder else display.describe(prompt_tokens)
+        ),
         "written": display.describe(tokens, display.start_tokens if is_encoder_decoder else prompt_tokens),
         "scores_f32": wire.f32(logits),
         "ends": list(options.eos_ids),
@@ -81,7 +85,7 @@ def next_token(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def _common_prefix_length(first: list[int], second: list[int]) -> int:
-    """How many tokens two texts have in common from the beginning."""
+    """Length of the longest common prefix."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),

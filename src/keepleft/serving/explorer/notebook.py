@@ -1,27 +1,32 @@
-"""The page in a notebook."""
+"""`kl.explore`: the explorer in a notebook."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from keepleft.models.transformer import Model
+    from keepleft.serving.explorer.widget import Explore
 
 
 def explore(
-    model: Any,
-    tokenizer: Any,
-    source_tokenizer: Any = None,
+    model: Model,
+    tokenizer: Tokenizer,
+    source_tokenizer: Tokenizer | None = None,
     *,
     text: str | None = None,
     source: str | None = None,
     name: str = "",
     runs: str | None = None,
     compare: str | None = None,
-) -> Any:
-    """A widget that shows what a model looks at while you work with it; it needs `pip install
-    'keepleft[notebook]'`.
+) -> Explore:
+    """A widget that shows what a model attends to while you work with it.
 
     `text`, and `source` for an encoder-decoder, is what it shows first. `runs` is a folder of run
-    directories, `compare` where `keepleft compare` wrote. The model may go on learning: the page shows it as
-    it is when it is asked.
+    directories, `compare` the output folder of `keepleft compare`. The model may keep training: each answer
+    is about the weights of that moment. It needs `pip install 'keepleft[notebook]'`.
     """
     try:
         from keepleft.serving.explorer.widget import Explore

@@ -1,4 +1,4 @@
-"""What comes with a question, taken field by field: of the right kind and within bounds, or refused in words."""
+"""Parameters of a question, validated field by field: type and bounds, or a ValueError with the remedy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MISSING: Any = object()
 
 
 class ExpiredError(ValueError):
-    """What was read is no longer kept: read it again."""
+    """The key names a text that is no longer cached: ask for its attention again."""
 
     code = "forgotten"
 
 
 def error_payload(error: Exception) -> dict[str, Any]:
-    """An error as the page takes it: a sentence, and a word where the page can do something about it."""
+    """An error as JSON for the page: a message, and a code where the page can act on it."""
     code = getattr(error, "code", None)
     return {"error": {"message": str(error), **({"code": code} if isinstance(code, str) else {})}}
 
@@ -82,7 +82,7 @@ class Params:
     def integers(
         self, name: str, below: int, max_length: int = MAX_TOKENS, default: Sequence[int] = _MISSING
     ) -> list[int]:
-        """Whole numbers from 0, each below a bound: tokens."""
+        """A list of integers, each from 0 to below `below`: tokens."""
         value = self._value(name, "a list of whole numbers", default)
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise self._error(name, value, "it must be a list of whole numbers")
@@ -102,7 +102,7 @@ class Params:
         return Params(name, value, allowed)
 
     def integer_or_choice(self, name: str, count: int, choices: Sequence[str]) -> int | str:
-        """A number below `count`, or one of a few words."""
+        """An index below `count`, or one of a few words."""
         value = self._value(name, f"a number below {count}, or {' or '.join(choices)}", _MISSING)
         if isinstance(value, str):
             return self.choice(name, choices)
@@ -120,17 +120,14 @@ class Params:
 
 
 def shorten(value: Any) -> str:
-    """A value for a sentence: what came from outside may be long."""
+    """A value for an error message, cut off where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def suggestion(name: Any, allowed: Sequence[str]) -> str:
+    """What to write instead of an unknown name."""
     matches = get_close_matches(str(name)[:60], allowed, 1)
-    return (
-        f"did you mean {matches[0]}?"
-        if matches
-        else f"there are {', '.join(allowed)}"
-        if allowed
-        else "leave it out"
-    )
+    if matches:
+        return f"did you mean {matches[0]}?"
+    return f"there are {', '.join(allowed)}" if allowed else "leave it out"

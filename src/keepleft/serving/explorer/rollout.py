@@ -1,7 +1,7 @@
-"""Attention through all layers: what a token knows in the end of each token at the beginning.
+"""Attention rollout (Abnar and Zuidema 2020): how much of each token reaches each other through all layers.
 
-Attention rollout (Abnar and Zuidema 2020): the heads of a layer are averaged, the residual stream adds the
-token itself, rows are brought to a sum of 1 again, and layers are multiplied through.
+The heads of a layer are averaged, the residual stream adds the token itself, rows are normalized to sum to 1
+again, and the matrices of the layers are multiplied.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from keepleft.serving.explorer.attention_store import STRIP_HEIGHT, StoredAttent
 
 
 class Rollout(NamedTuple):
-    """Up to a layer."""
+    """The product of all layers up to one."""
 
     name: str
     layer: int
     weights: Tensor  # (T, T), rows sum to 1
-    claim: Tensor  # (T, T) whom each may know of, by the masks of all these layers; everyone knows of oneself
+    claim: Tensor  # (T, T) what can reach each token by the masks of these layers; each reaches itself
 
     @property
     def bytes(self) -> int:
@@ -32,12 +32,11 @@ class Rollout(NamedTuple):
 def attention_rollout(
     name: str, layers: Sequence[StoredAttention], last: int, rollout: Rollout | None = None
 ) -> Rollout:
-    """Up to layer `last`, going on from what is known where that is of use."""
+    """The rollout up to layer `last`, continued from an earlier `rollout` where that is of use."""
     if rollout is None or rollout.name != name or rollout.layer > last:
-        size = layers[0].rows
-        device = layers[0].q.device
-        is_float64 = layers[0].q.dtype == torch.float64
-        eye = torch.eye(size, dtype=torch.float64 if is_float64 else torch.float32, device=device)
+        q = layers[0].q
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        eye = torch.eye(layers[0].rows, dtype=dtype, device=q.device)
         rollout = Rollout(name, -1, eye, eye > 0)
     for n in range(rollout.layer + 1, last + 1):
         rollout = Rollout(
@@ -47,10 +46,9 @@ def attention_rollout(
 
 
 def _multiply_weights(layer: StoredAttention, previous: Tensor) -> Tensor:
-    """(A + 1) / the sums of its rows · before; strip by strip, and of what is zero above the diagonal nothing
-    is multiplied.
-    """
-    out, is_lower_triangular = torch.zeros_like(previous), not bool(previous.triu(1).any())
+    """(A + I) · previous, rows normalized; strip by strip, and zeros above the diagonal are skipped."""
+    out = torch.zeros_like(previous)
+    is_lower_triangular = not bool(previous.triu(1).any())
     for strip in layer.strips(range(layer.heads)):
         weights = strip.weights.mean(0)
         # columns beyond are zero in all these rows
@@ -64,7 +62,7 @@ def _multiply_weights(layer: StoredAttention, previous: Tensor) -> Tensor:
 
 
 def _multiply_claim(layer: StoredAttention, previous: Tensor) -> Tensor:
-    """What the mask lets a token read, and what that token knew."""
+    """What can reach each token: all that reaches the tokens which the mask lets it attend to."""
     mask, size = layer.claim.simplify(len(previous)), len(previous)
     if mask == full or bool(previous.all()):
         return torch.ones_like(previous)

@@ -1,6 +1,6 @@
-"""Runs as they lie on the disk: which there are, how one of them goes, and what `keepleft compare` found.
+"""Questions about training runs on disk: their list, the metrics of one, and what `keepleft compare` found.
 
-A name comes from our own list, never a path from elsewhere.
+A run is named by an entry of our own list, never by a path from outside.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from keepleft.serving.explorer.params import Params
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-CONFIG_FILE, COMPARE_FILE = "config.yaml", "compare.json"
-MAX_RUNS = 500  # that are listed, the newest first
+CONFIG_FILE = "config.yaml"
+COMPARE_FILE = "compare.json"
+MAX_RUNS = 500  # listed, the newest first
 MAX_LINES = 5_000  # of one answer
-MAX_READ_BYTES = 1 << 16  # bytes at the end of a file, or of a configuration
-MAX_COMPARE_BYTES = 1 << 23  # bytes of what `keepleft compare` left
+MAX_READ_BYTES = 1 << 16  # of a configuration, or at the end of the metrics
+MAX_COMPARE_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
 class FileCursor:
     """Where the last answer about a run ended."""
 
-    inode: int  # its number on the disk: a run that goes on writes a new one
+    inode: int  # a resumed run writes a new file
     line: int
     offset: int
 
     def seek(self, file: BinaryIO) -> bool:
-        """Go there, if there still is such a place: the end of a line."""
+        """Seek to the offset; False if it is no longer at the start of a line."""
         file.seek(max(0, self.offset - 1))
         return self.offset == 0 or file.read(1) == b"\n"
 
 
 class RunFolder:
-    """The run directories right below a folder."""
+    """The run directories directly in a folder."""
 
     def __init__(self, folder: str | Path | None) -> None:
         self.folder = None if folder is None else Path(folder)
         self.cursors: dict[str, FileCursor] = {}
 
     def find_runs(self) -> dict[str, Path]:
-        """By name, the newest first; nothing that leads out of the folder."""
+        """Run directories by name, the newest first; links that lead out of the folder are not followed."""
         if self.folder is None or not self.folder.is_dir():
             return {}
         runs = {}
@@ -72,7 +73,7 @@ class RunFolder:
         ]
 
     def read_lines(self, name: str, after: int) -> dict[str, Any]:
-        """What was written after so many lines; a last line that is not whole yet is left for later."""
+        """The metrics after the first `after` lines; an incomplete last line is left for later."""
         runs = self.find_runs()
         if name not in runs:
             raise ValueError(
@@ -81,7 +82,7 @@ class RunFolder:
             )
         lines, begin, end = self._read_from(name, runs[name] / METRICS_FILE, after)
         config = _read_head(runs[name] / CONFIG_FILE) if after == 0 else ""
-        last = lines[-1] if lines else _last_record(runs[name])
+        last = lines[-1] if lines else _last_record(runs[name])  # "tired": stopped early
         return {
             "lines": lines,
             "from": begin,
@@ -91,11 +92,12 @@ class RunFolder:
         }
 
     def _read_from(self, name: str, path: Path, after: int) -> tuple[list[dict[str, Any]], int, int]:
-        """The lines, the number of the first and of the one after the last."""
+        """The records, and the numbers of the first line and of the one after the last."""
         if not _is_regular_file(path):
             return [], 0, 0
         with path.open("rb") as file:
-            inode, cursor = os.fstat(file.fileno()).st_ino, self.cursors.get(name)
+            inode = os.fstat(file.fileno()).st_ino
+            cursor = self.cursors.get(name)
             if cursor is None or cursor.inode != inode or cursor.line != after or not cursor.seek(file):
                 cursor = _skip_lines(file, inode, after)
             begin = cursor.line
@@ -105,14 +107,15 @@ class RunFolder:
             for raw in file:
                 if not raw.endswith(b"\n") or line - begin >= MAX_LINES:
                     break
-                line, offset = line + 1, offset + len(raw)
+                line += 1
+                offset += len(raw)
                 records.append(_parse_object(raw))
         self.cursors[name] = FileCursor(inode, line, offset)
         return [record for record in records if record], begin, line
 
 
 def _skip_lines(file: BinaryIO, inode: int, after: int) -> FileCursor:
-    """The place after so many lines; the beginning where there are fewer, for then the file was written anew."""
+    """The position after so many lines; the start of the file if it has fewer, for then it was rewritten."""
     file.seek(0)
     for _ in range(after):
         if not file.readline().endswith(b"\n"):
@@ -122,19 +125,23 @@ def _skip_lines(file: BinaryIO, inode: int, after: int) -> FileCursor:
 
 
 def list_runs(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """All runs, the newest first."""
     return {"runs": explorer.run_folder.describe_runs()}
 
 
 def run_metrics(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """The new metrics of one run, and its configuration."""
     return explorer.run_folder.read_lines(
         params.text("name", max_characters=300), params.integer("after", 0, 1 << 40, 0)
     )
 
 
 def compare(explorer: Explorer, params: Params) -> dict[str, Any]:
-    if explorer.compare_folder is None or not _is_regular_file(
-        path := Path(explorer.compare_folder) / COMPARE_FILE
-    ):
+    """The results of `keepleft compare`; empty if there are none."""
+    if explorer.compare_folder is None:
+        return {}
+    path = Path(explorer.compare_folder) / COMPARE_FILE
+    if not _is_regular_file(path):
         return {}
     if path.stat().st_size > MAX_COMPARE_BYTES:
         raise ValueError(
@@ -144,7 +151,7 @@ def compare(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def _is_regular_file(path: Path) -> bool:
-    """A file that is there itself, not a link to one elsewhere."""
+    """True for a file itself, not for a link to one."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -174,7 +181,7 @@ def _task(run_folder: Path) -> str:
 
 
 def _last_record(run_folder: Path) -> dict[str, Any]:
-    """The last whole line of the metrics."""
+    """The last complete line of the metrics."""
     path = run_folder / METRICS_FILE
     if not _is_regular_file(path):
         return {}
@@ -195,7 +202,7 @@ def _read_head(path: Path) -> str:
 
 
 def _parse_object(raw: bytes) -> dict[str, Any]:
-    """A JSON object; nothing where it is not one. JSON elsewhere knows no NaN."""
+    """A JSON object without NaN, which browsers reject; {} if it is none."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,6 +1,4 @@
-"""Answers worked out beforehand, in the order of their worth: what the page asks at first, then as much more
-as fits.
-"""
+"""Precomputed answers for the static page: what it asks first, then as much more as fits."""
 
 from __future__ import annotations
 
@@ -12,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from keepleft.serving.explorer.attention_tiles import MAX_OVERVIEW_CELLS, MAX_TILE_CELLS
-from keepleft.serving.explorer.explorer import Explorer
+from keepleft.serving.explorer.explorer import Answer, Explorer
 from keepleft.serving.explorer.model_info import available_views
 
 MAX_BYTES = 20_000_000  # of all answers
-DECODING_STEPS = 24  # tokens that are written one by one
+DECODING_STEPS = 24  # tokens generated one by one
 MAX_RUNS = 12
-THUMBNAIL_CELLS = 64  # cells along one side of the small pictures
-# those that the page offers, as web/src/views/masks/examples.ts spells them
-EXAMPLE_MASKS = (
+THUMBNAIL_CELLS = 64  # along one side
+EXAMPLE_MASKS = (  # those that the page offers, as in web/src/views/masks/examples.ts
     "causal & window(3) | prefix(1)",
     "causal",
     "full",
@@ -31,11 +28,11 @@ EXAMPLE_MASKS = (
     "~causal",
 )
 
-SnapshotEntry = dict[str, Any]  # question, given, answer
+SnapshotEntry = dict[str, Any]  # with the keys question, given (its parameters) and answer
 
 
 class SnapshotBuilder:
-    """Asks, and keeps the answer as long as there is room; a question that is refused is not kept."""
+    """Asks questions and keeps the answers while there is space; a question that is refused is skipped."""
 
     def __init__(self, explorer: Explorer, bytes_left: int, on_progress: Callable[[int], None]) -> None:
         self.explorer = explorer
@@ -45,6 +42,7 @@ class SnapshotBuilder:
         self.keys: set[str] = set()
 
     def ask(self, question: str, params: Mapping[str, Any], **overrides: Any) -> dict[str, Any] | None:
+        """The answer, some fields replaced by `overrides`; None if refused, asked before, or too large."""
         key = question + json.dumps(params, sort_keys=True)
         if key in self.keys or self.bytes_left <= 0:
             return None
@@ -72,11 +70,9 @@ def build_snapshot(
     max_bytes: int = MAX_BYTES,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> list[SnapshotEntry]:
-    """What the page asks of a model when it is opened on one text.
+    """All that the page asks when it is opened on one text; of a long text coarse maps, and fewer details.
 
-    Long texts get whole pictures, and fewer details.
-
-    `max_bytes`: of all answers as JSON; `on_progress` hears how many there are.
+    `max_bytes` bounds all answers as JSON; `on_progress` is called with their number so far.
     """
     available = available_views(explorer)
     selected = list(available if views is None else views)
@@ -84,7 +80,7 @@ def build_snapshot(
         if view not in available:
             raise ValueError(f"there is no view {view!r} of this model: there are {', '.join(available)}")
     texts = _resolve_texts(explorer, text, source)
-    explorer.ask("attention", texts)  # what is wrong with the text is said here
+    explorer.ask("attention", texts)  # raises if something is wrong with the text
     builder = SnapshotBuilder(explorer, max_bytes, on_progress)
     builder.ask("about", {}, example=texts, views=selected)
     attention_answer = builder.ask("attention", texts) if "attention" in selected else None
@@ -105,7 +101,9 @@ def build_snapshot(
         builder.ask("unmasked", texts)
     if "training" in selected:
         for run in (builder.ask("runs", {}) or {"runs": []})["runs"][:MAX_RUNS]:
-            builder.ask("run", {"name": run["name"], "after": 0}, ended=True)  # no more will come here
+            builder.ask(
+                "run", {"name": run["name"], "after": 0}, ended=True
+            )  # a static page polls for no more
         builder.ask("compare", {})
     if attention_answer is not None:
         _add_all_maps(builder, attention_answer)
@@ -122,39 +120,36 @@ def _resolve_texts(explorer: Explorer, text: str | None, source: str | None) -> 
     return dict(explorer.example) if source is None else {"text": text or "", "source": source}
 
 
-def _add_overviews(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -> None:
-    """Of each attention: its heads in numbers, the mean of each layer, and a small picture of every head."""
-    for attention in attention_answer["attentions"]:
+def _add_overviews(builder: SnapshotBuilder, answer: Answer) -> None:
+    """Of each attention: head statistics and mean map of each layer, and a thumbnail of every head."""
+    for attention in answer["attentions"]:
         for layer in range(attention["layers"]):
-            builder.ask(
-                "summary", {"key": attention_answer["key"], "name": attention["name"], "layer": layer}
-            )
-            _add_map(builder, attention_answer, attention, layer, "mean")
-    for attention in attention_answer["attentions"]:
+            builder.ask("summary", {"key": answer["key"], "name": attention["name"], "layer": layer})
+            _add_map(builder, answer, attention, layer, "mean")
+    for attention in answer["attentions"]:
         for layer in range(attention["layers"]):
             for head in ("mean", *range(attention["heads"])):
                 builder.ask(
-                    "overview",
-                    {**_map_params(attention_answer, attention, layer, head), "size": THUMBNAIL_CELLS},
+                    "overview", {**_map_params(answer, attention, layer, head), "size": THUMBNAIL_CELLS}
                 )
 
 
-def _add_all_maps(builder: SnapshotBuilder, attention_answer: dict[str, Any]) -> None:
-    """All maps of all heads, as far as there is room; then the tiles of long texts."""
-    for attention in attention_answer["attentions"]:
+def _add_all_maps(builder: SnapshotBuilder, answer: Answer) -> None:
+    """All maps of all heads, while there is space; then the tiles of long texts."""
+    for attention in answer["attentions"]:
         for layer in range(attention["layers"]):
             if attention["kind"] != "cross":
-                _add_map(builder, attention_answer, attention, layer, "rollout")
+                _add_map(builder, answer, attention, layer, "rollout")
             for head in range(attention["heads"]):
-                _add_map(builder, attention_answer, attention, layer, head)
-    for attention in attention_answer["attentions"]:
+                _add_map(builder, answer, attention, layer, head)
+    for attention in answer["attentions"]:
         for layer in reversed(range(attention["layers"])):
             for row in range(0, attention["rows"], MAX_TILE_CELLS):
                 for column in range(0, attention["columns"], MAX_TILE_CELLS):
                     builder.ask(
                         "tile",
                         {
-                            **_map_params(attention_answer, attention, layer, "mean"),
+                            **_map_params(answer, attention, layer, "mean"),
                             "row": row,
                             "column": column,
                             "size": MAX_TILE_CELLS,
@@ -163,37 +158,24 @@ def _add_all_maps(builder: SnapshotBuilder, attention_answer: dict[str, Any]) ->
 
 
 def _add_map(
-    builder: SnapshotBuilder,
-    attention_answer: dict[str, Any],
-    attention: dict[str, Any],
-    layer: int,
-    head: int | str,
+    builder: SnapshotBuilder, answer: Answer, attention: Answer, layer: int, head: int | str
 ) -> None:
-    """A map as the page asks for it: one tile where it fits into one, else coarsely."""
+    """A map as the page asks for it: one tile if it fits, else an overview."""
     if max(attention["rows"], attention["columns"]) <= MAX_TILE_CELLS:
         builder.ask(
             "tile",
-            {
-                **_map_params(attention_answer, attention, layer, head),
-                "row": 0,
-                "column": 0,
-                "size": MAX_TILE_CELLS,
-            },
+            {**_map_params(answer, attention, layer, head), "row": 0, "column": 0, "size": MAX_TILE_CELLS},
         )
     else:
-        builder.ask(
-            "overview", {**_map_params(attention_answer, attention, layer, head), "size": MAX_OVERVIEW_CELLS}
-        )
+        builder.ask("overview", {**_map_params(answer, attention, layer, head), "size": MAX_OVERVIEW_CELLS})
 
 
-def _map_params(
-    attention_answer: dict[str, Any], attention: dict[str, Any], layer: int, head: int | str
-) -> dict[str, Any]:
-    return {"key": attention_answer["key"], "name": attention["name"], "layer": layer, "head": head}
+def _map_params(answer: Answer, attention: Answer, layer: int, head: int | str) -> dict[str, Any]:
+    return {"key": answer["key"], "name": attention["name"], "layer": layer, "head": head}
 
 
 def _add_decoding(builder: SnapshotBuilder, texts: dict[str, str]) -> None:
-    """The likeliest token again and again, with all that could have come, and where it looked; the beams."""
+    """A beam search, and a greedy continuation with the logits and the alignment of each step."""
     builder.ask("vocabulary", {})
     prompt_texts = {**texts, "text": ""} if "source" in texts else texts
     builder.ask(

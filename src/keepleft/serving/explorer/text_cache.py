@@ -1,6 +1,6 @@
-"""The texts that were read: a few are kept under a key, the oldest are forgotten.
+"""Cache of texts that the model has read, with their attention; the least recently used are evicted.
 
-A text is read as far as someone looks: a map of the first layer does not wait for the thirty behind it.
+The forward pass runs only as far as needed: a map of the first layer does not wait for the thirty after it.
 """
 
 from __future__ import annotations
@@ -11,41 +11,40 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from keepleft.models.design import Design
 from keepleft.models.iterate_layers import iterate_layers
+from keepleft.models.transformer import CausalModel, Encoder, Model
 from keepleft.models.watch import attention_modules
 from keepleft.nn.position import RelativeBias
 from keepleft.serving.explorer.attention_store import StoredAttention, store_attentions
 from keepleft.serving.explorer.params import MAX_TOKENS, ExpiredError, shorten
 from keepleft.serving.explorer.rollout import Rollout, attention_rollout
 
-MAX_TEXTS = 4  # texts
-MAX_BYTES = 1 << 29  # of queries and keys, all texts together
-MAX_BIAS_BYTES = 1 << 30  # of the biases that T5 holds while it reads
+MAX_TEXTS = 4
+MAX_BYTES = 1 << 29  # of the queries and keys of all texts
+MAX_BIAS_BYTES = 1 << 30  # of T5's relative biases during the forward pass
 
 
 class LayerwisePass:
-    """One pass of a model, as far as anyone asked."""
+    """A forward pass over one text that runs layer by layer, as far as it is needed."""
 
-    def __init__(self, model: Any, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, model: Encoder | CausalModel, inputs: Sequence[Tensor]) -> None:
         self.model = model
         self.weights_version = weights_version(model)
         self.layers: dict[str, StoredAttention] = {}
         self.names = list(attention_modules(model))
         self.iterator: Iterator[str] | None = iterate_layers(model, *inputs)
-        if isinstance(
-            model.design.position, RelativeBias
-        ):  # what it holds while it reads is too large to be kept
+        if isinstance(model.design.position, RelativeBias):  # the biases are too large to keep: finish now
             for name in self.names:
                 self.layer(name)
 
     def layer(self, name: str) -> StoredAttention:
-        """By names such as "decoder.3.cross"."""
+        """One attention, as in "decoder.3.cross"; ExpiredError if the weights changed before it was run."""
         while name not in self.layers:
             if self.iterator is None or weights_version(self.model) != self.weights_version:
                 raise ExpiredError(
@@ -58,7 +57,7 @@ class LayerwisePass:
 
 
 class LazyLayers(Sequence[StoredAttention]):
-    """The layers of one attention."""
+    """The layers of one attention, each computed when it is accessed."""
 
     def __init__(self, forward_pass: LayerwisePass, names: list[str]) -> None:
         self.forward_pass = forward_pass
@@ -67,40 +66,43 @@ class LazyLayers(Sequence[StoredAttention]):
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, n: Any) -> Any:
-        selected = self.names[n]
-        return (
-            self.forward_pass.layer(selected)
-            if isinstance(selected, str)
-            else [self.forward_pass.layer(name) for name in selected]
-        )
+    @overload
+    def __getitem__(self, index: int) -> StoredAttention: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StoredAttention]: ...
+    def __getitem__(self, index: int | slice) -> StoredAttention | list[StoredAttention]:
+        if isinstance(index, slice):
+            return [self.forward_pass.layer(name) for name in self.names[index]]
+        return self.forward_pass.layer(self.names[index])
 
 
 @dataclass
 class ReadText:
-    """One text, and a source where there is one, with all that was attended to."""
+    """A text, and the source of an encoder-decoder, with all their attentions."""
 
     key: str
     tokens: list[int]
     source_tokens: list[int]
     attentions: dict[str, LazyLayers]  # "decoder.self" → its layers
-    attention_bytes: int  # bytes of their queries and keys, at most, once all are there
-    rollout: Rollout | None = None  # the last that was asked for
+    attention_bytes: int  # of their queries and keys, at most, once all layers have run
+    rollout: Rollout | None = None  # the last one requested
 
     @property
     def bytes(self) -> int:
         return self.attention_bytes + (0 if self.rollout is None else self.rollout.bytes)
 
     def compute_rollout(self, name: str, layer: int) -> Rollout:
-        """All layers up to this one; one layer more costs one product more."""
+        """The rollout up to this layer; one layer more than last time costs one product."""
         self.rollout = attention_rollout(name, self.attentions[name], layer, self.rollout)
         return self.rollout
 
 
 class TextCache:
-    """Reads texts and keeps a few."""
+    """Runs the model over texts and keeps the last few."""
 
-    def __init__(self, model: Any, max_texts: int = MAX_TEXTS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, model: Encoder | CausalModel, max_texts: int = MAX_TEXTS, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.model = model
         self.max_texts = max_texts
         self.max_bytes = max_bytes
@@ -108,7 +110,7 @@ class TextCache:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of one text that there is room for."""
+        """The most tokens of one text."""
         return min(
             MAX_TOKENS,
             self.model.design.max_positions or MAX_TOKENS,
@@ -120,10 +122,9 @@ class TextCache:
         return next(self.model.parameters()).element_size()
 
     def read(self, tokens: Sequence[int], source_tokens: Sequence[int]) -> ReadText:
-        """A pass over the text; none where the same was read before by the same weights."""
-        key = hashlib.sha256(
-            repr((list(tokens), list(source_tokens), weights_version(self.model))).encode()
-        ).hexdigest()[:16]
+        """Run the model over a text, unless it is cached for the same weights."""
+        content = (list(tokens), list(source_tokens), weights_version(self.model))
+        key = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
         if key not in self.entries:
             self.entries[key] = self._read(key, list(tokens), list(source_tokens))
         self.entries.move_to_end(key)
@@ -147,28 +148,24 @@ class TextCache:
         for name in forward_pass.names:
             side, _, kind = name.split(".")
             names.setdefault(f"{side}.{kind}", []).append(name)
-        order = [name for name in ("encoder.self", "decoder.self", "decoder.cross") if name in names]
-        attention_bytes = max(len(tokens), len(source_tokens)) * bytes_per_token(
-            self.model.design, self._element_size
-        )
-        return ReadText(
-            key,
-            tokens,
-            source_tokens,
-            {name: LazyLayers(forward_pass, names[name]) for name in order},
-            attention_bytes,
-        )
+        order = ("encoder.self", "decoder.self", "decoder.cross")
+        attentions: dict[str, LazyLayers] = {
+            name: LazyLayers(forward_pass, names[name]) for name in order if name in names
+        }
+        num_tokens = max(len(tokens), len(source_tokens))
+        attention_bytes = num_tokens * bytes_per_token(self.model.design, self._element_size)
+        return ReadText(key, tokens, source_tokens, attentions, attention_bytes)
 
 
-def weights_version(model: Any) -> int:
-    """Changes whenever weights are changed in place, as training does."""
+def weights_version(model: Model) -> int:
+    """A number that changes whenever weights are updated in place, as training does."""
     return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 
 def bytes_per_token(design: Design, element_size: int) -> int:
-    """Bytes of the queries and keys of one token in all layers, numbers of `element_size` bytes."""
+    """Bytes of one token's queries and keys in all layers."""
     # cross-attention has the queries of one side and the keys of the other
-    cross_attention = None if design.encoder is None else design.decoder
+    cross_attention = design.decoder if design.is_encoder_decoder else None
     numbers = 0
     for stack in filter(None, (design.encoder, design.decoder, cross_attention)):
         config = design.stack_attention(stack)
@@ -177,7 +174,7 @@ def bytes_per_token(design: Design, element_size: int) -> int:
 
 
 def max_tokens(design: Design, element_size: int, max_bytes: int) -> int:
-    """Tokens whose queries and keys fit into the room; and whose biases are not too many."""
+    """Tokens whose queries and keys fit into `max_bytes`, and whose relative biases fit into theirs."""
     tokens = max_bytes // bytes_per_token(design, element_size)
     if isinstance(design.position, RelativeBias):
         stacks = filter(None, (design.encoder, design.decoder))

@@ -1,4 +1,4 @@
-"""Texts into tokens and tokens into something to read."""
+"""Texts to tokens, and tokens to readable text: for display, and for questions about tokens."""
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ from keepleft.pipelines.text_generation import TextGenerator
 from keepleft.serving.explorer.params import MAX_TOKENS, Params
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from keepleft.serving.explorer.explorer import Explorer
 
 TokenInfo = dict[str, Any]  # id, text, special
-# before a source: which language to write
-LANGUAGE_TAG = re.compile(r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL)
-MAX_VOCABULARY = 300_000  # words of a vocabulary
+LANGUAGE_TAG = re.compile(r"(<2[^<>\s]{1,40}>)[ \t]*(.*)", re.DOTALL)  # before a source: the target language
+MAX_VOCABULARY = 300_000  # tokens of one answer
 
 
 class DisplayTokenizer:
-    """The tokens of one model."""
+    """Encodes texts as the model expects them, and describes tokens for the page."""
 
     def __init__(self, generator: TextGenerator) -> None:
         self.generator = generator
-        # who goes on token by token asks for the same prompt each time
+        # a page that continues a text token by token asks for the same prompt each time
         self._cached_token_texts = lru_cache(maxsize=16)(self._token_texts)
 
     @property
     def options(self) -> GenerationConfig:
-        """What the model directory says of writing."""
+        """Generation defaults of the model directory."""
         return resolve_options(self.generator.model, None, {})
 
     @property
     def start_tokens(self) -> list[int]:
-        """What a text of an encoder-decoder begins with; nothing for others."""
+        """The decoder start token of an encoder-decoder; empty for others."""
         return [decoder_start_token(self.options)] if self.generator.is_encoder_decoder else []
 
-    # texts to tokens
+    # -- texts to tokens
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The text that a model goes on with, or the source that it writes from; one that is too long is
-        refused.
-        """
+        """A text to continue, or the source of an encoder-decoder; ValueError if it is too long."""
         (tokens,) = encode_prompts(
             self.generator.model,
             self.generator.input_tokenizer,
@@ -58,7 +57,7 @@ class DisplayTokenizer:
         return tokens
 
     def encode_text(self, text: str) -> list[int]:
-        """A text to look at, whole: what a decoder was given, or what an encoder-decoder has written."""
+        """A complete text to analyse: of a decoder the input, of an encoder-decoder the target."""
         if self.generator.is_encoder_decoder:
             return [*self.start_tokens, *self.generator.tokenizer.encode(text, add_special_tokens=False).ids]
         first_token = None if self.generator.model.design.decoder is None else self.options.bos_or_eos
@@ -70,7 +69,7 @@ class DisplayTokenizer:
         return tokens
 
     def encode_source(self, text: str) -> list[int]:
-        """A source to look at, whole."""
+        """A complete source to analyse."""
         prompt = self._encode_language_tag(text)
         tokens = (
             list(self.generator.input_tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
@@ -80,7 +79,7 @@ class DisplayTokenizer:
         return tokens
 
     def _encode_language_tag(self, text: str) -> str | list[int]:
-        """A source may begin with the tag that names a language, such as <2fr>, where the tokenizer knows it."""
+        """A source may start with a language tag such as <2fr>, if the tokenizer has that token."""
         if (
             self.generator.is_encoder_decoder
             and (match := LANGUAGE_TAG.fullmatch(text))
@@ -89,7 +88,7 @@ class DisplayTokenizer:
             return self.generator.prompt(match[2], match[1])
         return text
 
-    # tokens to words
+    # -- tokens to text
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -100,7 +99,7 @@ class DisplayTokenizer:
         return _special_ids(self.generator.input_tokenizer)
 
     def describe(self, tokens: Sequence[int], context: Sequence[int] = ()) -> list[TokenInfo]:
-        """Tokens of a text, as they read one after the other."""
+        """Tokens as they read one after the other, after the `context`."""
         texts = self._cached_token_texts(False, (*context, *tokens), len(context))
         return [
             self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)
@@ -114,14 +113,14 @@ class DisplayTokenizer:
         ]
 
     def describe_candidates(self, context: Sequence[int], tokens: Sequence[int]) -> list[TokenInfo]:
-        """Tokens as each would read after the same text."""
+        """Alternative tokens, as each would read directly after the context."""
         texts = token_texts(self.generator.tokenizer, context, tokens)
         return [
             self._token_info(token, text, self.special_ids) for token, text in zip(tokens, texts, strict=True)
         ]
 
     def vocabulary(self) -> list[str]:
-        """The word of each token, as it would read in the middle of a text: with the space before it."""
+        """The text of every token in the middle of a sentence: with the space before it."""
         size = min(self.generator.model.design.vocab, MAX_VOCABULARY)
         context = self.generator.tokenizer.encode("a", add_special_tokens=False).ids
         return token_texts(self.generator.tokenizer, context, range(size))
@@ -135,12 +134,12 @@ class DisplayTokenizer:
         return {"id": int(token), "text": text, "special": token in special_ids}
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(n for n, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
-    """Tokens as they read one after the other, after those before."""
+    """The texts of tokens, one after the other, after those in `before`."""
     vocab = explorer.generator.model.design.vocab
     return {
         "tokens": explorer.display_tokenizer.describe(
@@ -150,4 +149,5 @@ def describe_tokens(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def vocabulary(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """The texts of all tokens."""
     return {"words": explorer.display_tokenizer.vocabulary()}

@@ -1,8 +1,8 @@
-"""The same model with its causal mask taken away: what it then foresees, and what it then looks at."""
+"""The model without its causal mask: its losses and its attention, next to those with the mask."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keepleft.attention.masks import And, Mask, causal, full
 from keepleft.models.build import share_weights
+from keepleft.models.transformer import CausalModel, Decoder, EncoderDecoder
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.attention_store import store_attentions
 from keepleft.serving.explorer.params import Params
@@ -17,13 +18,14 @@ from keepleft.serving.explorer.params import Params
 if TYPE_CHECKING:
     from keepleft.serving.explorer.explorer import Explorer
 
-MAX_UNMASKED_TOKENS = 256  # tokens
-ROWS_PER_CHUNK = 64  # whose scores are held at a time
-SIMILAR_LOSS_RATIO = 0.9  # losses that are farther apart than this differ
+CausalModelT = TypeVar("CausalModelT", bound=CausalModel)
+MAX_UNMASKED_TOKENS = 256
+ROWS_PER_CHUNK = 64  # whose logits are held at a time
+SIMILAR_LOSS_RATIO = 0.9  # two losses with a smaller ratio count as different
 
 
 def drop_causal(mask: Mask) -> Mask:
-    """A mask with nothing causal about it; where that cannot be told apart, everything is seen."""
+    """A mask without its causal part; `full` where it has no separable one."""
     if isinstance(mask, And):
         remaining = [part for part in mask.parts if part != causal]
         if len(remaining) < len(mask.parts):
@@ -34,14 +36,15 @@ def drop_causal(mask: Mask) -> Mask:
     return full
 
 
-def without_causal_mask(model: Any) -> Any:
-    """A twin whose decoder looks both ways. Its design still claims what it claimed."""
+def without_causal_mask(model: CausalModelT) -> CausalModelT:
+    """A copy that shares weights and whose decoder attends both ways; its design still claims the mask."""
     unmasked_model = share_weights(model).eval()
     unmasked_model.decoder.masks = tuple(drop_causal(mask) for mask in unmasked_model.decoder.masks)
     return unmasked_model
 
 
 def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
+    """Loss of each token and mean self-attention map, with and without the causal mask."""
     display, generator = explorer.require_generative("unmasked"), explorer.generator
     source_tokens = display.encode_prompt(params.text("source")) if generator.is_encoder_decoder else []
     if not generator.is_encoder_decoder:
@@ -64,7 +67,7 @@ def compare_unmasked(explorer: Explorer, params: Params) -> dict[str, Any]:
 
 
 def _teacher_forcing(explorer: Explorer, text: str, source_tokens: list[int]) -> tuple[list[int], list[int]]:
-    """What is shown to the model and what is asked of it, as in training: each token from those before it."""
+    """Inputs and labels as in training: each token is predicted from those before it."""
     display, options = explorer.display_tokenizer, explorer.display_tokenizer.options
     if explorer.generator.is_encoder_decoder:
         target = (
@@ -82,9 +85,9 @@ def _teacher_forcing(explorer: Explorer, text: str, source_tokens: list[int]) ->
 
 
 def _losses_and_map(
-    model: Any, source_tokens: list[int], inputs: list[int], labels: list[int]
+    model: Decoder | EncoderDecoder, source_tokens: list[int], inputs: list[int], labels: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """(T,) the loss of each token, and (T, T) the mean of all maps of self-attention."""
+    """(T,) loss of each token, and (T, T) mean of the decoder's self-attention maps."""
     device = next(model.parameters()).device
     model_inputs = [torch.tensor([side], device=device) for side in (source_tokens, inputs) if side]
     hidden_states: list[Tensor] = []
@@ -110,9 +113,9 @@ def _losses_and_map(
 def _verdict(masked_loss: float, unmasked_loss: float) -> str:
     sentence = f"A token costs {masked_loss:.2f} nats with the mask and {unmasked_loss:.2f} without it: "
     if unmasked_loss < SIMILAR_LOSS_RATIO * masked_loss:
-        return (
-            sentence
-            + "what comes later gives the answer away, and that is no skill, for there is nothing later when it writes."
+        return sentence + (
+            "what comes later gives the answer away, and that is no skill, "
+            "for there is nothing later when it writes."
         )
     if masked_loss < SIMILAR_LOSS_RATIO * unmasked_loss:
         return sentence + "it learned to look back alone, and what comes later only misleads it."

@@ -1,8 +1,8 @@
-"""The widget: the built page in front, the explorer behind, a message for each question and each answer."""
+"""The notebook widget: the built page in front, the explorer behind it, a message per question and answer."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget  # type: ignore[import-not-found, import-untyped]
 import traitlets  # type: ignore[import-not-found, import-untyped]
@@ -11,18 +11,23 @@ from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.html_file import page_file
 from keepleft.serving.explorer.params import error_payload
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from keepleft.models.transformer import Model
+
 
 class Explore(anywidget.AnyWidget):  # type: ignore[misc]
-    """Shows one model."""
+    """The explorer of one model as an anywidget."""
 
     _esm = traitlets.Unicode("").tag(sync=True)
     _css = traitlets.Unicode("").tag(sync=True)
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
-        source_tokenizer: Any = None,
+        model: Model,
+        tokenizer: Tokenizer,
+        source_tokenizer: Tokenizer | None = None,
         *,
         text: str | None = None,
         source: str | None = None,
@@ -35,7 +40,7 @@ class Explore(anywidget.AnyWidget):  # type: ignore[misc]
         self.on_msg(self._on_message)
 
     def _on_message(self, widget: Any, content: Any, buffers: Any) -> None:
-        """Whatever goes wrong is an answer too: an error in a notebook's kernel would be seen by no one."""
+        """Answer a question. Errors are answers too: nobody would see one raised in the notebook's kernel."""
         if not isinstance(content, dict) or "id" not in content:
             return
         try:
