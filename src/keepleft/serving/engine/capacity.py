@@ -64,7 +64,7 @@ def plan_capacity(
         available_bytes = kv_cache_memory * GIB
     else:
         available_bytes = MEMORY_FRACTION[device_type] * free_memory(device_type)
-    num_pools = 1 if model.design.encoder is None else 2
+    num_pools = 2 if model.design.is_encoder_decoder else 1
     max_length = resolve_max_length(model.design, max_model_len)
     max_pages = max_num_seqs * -(-max_length // page_size)  # more could never be filled
     pages = min(max_pages, int(available_bytes / num_pools / (page_size * bytes_per_token)))

@@ -55,7 +55,7 @@ class ContinuousBatchingEngine:
             )
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.is_encoder_decoder = model.design.encoder is not None
+        self.is_encoder_decoder = model.design.is_encoder_decoder
         max_length = resolve_max_length(model.design, max_model_len)
         # slot tables on a GPU have a fixed length; elsewhere only the user sets a limit
         self.max_model_len = max_length if model.token.weight.is_cuda else max_model_len

@@ -47,7 +47,7 @@ class SequenceGroup:
         self.handle = handle
         self.request = request
         self.tokenizer = tokenizer
-        self.is_encoder_decoder = model.design.encoder is not None
+        self.is_encoder_decoder = model.design.is_encoder_decoder
         self.device = model.token.weight.device
         self.prompt_tokens = (
             [decoder_start_token(options), *request.prefix]
