@@ -13,7 +13,7 @@ from keepleft.decoding.dispatch import decode_steps, make_strategy
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.score import score_tokens
 from keepleft.decoding.stopping import ended_by_itself
-from keepleft.models.transformer import Model
+from keepleft.models.transformer import CausalModel, Model
 from keepleft.serving.engine.request import Events, FinishEvent, GenerationRequest, RequestHandle, TokenEvent
 
 if TYPE_CHECKING:
@@ -80,12 +80,13 @@ class SequentialEngine:
         }
 
     def _serve(self, handle: RequestHandle) -> Generator[Events, None, None]:
-        request = handle.request
-        batch = DecodeBatch.build(self.model, [list(request.tokens)], request.options, [list(request.prefix)])
+        request, model = handle.request, self.model
+        assert isinstance(model, CausalModel)  # an encoder gets no requests
+        batch = DecodeBatch.build(model, [list(request.tokens)], request.options, [list(request.prefix)])
         self.prompt_tokens_total += len(request.tokens)
         strategy = make_strategy(self.tokenizer, request.options, batch)
         previous: Hypotheses | None = None
-        for hypotheses in decode_steps(self.model, batch, strategy, request.options):
+        for hypotheses in decode_steps(model, batch, strategy, request.options):
             self.generation_tokens_total += len(hypotheses.tokens)
             if not isinstance(strategy, Beam):
                 yield [
