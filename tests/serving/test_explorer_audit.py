@@ -1,4 +1,4 @@
-"""The audit runs beside the questions, and taking the mask away changes what it should."""
+"""The audit runs in the background, and taking the mask away changes what it should."""
 
 from __future__ import annotations
 
@@ -12,80 +12,94 @@ import keepleft as kl
 from keepleft.serving.explorer import audit
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.unmasked import _verdict, drop_causal
-from serving.tiny_explorers import SOURCE, TEXT, ask, bits, explorer, f32, model, texts, u8, words
+from serving.tiny_explorers import (
+    SOURCE,
+    TEXT,
+    ask,
+    bits,
+    example_texts,
+    f32,
+    make_explorer,
+    make_model,
+    tokenizer,
+    u8,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def quick(monkeypatch, **more):
+def audit_one_check(monkeypatch, **options):
     """One of the seven checks does for a test."""
     real = audit.audit
-    monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["future"], **said, **more))
+    monkeypatch.setattr(
+        audit, "audit", lambda model, **kwargs: real(model, checks=["future"], **kwargs, **options)
+    )
 
 
 def test_a_clean_model_is_found_clean_and_the_model_stays_free(monkeypatch):
-    quick(monkeypatch)
-    asked = explorer("decoder")
-    assert asked.audit.state == "none"
-    first = ask(asked, "leaks", wait=False)
+    audit_one_check(monkeypatch)
+    explorer = make_explorer("decoder")
+    assert explorer.audit.state == "none"
+    first = ask(explorer, "leaks", wait=False)
     assert first["state"] in ("running", "done")
-    assert ask(asked, "next", text=TEXT, tokens=[])["prompt"]  # nobody waits
-    asked.audit.wait(60)
-    found = ask(asked, "leaks", wait=False)
-    assert found["state"] == "done"
-    assert found["report"]["ok"]
-    assert found["report"]["claim"] == "causal"
-    assert "measured" not in found["report"]
-    rows, columns = found["rows"], found["columns"]
-    moved = f32(found["influence_f32"]).reshape(rows, columns)
-    claim = bits(found["claim_bits"], rows, columns)
+    assert ask(explorer, "next", text=TEXT, tokens=[])["prompt"]  # nobody waits
+    explorer.audit.wait(60)
+    answer = ask(explorer, "leaks", wait=False)
+    assert answer["state"] == "done"
+    assert answer["report"]["ok"]
+    assert answer["report"]["claim"] == "causal"
+    assert "measured" not in answer["report"]
+    rows, columns = answer["rows"], answer["columns"]
+    influence = f32(answer["influence_f32"]).reshape(rows, columns)
+    claim = bits(answer["claim_bits"], rows, columns)
     assert (claim == kl.mask_table(kl.causal, rows).numpy()).all()
-    assert (moved[~claim] == 0).all()
-    assert (moved.diagonal() > 0).all()
-    assert ask(asked, "leaks", wait=True)["seconds"] == found["seconds"]
+    assert (influence[~claim] == 0).all()
+    assert (influence.diagonal() > 0).all()
+    assert ask(explorer, "leaks", wait=True)["seconds"] == answer["seconds"]
 
 
 def test_a_leak_is_found(monkeypatch):
-    quick(monkeypatch)
-    net = model("decoder")
-    net.decoder.masks = (kl.full,)  # its design still says causal
-    asked = Explorer(net, words())
-    found = ask(asked, "leaks", wait=True)
-    asked.audit.wait(60)
-    found = ask(asked, "leaks", wait=False)
-    assert not found["report"]["ok"]
-    assert found["report"]["findings"][0]["kind"] == "future"
-    moved, claim = f32(found["influence_f32"]), bits(found["claim_bits"], found["rows"], found["columns"])
-    assert (moved.reshape(claim.shape)[~claim] > 0).any()
+    audit_one_check(monkeypatch)
+    model = make_model("decoder")
+    model.decoder.masks = (kl.full,)  # its design still says causal
+    explorer = Explorer(model, tokenizer())
+    answer = ask(explorer, "leaks", wait=True)
+    explorer.audit.wait(60)
+    answer = ask(explorer, "leaks", wait=False)
+    assert not answer["report"]["ok"]
+    assert answer["report"]["findings"][0]["kind"] == "future"
+    influence = f32(answer["influence_f32"])
+    claim = bits(answer["claim_bits"], answer["rows"], answer["columns"])
+    assert (influence.reshape(claim.shape)[~claim] > 0).any()
 
 
 def test_one_audit_at_a_time_and_a_broken_one_is_told(monkeypatch):
-    go, begun = threading.Event(), []
+    release, audited = threading.Event(), []
 
-    def broken(net, **said):
-        begun.append(net)
-        go.wait(30)
+    def broken(model, **kwargs):
+        audited.append(model)
+        release.wait(30)
         raise RuntimeError("no more memory")
 
     monkeypatch.setattr(audit, "audit", broken)
-    asked = explorer("encoder")
+    explorer = make_explorer("encoder")
     for _ in range(3):
-        assert ask(asked, "leaks", wait=False)["state"] == "running"
-    go.set()
-    asked.audit.wait(30)
-    assert len(begun) == 1
-    assert begun[0] is not asked.model
+        assert ask(explorer, "leaks", wait=False)["state"] == "running"
+    release.set()
+    explorer.audit.wait(30)
+    assert len(audited) == 1
+    assert audited[0] is not explorer.model
     with pytest.raises(ValueError, match="the audit broke off: RuntimeError: no more memory"):
-        ask(asked, "leaks", wait=False)
+        ask(explorer, "leaks", wait=False)
 
 
 def test_what_cannot_be_copied_is_not_audited(monkeypatch):
     monkeypatch.setattr(audit, "MAX_PARAMETERS", 1000)
-    asked = explorer("decoder")
+    explorer = make_explorer("decoder")
     with pytest.raises(ValueError, match="run `keepleft audit` by itself"):
-        ask(asked, "leaks", wait=False)
-    assert "leaks" not in ask(asked, "about")["views"]
-    packed = Explorer(kl.prepack(model("decoder"), "int8"), words())
+        ask(explorer, "leaks", wait=False)
+    assert "leaks" not in ask(explorer, "about")["views"]
+    packed = Explorer(kl.prepack(make_model("decoder"), "int8"), tokenizer())
     assert "leaks" not in ask(packed, "about")["views"]
     assert ask(packed, "attention", text=TEXT)["attentions"]
 
@@ -106,56 +120,64 @@ def test_what_is_left_of_a_mask(mask, left):
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_losses_with_the_mask_and_without(family):
-    asked = explorer(family)
-    found = ask(asked, "unmasked", **texts(family))
-    pair = asked.generator.is_encoder_decoder
-    ids = [token["id"] for token in found["tokens"]]
-    assert ids == [1, *words().encode(TEXT).ids, *([2] if pair else [])]
-    bare = kl.build(asked.model.design.but(decoder=kl.StackDesign(2, (kl.full,))))
-    bare.load_state_dict(asked.model.state_dict())
-    if pair:
-        bare.decoder.nearness.bidirectional = False  # the weights of its biases were made for looking left
-    source = [torch.tensor([words().encode(SOURCE).ids])] if pair else []
-    for net, name, picture in (
-        (asked.model, "with_f32", "before_u8"),
-        (bare.eval(), "without_f32", "after_u8"),
+    explorer = make_explorer(family)
+    answer = ask(explorer, "unmasked", **example_texts(family))
+    is_encoder_decoder = explorer.generator.is_encoder_decoder
+    ids = [token["id"] for token in answer["tokens"]]
+    assert ids == [1, *tokenizer().encode(TEXT).ids, *([2] if is_encoder_decoder else [])]
+    unmasked_model = kl.build(explorer.model.design.but(decoder=kl.StackDesign(2, (kl.full,))))
+    unmasked_model.load_state_dict(explorer.model.state_dict())
+    if is_encoder_decoder:
+        # the weights of its relative bias were made for looking left
+        unmasked_model.decoder.nearness.bidirectional = False
+    source = [torch.tensor([tokenizer().encode(SOURCE).ids])] if is_encoder_decoder else []
+    for model, name, map_name in (
+        (explorer.model, "with_f32", "before_u8"),
+        (unmasked_model.eval(), "without_f32", "after_u8"),
     ):
-        with torch.no_grad(), kl.watch(net, "decoder.*.self") as maps:
-            scores = net(*source, torch.tensor([ids[:-1]]))[0]
-        want = F.cross_entropy(scores, torch.tensor(ids[1:]), reduction="none")
-        assert f32(found[name]) == pytest.approx(want.numpy(), abs=1e-4)
+        with torch.no_grad(), kl.watch(model, "decoder.*.self") as maps:
+            scores = model(*source, torch.tensor([ids[:-1]]))[0]
+        expected = F.cross_entropy(scores, torch.tensor(ids[1:]), reduction="none")
+        assert f32(answer[name]) == pytest.approx(expected.numpy(), abs=1e-4)
         mean = torch.stack([map_[0].mean(0) for map_ in maps.values()]).mean(0)
-        size = (found["reads"]["rows"], found["reads"]["columns"])
+        size = (answer["reads"]["rows"], answer["reads"]["columns"])
         assert mean.shape == size
-        assert abs(u8(found["reads"][picture], *size) - mean.sqrt().mul(255).round().numpy()).max() <= 1
-    assert "nats with the mask" in found["words"]
-    peeking = ask(asked, "next", **texts(family), tokens=[70, 71], unmasked=True)
-    row = torch.tensor([[1, 70, 71] if pair else [*words().encode(TEXT).ids, 70, 71]])
+        assert abs(u8(answer["reads"][map_name], *size) - mean.sqrt().mul(255).round().numpy()).max() <= 1
+    assert "nats with the mask" in answer["words"]
+    peeking = ask(explorer, "next", **example_texts(family), tokens=[70, 71], unmasked=True)
+    row = torch.tensor([[1, 70, 71] if is_encoder_decoder else [*tokenizer().encode(TEXT).ids, 70, 71]])
     with torch.no_grad():
         torch.testing.assert_close(
-            torch.tensor(f32(peeking["scores_f32"])), bare(*source, row)[0, -1], atol=1e-4, rtol=1e-4
+            torch.tensor(f32(peeking["scores_f32"])),
+            unmasked_model(*source, row)[0, -1],
+            atol=1e-4,
+            rtol=1e-4,
         )
 
 
 @pytest.mark.parametrize(
-    ("masked", "bare", "said"),
+    ("masked", "unmasked", "message"),
     [(3.0, 1.0, "gives the answer away"), (3.0, 6.0, "only misleads it"), (3.0, 2.9, "much the same")],
 )
-def test_the_difference_is_told_in_a_sentence(masked, bare, said):
-    told = _verdict(masked, bare)
-    assert told.startswith(f"A token costs {masked:.2f} nats with the mask and {bare:.2f} without it: ")
-    assert said in told
+def test_the_difference_is_told_in_a_sentence(masked, unmasked, message):
+    verdict = _verdict(masked, unmasked)
+    assert verdict.startswith(
+        f"A token costs {masked:.2f} nats with the mask and {unmasked:.2f} without it: "
+    )
+    assert message in verdict
 
 
 def test_a_pair_without_a_text_is_asked_for_what_it_wrote_itself():
-    asked = explorer("encoder-decoder")
-    found = ask(asked, "unmasked", text="", source=SOURCE)
-    shown = [token["id"] for token in ask(asked, "attention", text="", source=SOURCE)["tokens"]["text"]]
-    assert [token["id"] for token in found["tokens"]][: len(shown)] == shown
+    explorer = make_explorer("encoder-decoder")
+    answer = ask(explorer, "unmasked", text="", source=SOURCE)
+    token_ids = [
+        token["id"] for token in ask(explorer, "attention", text="", source=SOURCE)["tokens"]["text"]
+    ]
+    assert [token["id"] for token in answer["tokens"]][: len(token_ids)] == token_ids
 
 
 def test_a_single_token_cannot_be_foreseen():
-    net = model("decoder")
-    net.notes = {}
+    model = make_model("decoder")
+    model.notes = {}
     with pytest.raises(ValueError, match="a single token, and there is nothing to foresee"):
-        ask(Explorer(net, words()), "unmasked", text="the")
+        ask(Explorer(model, tokenizer()), "unmasked", text="the")

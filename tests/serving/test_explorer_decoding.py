@@ -1,4 +1,4 @@
-"""What the page shows of writing is what writing does."""
+"""What the page shows of decoding is what decoding does."""
 
 from __future__ import annotations
 
@@ -15,70 +15,89 @@ from keepleft.decoding.processor_table import make_processors
 from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.decoding.sampling import sample_tokens
 from keepleft.serving.explorer.explorer import Explorer
-from serving.tiny_explorers import SOURCE, TEXT, ask, explorer, f32, model, shades, texts, u8, words
+from serving.tiny_explorers import (
+    SOURCE,
+    TEXT,
+    ask,
+    example_texts,
+    f32,
+    make_explorer,
+    make_model,
+    quantize,
+    tokenizer,
+    u8,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRITERS = ("decoder", "encoder-decoder")
-EXPLORERS = {family: explorer(family) for family in WRITERS}
-TOKENS = st.lists(st.integers(5, words().get_vocab_size() - 1), max_size=5)
+EXPLORERS = {family: make_explorer(family) for family in WRITERS}
+TOKENS = st.lists(st.integers(5, tokenizer().get_vocab_size() - 1), max_size=5)
 
 
-def whole_pass(asked: Explorer, tokens: list[int]) -> torch.Tensor:
-    """(V,) by one pass over everything."""
+def full_pass_logits(explorer: Explorer, tokens: list[int]) -> torch.Tensor:
+    """(V,) logits by one pass over all tokens."""
     with torch.no_grad():
-        if asked.generator.is_encoder_decoder:
-            return asked.model(torch.tensor([words().encode(SOURCE).ids]), torch.tensor([[1, *tokens]]))[
-                0, -1
-            ]
-        return asked.model(torch.tensor([[*words().encode(TEXT).ids, *tokens]]))[0, -1]
+        if explorer.generator.is_encoder_decoder:
+            return explorer.model(
+                torch.tensor([tokenizer().encode(SOURCE).ids]), torch.tensor([[1, *tokens]])
+            )[0, -1]
+        return explorer.model(torch.tensor([[*tokenizer().encode(TEXT).ids, *tokens]]))[0, -1]
 
 
 @given(st.sampled_from(WRITERS), st.lists(TOKENS, min_size=1, max_size=5))
 @settings(max_examples=30)
 def test_scores_are_those_of_one_pass_however_one_got_there(family, path):
-    asked = EXPLORERS[family]
+    explorer = EXPLORERS[family]
     for tokens in path:
-        found = ask(asked, "next", **texts(family), tokens=tokens, unmasked=False)
+        answer = ask(explorer, "next", **example_texts(family), tokens=tokens, unmasked=False)
         torch.testing.assert_close(
-            torch.tensor(f32(found["scores_f32"])), whole_pass(asked, tokens), atol=1e-4, rtol=1e-4
+            torch.tensor(f32(answer["scores_f32"])), full_pass_logits(explorer, tokens), atol=1e-4, rtol=1e-4
         )
-        assert [token["id"] for token in found["written"]] == tokens
-    assert found["ends"] == [2]
-    assert found["start"] == (1 if asked.generator.is_encoder_decoder else -1)
-    prompt = SOURCE if asked.generator.is_encoder_decoder else TEXT
-    assert [token["text"] for token in found["prompt"]] == token_pieces(words(), words().encode(prompt).ids)
+        assert [token["id"] for token in answer["written"]] == tokens
+    assert answer["ends"] == [2]
+    assert answer["start"] == (1 if explorer.generator.is_encoder_decoder else -1)
+    prompt = SOURCE if explorer.generator.is_encoder_decoder else TEXT
+    assert [token["text"] for token in answer["prompt"]] == token_pieces(
+        tokenizer(), tokenizer().encode(prompt).ids
+    )
 
 
 def test_a_further_token_costs_one_step(monkeypatch):
-    asked = explorer("decoder")
-    ask(asked, "next", text=TEXT, tokens=[7, 8])
-    monkeypatch.setattr(asked.generator.model, "start", None)
+    explorer = make_explorer("decoder")
+    ask(explorer, "next", text=TEXT, tokens=[7, 8])
+    monkeypatch.setattr(explorer.generator.model, "start", None)
     for tokens in ([7, 8, 9], [7], [7, 8, 9, 10], [7, 8, 9, 10]):
-        ask(asked, "next", text=TEXT, tokens=tokens)
-    torch.testing.assert_close(asked.scorer.logits, whole_pass(asked, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4)
+        ask(explorer, "next", text=TEXT, tokens=tokens)
+    torch.testing.assert_close(
+        explorer.scorer.logits, full_pass_logits(explorer, [7, 8, 9, 10]), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_what_is_refused_leaves_no_state_behind():
-    net = kl.build(
-        kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8))
+    model = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(
+            vocab=tokenizer().get_vocab_size(), position=kl.LearnedPositions(8)
+        )
     )
-    asked = Explorer(net, words())
-    ask(asked, "next", text="the", tokens=[7])
+    explorer = Explorer(model, tokenizer())
+    ask(explorer, "next", text="the", tokens=[7])
     with pytest.raises(ValueError, match="at most 8 fit: shorten it"):
-        ask(asked, "next", text="the", tokens=[7] * 9)
+        ask(explorer, "next", text="the", tokens=[7] * 9)
     with pytest.raises(ValueError, match="reaches 8: shorten it"):
-        ask(asked, "next", text="the " * 9, tokens=[])
-    assert len(ask(asked, "next", text="the", tokens=[7, 8])["written"]) == 2
+        ask(explorer, "next", text="the " * 9, tokens=[])
+    assert len(ask(explorer, "next", text="the", tokens=[7, 8])["written"]) == 2
 
 
 def test_learning_on_is_noticed():
-    asked = explorer("decoder")
-    before = ask(asked, "next", text=TEXT, tokens=[7])["scores_f32"]
+    explorer = make_explorer("decoder")
+    before = ask(explorer, "next", text=TEXT, tokens=[7])["scores_f32"]
     with torch.no_grad():
-        asked.model.token.weight.mul_(0.5)
-    found = ask(asked, "next", text=TEXT, tokens=[7])["scores_f32"]
-    assert found != before
-    torch.testing.assert_close(torch.tensor(f32(found)), whole_pass(asked, [7]), atol=1e-4, rtol=1e-4)
+        explorer.model.token.weight.mul_(0.5)
+    answer = ask(explorer, "next", text=TEXT, tokens=[7])["scores_f32"]
+    assert answer != before
+    torch.testing.assert_close(
+        torch.tensor(f32(answer)), full_pass_logits(explorer, [7]), atol=1e-4, rtol=1e-4
+    )
 
 
 FILTERS = st.fixed_dictionaries(
@@ -95,25 +114,25 @@ FILTERS = st.fixed_dictionaries(
 @given(st.sampled_from(WRITERS), FILTERS, TOKENS, st.integers(0, 1 << 40))
 @settings(max_examples=30)
 def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed):
-    """temperature, top_k, top_p, min_p in this order, as the page applies them, then one number by chance."""
-    asked = EXPLORERS[family]
-    scores = torch.tensor(f32(ask(asked, "next", **texts(family), tokens=tokens)["scores_f32"]))[None]
-    options = resolve_options(asked.model, None, {"do_sample": True, **filters})
-    work = DecodeBatch.build(
-        asked.model, [words().encode(SOURCE if asked.generator.is_encoder_decoder else TEXT).ids], options
-    )
-    for transform in make_processors(options, work.prompt_context()):
-        scores = transform(scores, None)
+    """temperature, top_k, top_p, min_p in this order, as the page applies them, then one random number."""
+    explorer = EXPLORERS[family]
+    logits = torch.tensor(f32(ask(explorer, "next", **example_texts(family), tokens=tokens)["scores_f32"]))
+    scores = logits[None]
+    options = resolve_options(explorer.model, None, {"do_sample": True, **filters})
+    prompt = SOURCE if explorer.generator.is_encoder_decoder else TEXT
+    batch = DecodeBatch.build(explorer.model, [tokenizer().encode(prompt).ids], options)
+    for processor in make_processors(options, batch.prompt_context()):
+        scores = processor(scores, None)
     token = sample_tokens(scores, uniform(derive_seeds(seed, torch.arange(1)), len(tokens)))
-    found = ask(
-        asked,
+    answer = ask(
+        explorer,
         "write",
-        **texts(family),
+        **example_texts(family),
         tokens=tokens,
         options={"do_sample": True, "seed": seed, **filters},
         limit=1,
     )
-    assert [one["id"] for one in found["tokens"]] == token.tolist()
+    assert [generated["id"] for generated in answer["tokens"]] == token.tolist()
 
 
 @given(
@@ -123,52 +142,57 @@ def test_what_is_drawn_is_drawn_from_these_scores(family, filters, tokens, seed)
     st.sampled_from([{}, {"presence_penalty": 0.7}, {"repetition_penalty": 1.4, "min_new_tokens": 4}]),
 )
 @settings(max_examples=10)
-def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, more):
-    asked = EXPLORERS[family]
-    options = {"do_sample": True, "seed": 7, **filters, **more}
-    at_once = ask(asked, "write", **texts(family), tokens=[], options=options, limit=9)
+def test_a_text_is_the_same_at_once_or_in_pieces_and_is_what_generate_writes(family, filters, cut, penalties):
+    explorer = EXPLORERS[family]
+    options = {"do_sample": True, "seed": 7, **filters, **penalties}
+    at_once = ask(explorer, "write", **example_texts(family), tokens=[], options=options, limit=9)
     ids = [token["id"] for token in at_once["tokens"]]
-    first = ask(asked, "write", **texts(family), tokens=[], options=options, limit=cut)
-    begun = [token["id"] for token in first["tokens"]]
+    first = ask(explorer, "write", **example_texts(family), tokens=[], options=options, limit=cut)
+    first_ids = [token["id"] for token in first["tokens"]]
     if first["ended"]:
-        assert begun == ids
+        assert first_ids == ids
     else:
-        rest = ask(asked, "write", **texts(family), tokens=begun, options=options, limit=9 - cut)
-        assert begun + [token["id"] for token in rest["tokens"]] == ids
+        rest = ask(
+            explorer, "write", **example_texts(family), tokens=first_ids, options=options, limit=9 - cut
+        )
+        assert first_ids + [token["id"] for token in rest["tokens"]] == ids
         assert first["logprobs"] + rest["logprobs"] == pytest.approx(at_once["logprobs"], abs=1e-4)
-    (want,) = kl.completions(
-        asked.model,
-        words(),
-        SOURCE if asked.generator.is_encoder_decoder else TEXT,
+    (expected,) = kl.completions(
+        explorer.model,
+        tokenizer(),
+        SOURCE if explorer.generator.is_encoder_decoder else TEXT,
         max_new_tokens=9,
         **options,
     )[0]
-    assert ids == want.tokens
-    assert at_once["ended"] == want.ended
-    for n, (token, log) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
-        assert float(whole_pass(asked, ids[:n]).log_softmax(-1)[token]) == pytest.approx(log, abs=1e-4)
+    assert ids == expected.tokens
+    assert at_once["ended"] == expected.ended
+    for n, (token, logprob) in enumerate(zip(ids, at_once["logprobs"], strict=True)):
+        logprobs = full_pass_logits(explorer, ids[:n]).log_softmax(-1)
+        assert float(logprobs[token]) == pytest.approx(logprob, abs=1e-4)
 
 
 def test_greedy_is_greedy_whatever_the_directory_wishes():
-    net = model("encoder-decoder")
-    net.notes["generation"] = {
+    model = make_model("encoder-decoder")
+    model.notes["generation"] = {
         "num_beams": 4,
         "forced_eos_token_id": 2,
         "max_length": 5,
         "num_return_sequences": 2,
     }
-    asked = Explorer(net, words())
-    found = ask(asked, "write", text="", source=SOURCE, tokens=[], options={"do_sample": False}, limit=7)
+    explorer = Explorer(model, tokenizer())
+    answer = ask(explorer, "write", text="", source=SOURCE, tokens=[], options={"do_sample": False}, limit=7)
     plain = ask(EXPLORERS["encoder-decoder"], "write", text="", source=SOURCE, tokens=[], options={}, limit=7)
-    assert found == plain
+    assert answer == plain
 
 
 def test_a_text_that_fills_the_model_goes_no_further():
-    net = kl.build(
-        kl.presets.small(kl.presets.gpt2).but(vocab=words().get_vocab_size(), position=kl.LearnedPositions(8))
+    model = kl.build(
+        kl.presets.small(kl.presets.gpt2).but(
+            vocab=tokenizer().get_vocab_size(), position=kl.LearnedPositions(8)
+        )
     )
-    found = ask(Explorer(net, words()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
-    assert found == {"tokens": [], "logprobs": [], "ended": False}
+    answer = ask(Explorer(model, tokenizer()), "write", text="the", tokens=[7] * 7, options={}, limit=9)
+    assert answer == {"tokens": [], "logprobs": [], "ended": False}
 
 
 @pytest.mark.parametrize("family", WRITERS)
@@ -176,74 +200,95 @@ def test_a_text_that_fills_the_model_goes_no_further():
     ("width", "penalty", "early"), [(1, 1.0, False), (4, 1.0, False), (5, 0.3, True), (16, 0, False)]
 )
 def test_the_best_beam_is_what_generate_writes(family, width, penalty, early):
-    asked = EXPLORERS[family]
-    found = ask(
-        asked, "beam", **texts(family), width=width, limit=8, length_penalty=penalty, early_stopping=early
+    explorer = EXPLORERS[family]
+    answer = ask(
+        explorer,
+        "beam",
+        **example_texts(family),
+        width=width,
+        limit=8,
+        length_penalty=penalty,
+        early_stopping=early,
     )
-    prompt = SOURCE if asked.generator.is_encoder_decoder else TEXT
-    more = {"length_penalty": float(penalty), "early_stopping": early} if width > 1 else {}
-    several = kl.completions(
-        asked.model, words(), prompt, max_new_tokens=8, num_beams=width, num_return_sequences=width, **more
+    prompt = SOURCE if explorer.generator.is_encoder_decoder else TEXT
+    options = {"length_penalty": float(penalty), "early_stopping": early} if width > 1 else {}
+    completions = kl.completions(
+        explorer.model,
+        tokenizer(),
+        prompt,
+        max_new_tokens=8,
+        num_beams=width,
+        num_return_sequences=width,
+        **options,
     )[0]
-    assert [[token["id"] for token in one["tokens"]] for one in found["finished"]] == [
-        one.tokens for one in several
+    assert [[token["id"] for token in result["tokens"]] for result in answer["finished"]] == [
+        result.tokens for result in completions
     ]
-    assert [one["score"] for one in found["finished"]] == pytest.approx(
-        [one.score if width > 1 else one.score / len(one.tokens) for one in several], abs=1e-5
+    assert [result["score"] for result in answer["finished"]] == pytest.approx(
+        [result.score if width > 1 else result.score / len(result.tokens) for result in completions], abs=1e-5
     )
-    assert found["best"] == {"tokens": found["finished"][0]["tokens"], "score": found["finished"][0]["score"]}
-    assert [one["step"] for one in found["finished"]] == [len(one.tokens) - 1 for one in several]
+    assert answer["best"] == {
+        "tokens": answer["finished"][0]["tokens"],
+        "score": answer["finished"][0]["score"],
+    }
+    assert [result["step"] for result in answer["finished"]] == [
+        len(result.tokens) - 1 for result in completions
+    ]
 
 
 @pytest.mark.parametrize("family", WRITERS)
 def test_the_tree_adds_up(family):
-    asked = EXPLORERS[family]
-    found = ask(asked, "beam", **texts(family), width=4, limit=8, length_penalty=0.7, early_stopping=False)
-    texts_before, totals = [[]], [0.0]
-    numbers = [node["id"] for step in found["steps"] for node in step]
+    explorer = EXPLORERS[family]
+    answer = ask(
+        explorer, "beam", **example_texts(family), width=4, limit=8, length_penalty=0.7, early_stopping=False
+    )
+    previous, totals = [[]], [0.0]
+    numbers = [node["id"] for step in answer["steps"] for node in step]
     assert numbers == list(range(len(numbers)))
-    for step in found["steps"]:
-        here = []
+    for step in answer["steps"]:
+        current = []
         for node in step:
             parent = node["parent"] if node["parent"] >= 0 else 0
-            here.append([*texts_before[parent], node["token"]["id"]])
+            current.append([*previous[parent], node["token"]["id"]])
             assert node["total"] == pytest.approx(totals[parent] + node["score"], abs=1e-5)
-            log = whole_pass(asked, texts_before[parent]).log_softmax(-1)[node["token"]["id"]]
-            assert node["score"] == pytest.approx(float(log), abs=1e-3)
-        texts_before, totals = here, [node["total"] for node in step]
-    path = [node["token"]["id"] for step in found["steps"] for node in step if node["best"]]
-    assert path == [token["id"] for token in found["best"]["tokens"]]
+            logprob = full_pass_logits(explorer, previous[parent]).log_softmax(-1)[node["token"]["id"]]
+            assert node["score"] == pytest.approx(float(logprob), abs=1e-3)
+        previous, totals = current, [node["total"] for node in step]
+    path = [node["token"]["id"] for step in answer["steps"] for node in step if node["best"]]
+    assert path == [token["id"] for token in answer["best"]["tokens"]]
 
 
 @pytest.mark.parametrize(("layer", "head"), [("mean", "mean"), (1, "mean"), ("mean", 3), (0, 5)])
 def test_an_alignment_is_the_cross_attention_behind_each_token(layer, head):
-    asked = EXPLORERS["encoder-decoder"]
+    explorer = EXPLORERS["encoder-decoder"]
     tokens = [70, 71, 72]
-    found = ask(asked, "alignment", source=SOURCE, tokens=tokens, layer=layer, head=head)
-    source = words().encode(SOURCE).ids
-    with torch.no_grad(), kl.watch(asked.model, "decoder.*.cross") as maps:
-        asked.model.hidden_states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
-    some = torch.stack(
+    answer = ask(explorer, "alignment", source=SOURCE, tokens=tokens, layer=layer, head=head)
+    source = tokenizer().encode(SOURCE).ids
+    with torch.no_grad(), kl.watch(explorer.model, "decoder.*.cross") as maps:
+        explorer.model.hidden_states(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))
+    maps_used = torch.stack(
         [map_[0] for name, map_ in maps.items() if layer == "mean" or name == f"decoder.{layer}.cross"]
     )
-    want = (some.mean(1) if head == "mean" else some[:, head]).mean(0)
-    assert (found["rows"], found["columns"]) == (3, len(source))
-    assert abs(u8(found["weights_u8"], *want.shape) - shades(want)).max() <= 1
-    assert [token["id"] for token in found["written"]] == tokens
-    assert ask(asked, "alignment", source=SOURCE, tokens=[], layer="mean", head="mean")["rows"] == 0
+    expected = (maps_used.mean(1) if head == "mean" else maps_used[:, head]).mean(0)
+    assert (answer["rows"], answer["columns"]) == (3, len(source))
+    assert abs(u8(answer["weights_u8"], *expected.shape) - quantize(expected)).max() <= 1
+    assert [token["id"] for token in answer["written"]] == tokens
+    assert ask(explorer, "alignment", source=SOURCE, tokens=[], layer="mean", head="mean")["rows"] == 0
 
 
 def test_tokens_are_spelt_one_after_the_other_and_words_with_their_spaces():
-    asked = EXPLORERS["decoder"]
-    ids = words().encode("the sea आप").ids
-    assert [token["text"] for token in ask(asked, "spell", ids=ids, before=[])["tokens"]] == token_pieces(
-        words(), ids
+    explorer = EXPLORERS["decoder"]
+    ids = tokenizer().encode("the sea आप").ids
+    assert [token["text"] for token in ask(explorer, "spell", ids=ids, before=[])["tokens"]] == token_pieces(
+        tokenizer(), ids
     )
-    assert ask(asked, "spell", ids=[2], before=ids)["tokens"] == [{"id": 2, "text": "</s>", "special": True}]
-    found = ask(asked, "vocabulary")["words"]
-    assert len(found) == asked.model.design.vocab
-    assert " the" in found
-    assert "the" in found
+    assert ask(explorer, "spell", ids=[2], before=ids)["tokens"] == [
+        {"id": 2, "text": "</s>", "special": True}
+    ]
+    answer = ask(explorer, "vocabulary")["words"]
+    assert len(answer) == explorer.model.design.vocab
+    assert " the" in answer
+    assert "the" in answer
 
 
 def test_a_source_may_begin_with_a_tag():
@@ -252,21 +297,20 @@ def test_a_source_may_begin_with_a_tag():
     tokenizer = train_tokenizer(
         "word", [SOURCE, "la mer"], 40, extra_special_tokens=("<2fr>",), min_frequency=1
     )
-    net = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
-    net.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
-    asked = Explorer(net, tokenizer)
-    assert ask(asked, "about")["example"] == {"text": "", "source": "<2fr> The sea is calm today."}
+    model = kl.build(kl.presets.small(kl.presets.pegasus).but(vocab=tokenizer.get_vocab_size()))
+    model.notes = {"decoder_start_token_id": 1, "eos_token_id": 2}
+    explorer = Explorer(model, tokenizer)
+    assert ask(explorer, "about")["example"] == {"text": "", "source": "<2fr> The sea is calm today."}
     tag = tokenizer.token_to_id("<2fr>")
-    assert ask(asked, "next", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
-    read = ask(asked, "attention", text="la mer", source="<2fr> ship on")
-    assert read["tokens"]["source"][0] == {"id": tag, "text": "<2fr>", "special": True}
-    assert tag not in [
-        one["id"] for one in ask(asked, "attention", text="la mer", source="<2de> ship")["tokens"]["source"]
-    ]
+    assert ask(explorer, "next", text="", source="<2fr> ship on", tokens=[])["prompt"][0]["id"] == tag
+    answer = ask(explorer, "attention", text="la mer", source="<2fr> ship on")
+    assert answer["tokens"]["source"][0] == {"id": tag, "text": "<2fr>", "special": True}
+    unknown_tag = ask(explorer, "attention", text="la mer", source="<2de> ship")
+    assert tag not in [token["id"] for token in unknown_tag["tokens"]["source"]]
 
 
 @pytest.mark.parametrize(
-    ("question", "change", "said"),
+    ("question", "change", "message"),
     [
         ("write", {"limit": 65}, "limit is 65: it must be a whole number from 1 to 64"),
         ("write", {"options": {"num_beams": 3}}, "options takes no 'num_beams'"),
@@ -290,11 +334,11 @@ def test_a_source_may_begin_with_a_tag():
         ("beam", {"limit": 0}, "limit is 0"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_name(question, change, said):
+def test_what_is_out_of_bounds_is_refused_by_name(question, change, message):
     usual = {
         "next": {"tokens": []},
         "write": {"tokens": [], "options": {}, "limit": 3},
         "beam": {"width": 2, "limit": 3},
     }
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         EXPLORERS["decoder"].ask(question, {"text": TEXT, **usual[question], **change})

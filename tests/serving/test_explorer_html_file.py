@@ -1,4 +1,4 @@
-"""One file with the page and its answers: what the page asks is there, it stays small, and no token gets out of its data."""
+"""The static page: what it asks is in the snapshot, it stays small, and no token escapes from its data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keepleft.serving.explorer import audit, html_file, snapshot
 from keepleft.serving.explorer.explorer import Explorer
 from keepleft.serving.explorer.html_file import html_page, write_html
 from keepleft.serving.explorer.snapshot import EXAMPLE_MASKS, build_snapshot
-from serving.tiny_explorers import FAMILIES, SOURCE, TEXT, explorer, model, texts, words
+from serving.tiny_explorers import FAMILIES, SOURCE, TEXT, example_texts, make_explorer, make_model, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = 'const end = "</script>", odd = "<!--", regex = /<\\/SCRIPT/; export default { render() {} };\n'
@@ -29,19 +29,19 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "web" / "src" / "views" / "mask
 
 @pytest.fixture(autouse=True)
 def built(tmp_path, monkeypatch):
-    """A page to put answers into."""
+    """A small page to write snapshots into."""
     folder = tmp_path / "page"
     folder.mkdir()
     (folder / "explorer.js").write_text(SCRIPT)
     (folder / "explorer.css").write_text(STYLE)
     monkeypatch.setattr(html_file, "PAGE_FOLDER", folder)
     real = audit.audit
-    monkeypatch.setattr(audit, "audit", lambda net, **said: real(net, checks=["batch"], **said))
+    monkeypatch.setattr(audit, "audit", lambda model, **options: real(model, checks=["batch"], **options))
     return folder
 
 
 class Elements(HTMLParser):
-    """What a browser makes of a file: elements with their text."""
+    """The elements of a page with their text, as a browser parses them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -64,45 +64,54 @@ class Elements(HTMLParser):
         return [(attrs, text) for name, attrs, text in self.found if name == tag]
 
 
-def asked_of(recordings, question: str) -> list[dict]:
-    return [one["given"] for one in recordings if one["question"] == question]
+def params_of(entries, question: str) -> list[dict]:
+    return [entry["given"] for entry in entries if entry["question"] == question]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_the_page_asks_first_is_there(family):
-    asked = explorer(family, name="mine")
-    found = build_snapshot(asked, **texts(family))
-    answers = {one["question"] + json.dumps(one["given"], sort_keys=True): one["answer"] for one in found}
-    assert len(answers) == len(found)
+    explorer = make_explorer(family, name="mine")
+    entries = build_snapshot(explorer, **example_texts(family))
+    answers = {
+        entry["question"] + json.dumps(entry["given"], sort_keys=True): entry["answer"] for entry in entries
+    }
+    assert len(answers) == len(entries)
     ask = lambda question, **given: answers[question + json.dumps(given, sort_keys=True)]
     about = ask("about")
-    read = ask("attention", **about["example"])
-    assert about["example"] == texts(family)
-    for one in read["attentions"]:
-        for layer in range(one["layers"]):
-            assert (
-                len(ask("summary", key=read["key"], name=one["name"], layer=layer)["heads"]) == one["heads"]
-            )
-            heads = ["mean", *range(one["heads"]), *(["rollout"] if one["kind"] != "cross" else [])]
+    attention_answer = ask("attention", **about["example"])
+    assert about["example"] == example_texts(family)
+    for attention in attention_answer["attentions"]:
+        for layer in range(attention["layers"]):
+            layer_params = dict(key=attention_answer["key"], name=attention["name"], layer=layer)
+            assert len(ask("summary", **layer_params)["heads"]) == attention["heads"]
+            heads = [
+                "mean",
+                *range(attention["heads"]),
+                *(["rollout"] if attention["kind"] != "cross" else []),
+            ]
             for head in heads:
-                which = dict(key=read["key"], name=one["name"], layer=layer, head=head)
-                assert ask("tile", **which, row=0, column=0, size=256)["rows"] == one["rows"]
+                map_params = {**layer_params, "head": head}
+                assert ask("tile", **map_params, row=0, column=0, size=256)["rows"] == attention["rows"]
                 if head != "rollout":
-                    ask("overview", **which, size=64)
+                    ask("overview", **map_params, size=64)
     for expression in EXAMPLE_MASKS:
         ask("mask", expression=expression, length=16, padding={"left": 0, "right": 0}, packing=[])
     assert ask("leaks", wait=False)["state"] == "done"
     if family == "encoder":
-        assert not asked_of(found, "next")
+        assert not params_of(entries, "next")
         return
-    wanted = {**texts(family), "text": ""} if family == "encoder-decoder" else texts(family)
-    ask("beam", **wanted, width=4, limit=24, length_penalty=1, early_stopping=False)
-    ask("unmasked", **texts(family))
+    prompt_texts = (
+        {**example_texts(family), "text": ""} if family == "encoder-decoder" else example_texts(family)
+    )
+    ask("beam", **prompt_texts, width=4, limit=24, length_penalty=1, early_stopping=False)
+    ask("unmasked", **example_texts(family))
     ask("vocabulary")
-    greedy = asked.ask("write", {**wanted, "tokens": [], "options": {"do_sample": False}, "limit": 23})
+    greedy = explorer.ask(
+        "write", {**prompt_texts, "tokens": [], "options": {"do_sample": False}, "limit": 23}
+    )
     written = [token["id"] for token in greedy["tokens"]]
     for n in range(len(written) + 1):
-        ask("next", **wanted, tokens=written[:n], unmasked=False)
+        ask("next", **prompt_texts, tokens=written[:n], unmasked=False)
         if n and family == "encoder-decoder":
             ask("alignment", source=SOURCE, tokens=written[:n], layer="mean", head="mean")
 
@@ -114,59 +123,61 @@ def test_the_examples_of_masks_are_those_of_the_page():
 
 
 def test_a_few_views_alone():
-    found = build_snapshot(explorer("decoder"), TEXT, views=["masks"])
-    assert {one["question"] for one in found} == {"about", "mask"}
-    assert found[0]["answer"]["views"] == ["masks"]
+    entries = build_snapshot(make_explorer("decoder"), TEXT, views=["masks"])
+    assert {entry["question"] for entry in entries} == {"about", "mask"}
+    assert entries[0]["answer"]["views"] == ["masks"]
     with pytest.raises(
         ValueError, match="there is no view 'training' of this model: there are attention, decoding"
     ):
-        build_snapshot(explorer("decoder"), TEXT, views=["training"])
+        build_snapshot(make_explorer("decoder"), TEXT, views=["training"])
 
 
 def test_training_is_recorded_as_it_stands(tmp_path):
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (tmp_path / "compare.json").write_text('{"ok": true}')
-    found = build_snapshot(
-        explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"]
+    entries = build_snapshot(
+        make_explorer("decoder", runs=tmp_path / "runs", compare=tmp_path), TEXT, views=["training"]
     )
-    answers = {one["question"]: one["answer"] for one in found}
+    answers = {entry["question"]: entry["answer"] for entry in entries}
     assert answers["run"]["lines"] == [{"step": 1, "loss": 2.0}]
-    assert answers["run"]["ended"]  # no more will come to a file
+    assert answers["run"]["ended"]  # a static page polls for no more
     assert answers["compare"] == {"ok": True}
 
 
-@pytest.mark.parametrize("most", [30_000, 120_000])
-def test_a_long_text_stays_within_its_room_and_what_matters_comes_first(most):
-    asked = explorer("decoder")
-    found = build_snapshot(asked, "the sea is calm " * 80, views=["attention", "masks"], max_bytes=most)
-    size = len(json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode())
-    assert most / 4 < size <= most + len(found) + 1
-    assert [one["question"] for one in found[:3]] == ["about", "attention", "summary"]
-    assert len(asked_of(found, "mask")) == len(EXAMPLE_MASKS)
-    assert not [given for given in asked_of(found, "tile") if given["head"] != "mean"]
+@pytest.mark.parametrize("max_bytes", [30_000, 120_000])
+def test_a_long_text_stays_within_its_room_and_what_matters_comes_first(max_bytes):
+    explorer = make_explorer("decoder")
+    entries = build_snapshot(
+        explorer, "the sea is calm " * 80, views=["attention", "masks"], max_bytes=max_bytes
+    )
+    size = len(json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode())
+    assert max_bytes / 4 < size <= max_bytes + len(entries) + 1
+    assert [entry["question"] for entry in entries[:3]] == ["about", "attention", "summary"]
+    assert len(params_of(entries, "mask")) == len(EXAMPLE_MASKS)
+    assert not [given for given in params_of(entries, "tile") if given["head"] != "mean"]
 
 
 def test_what_is_wrong_with_the_text_is_said():
     with pytest.raises(ValueError, match="source is 'x', and this model reads none"):
-        build_snapshot(explorer("decoder"), TEXT, "x")
+        build_snapshot(make_explorer("decoder"), TEXT, "x")
     with pytest.raises(ValueError, match="writes it from a source: give source, too"):
-        build_snapshot(explorer("encoder-decoder"), TEXT)
+        build_snapshot(make_explorer("encoder-decoder"), TEXT)
     with pytest.raises(ValueError, match="text has 200,001 characters"):
-        build_snapshot(explorer("decoder"), "a" * 200_001)
+        build_snapshot(make_explorer("decoder"), "a" * 200_001)
 
 
 NASTY = "</script><script>alert(1)</script> <!-- ]]> </SCRIPT  <b onmouseover=x> & </style> </sea"
 
 
 def test_no_token_gets_out_of_its_data(tmp_path):
-    net = model("decoder")
-    found = build_snapshot(
-        Explorer(net, words(), name="</title><script>alert(2)</script>"),
+    model = make_model("decoder")
+    entries = build_snapshot(
+        Explorer(model, tokenizer(), name="</title><script>alert(2)</script>"),
         NASTY,
         views=["attention", "decoding"],
     )
-    path = write_html(tmp_path / "new" / "page.html", found, title="</title><script>alert(2)</script>")
+    path = write_html(tmp_path / "new" / "page.html", entries, title="</title><script>alert(2)</script>")
     text = path.read_text("utf-8")
     assert len(re.findall("</script", text, re.I)) == len(re.findall("<script", text, re.I)) == 2
     assert "<!--" not in text
@@ -174,11 +185,10 @@ def test_no_token_gets_out_of_its_data(tmp_path):
     (data, answers), (_, script) = elements.all("script")
     assert data == {"type": "application/json", "id": "keepleft-answers"}
     assert "<" not in answers
-    assert json.loads(answers) == json.loads(json.dumps(found))
-    spelt = next(one for one in json.loads(answers) if one["question"] == "attention")["answer"]["tokens"][
-        "text"
-    ]
-    assert "".join(token["text"] for token in spelt) == NASTY
+    assert json.loads(answers) == json.loads(json.dumps(entries))
+    entry = next(entry for entry in json.loads(answers) if entry["question"] == "attention")
+    tokens = entry["answer"]["tokens"]["text"]
+    assert "".join(token["text"] for token in tokens) == NASTY
     assert elements.all("title") == [({}, "</title><script>alert(2)</script>")]
     assert [attrs.get("id") for attrs, _ in elements.all("div")] == ["keepleft"]
     assert "alert" not in script
@@ -188,14 +198,14 @@ def test_only_our_own_script_and_style_may_run():
     elements = Elements(html_page([]))
     ((_, style),) = elements.all("style")
     (_, answers), (kind, script) = elements.all("script")
-    (rules,) = [
+    (policy,) = [
         attrs["content"]
         for attrs, _ in elements.all("meta")
         if attrs.get("http-equiv") == "Content-Security-Policy"
     ]
-    said = dict(part.strip().split(" ", 1) for part in rules.split(";"))
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     hashed = lambda text: f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-    assert (said["default-src"], said["script-src"], said["style-src"]) == (
+    assert (directives["default-src"], directives["script-src"], directives["style-src"]) == (
         "'none'",
         hashed(script),
         hashed(style),
@@ -228,7 +238,7 @@ def test_a_page_that_was_not_built_is_told_in_a_line(built, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine" / "model"
-    kl.save(model("decoder"), words(), folder)
+    kl.save(make_model("decoder"), tokenizer(), folder)
     return str(folder)
 
 
@@ -246,7 +256,7 @@ def test_the_command_writes_the_page(directory, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "say where the page goes: keepleft show MODEL TEXT --html page.html"),
         (["--html", "{folder}"], "is a folder: name a file in it"),
@@ -257,12 +267,12 @@ def test_the_command_writes_the_page(directory, tmp_path, capsys):
         (["--htm", "p.html"], "there is no option --htm: did you mean --html?"),
     ],
 )
-def test_wrong_use_is_told_in_a_line(directory, tmp_path, monkeypatch, capsys, arguments, said):
+def test_wrong_use_is_told_in_a_line(directory, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert main(["show", directory, *(given.format(folder=tmp_path) for given in arguments)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "p.html").exists()
 

@@ -8,37 +8,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from serving.tiny_explorers import ask, bits, explorer
+from serving.tiny_explorers import ask, bits, make_explorer
 from strategies import MASKS
 
-ASKED = explorer("encoder")
+EXPLORER = make_explorer("encoder")
 
 
-def seen(expression: str, length: int, left: int = 0, right: int = 0, packing=()) -> np.ndarray:
-    found = ask(
-        ASKED,
+def visible_table(expression: str, length: int, left: int = 0, right: int = 0, packing=()) -> np.ndarray:
+    answer = ask(
+        EXPLORER,
         "mask",
         expression=expression,
         length=length,
         padding={"left": left, "right": right},
         packing=list(packing),
     )
-    return bits(found["seen_bits"], length, length)
+    return bits(answer["seen_bits"], length, length)
 
 
 @given(MASKS, st.integers(1, 20))
 @settings(max_examples=40)
 def test_a_mask_is_drawn_as_it_is(mask, length):
-    found = ask(
-        ASKED, "mask", expression=str(mask), length=length, padding={"left": 0, "right": 0}, packing=[]
+    answer = ask(
+        EXPLORER, "mask", expression=str(mask), length=length, padding={"left": 0, "right": 0}, packing=[]
     )
-    table = bits(found["seen_bits"], length, length)
+    table = bits(answer["seen_bits"], length, length)
     assert "\n".join(" ".join("■" if on else "·" for on in row) for row in table) == kl.draw(mask, length)
-    assert found["mask"] == str(mask)
-    assert (found["rows"], found["columns"]) == (length, length)
-    wrong = kl.faults(mask, length)
-    assert found["faults"] == wrong[:5] + ([f"and {len(wrong) - 5} more"] if len(wrong) > 5 else [])
-    cost = found["cost"]
+    assert answer["mask"] == str(mask)
+    assert (answer["rows"], answer["columns"]) == (length, length)
+    faults = kl.faults(mask, length)
+    assert answer["faults"] == faults[:5] + ([f"and {len(faults) - 5} more"] if len(faults) > 5 else [])
+    cost = answer["cost"]
     assert (cost["seen"], cost["all"], cost["share"]) == (table.sum(), length**2, table.sum() / length**2)
     assert cost["words"].endswith(".")
 
@@ -47,31 +47,31 @@ def test_a_mask_is_drawn_as_it_is(mask, length):
     MASKS, st.integers(0, 3), st.integers(0, 3), st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4)
 )
 @settings(max_examples=40)
-def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, packing, over):
-    length = left + sum(packing) + over + right
-    if not packing and not over:
+def test_each_text_of_a_packed_row_is_as_if_it_were_alone(mask, left, right, packing, leftover):
+    length = left + sum(packing) + leftover + right
+    if not packing and not leftover:
         return
-    table = seen(str(mask), length, left, right, packing)
-    want, at = np.zeros((length, length), dtype=bool), left
-    for size in [*packing, *([over] if over else [])]:
-        want[at : at + size, at : at + size] = kl.mask_table(mask, size).numpy()
-        at += size
-    assert (table == want).all()
+    table = visible_table(str(mask), length, left, right, packing)
+    expected, begin = np.zeros((length, length), dtype=bool), left
+    for size in [*packing, *([leftover] if leftover else [])]:
+        expected[begin : begin + size, begin : begin + size] = kl.mask_table(mask, size).numpy()
+        begin += size
+    assert (table == expected).all()
 
 
 def test_the_cost_is_told_in_words():
-    words = lambda expression, **more: ask(ASKED, "mask", expression=expression, length=16, **more)["cost"][
-        "words"
-    ]
-    assert "skips the half" in words("causal")
-    assert "four times as much" in words("full")
-    assert "Each token looks at 3 at most" in words("causal & window(3)")
-    assert "a table of 16 × 16" in words("prefix(3) | causal")
-    assert "one by one" in words("causal", packing=[5, 4])
+    def kernel_note(expression, **params):
+        return ask(EXPLORER, "mask", expression=expression, length=16, **params)["cost"]["words"]
+
+    assert "skips the half" in kernel_note("causal")
+    assert "four times as much" in kernel_note("full")
+    assert "Each token looks at 3 at most" in kernel_note("causal & window(3)")
+    assert "a table of 16 × 16" in kernel_note("prefix(3) | causal")
+    assert "one by one" in kernel_note("causal", packing=[5, 4])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"expression": "casual"}, "no mask is called 'casual'"),
         ({"expression": "__import__('os')"}, "cannot stand in a mask"),
@@ -91,6 +91,6 @@ def test_the_cost_is_told_in_words():
         ({"packing": [-1]}, "packing holds -1"),
     ],
 )
-def test_what_is_wrong_is_said(change, said):
-    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
-        ASKED.ask("mask", {"expression": "causal", "length": 8, **change})
+def test_what_is_wrong_is_said(change, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        EXPLORER.ask("mask", {"expression": "causal", "length": 8, **change})

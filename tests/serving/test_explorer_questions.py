@@ -1,4 +1,4 @@
-"""Every question on every family: an answer of the shape that the page expects, or a sentence that says why not."""
+"""Every question to every family: an answer of the shape that the page expects, or a message why not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ import torch
 import keepleft as kl
 from keepleft.serving.explorer.explorer import QUESTIONS, Explorer
 from keepleft.serving.explorer.params import ExpiredError, error_payload
-from serving.tiny_explorers import FAMILIES, SOURCE, TEXT, ask, explorer, model, texts, words
+from serving.tiny_explorers import (
+    FAMILIES,
+    SOURCE,
+    TEXT,
+    ask,
+    example_texts,
+    make_explorer,
+    make_model,
+    tokenizer,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKEN = {"id": int, "text": str, "special": bool}
@@ -23,7 +32,8 @@ NODE = {
     "kept": bool,
     "best": bool,
 }
-SHAPES = {  # a type, a tuple of types, a list of one shape, or names with shapes; the contract with web/src/answers.ts
+# The contract with web/src/answers.ts: a type, a tuple of types, a list of one shape, or names with shapes
+SHAPES = {
     "about": {
         "name": str,
         "family": str,
@@ -101,42 +111,42 @@ SHAPES = {  # a type, a tuple of types, a list of one shape, or names with shape
 WRITING = {"next", "write", "beam", "unmasked"}
 
 
-def fits(value, shape, where: str) -> None:
+def check_shape(value, shape, path: str) -> None:
     if isinstance(shape, dict):
-        assert value.keys() == shape.keys(), where
+        assert value.keys() == shape.keys(), path
         for name, part in shape.items():
-            fits(value[name], part, f"{where}.{name}")
+            check_shape(value[name], part, f"{path}.{name}")
     elif isinstance(shape, list):
-        assert isinstance(value, list), where
+        assert isinstance(value, list), path
         for part in value:
-            fits(part, shape[0], where)
+            check_shape(part, shape[0], path)
     else:
-        assert isinstance(value, shape), f"{where} is {value!r}"
-        assert shape is not int or not isinstance(value, bool), where
+        assert isinstance(value, shape), f"{path} is {value!r}"
+        assert shape is not int or not isinstance(value, bool), path
 
 
-def givens(family: str, key: str, name: str) -> dict[str, dict]:
-    which, both = {"key": key, "name": name, "layer": 1, "head": "mean"}, texts(family)
+def all_params(family: str, key: str, name: str) -> dict[str, dict]:
+    map_params, texts = {"key": key, "name": name, "layer": 1, "head": "mean"}, example_texts(family)
     return {
         "about": {},
-        "attention": both,
-        "overview": {**which, "size": 4},
+        "attention": texts,
+        "overview": {**map_params, "size": 4},
         "summary": {"key": key, "name": name, "layer": 0},
-        "tile": {**which, "row": 0, "column": 0, "size": 256},
-        "reads": {**which, "token": 1, "by": True},
-        "next": {**both, "tokens": [70], "unmasked": False},
+        "tile": {**map_params, "row": 0, "column": 0, "size": 256},
+        "reads": {**map_params, "token": 1, "by": True},
+        "next": {**texts, "tokens": [70], "unmasked": False},
         "spell": {"ids": [70, 2], "before": [71]},
         "vocabulary": {},
         "write": {
-            **both,
+            **texts,
             "tokens": [70],
             "options": {"do_sample": True, "top_k": 0, "top_p": 1, "min_p": 0},
             "limit": 4,
         },
-        "beam": {**both, "width": 3, "limit": 4, "length_penalty": 1, "early_stopping": False},
+        "beam": {**texts, "width": 3, "limit": 4, "length_penalty": 1, "early_stopping": False},
         "alignment": {"source": SOURCE, "tokens": [70, 71], "layer": "mean", "head": "mean"},
         "mask": {"expression": "causal", "length": 9, "padding": {"left": 1, "right": 0}, "packing": [3]},
-        "unmasked": both,
+        "unmasked": texts,
         "runs": {},
         "compare": {},
     }
@@ -144,39 +154,41 @@ def givens(family: str, key: str, name: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_question_is_answered_in_its_shape(family):
-    asked = explorer(family, name="mine")
-    read = ask(asked, "attention", **texts(family))
-    for one in read["attentions"]:
-        for question, given in givens(family, read["key"], one["name"]).items():
+    explorer = make_explorer(family, name="mine")
+    reading = ask(explorer, "attention", **example_texts(family))
+    for attention in reading["attentions"]:
+        for question, params in all_params(family, reading["key"], attention["name"]).items():
             wrong = (question in WRITING and family == "encoder") or (
                 question == "alignment" and family != "encoder-decoder"
             )
             if wrong:
                 with pytest.raises(ValueError, match=r"only reads|reads no source"):
-                    ask(asked, question, **given)
+                    ask(explorer, question, **params)
             else:
-                fits(ask(asked, question, **given), SHAPES[question], question)
+                check_shape(ask(explorer, question, **params), SHAPES[question], question)
     assert QUESTIONS.keys() == SHAPES.keys() | {"leaks", "run"}  # these two have tests of their own
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_says_what_it_is(family):
-    asked = explorer(family, name="mine")
-    found = ask(asked, "about")
-    assert (found["name"], found["family"], found["version"]) == ("mine", family, kl.__version__)
-    assert found["parameters"] == sum(p.numel() for p in asked.model.parameters())
+    explorer = make_explorer(family, name="mine")
+    answer = ask(explorer, "about")
+    assert (answer["name"], answer["family"], answer["version"]) == ("mine", family, kl.__version__)
+    assert answer["parameters"] == sum(p.numel() for p in explorer.model.parameters())
     kinds = {"encoder": ["self"], "decoder": ["masked"], "encoder-decoder": ["self", "masked", "cross"]}[
         family
     ]
-    assert [one["kind"] for one in found["attentions"]] == kinds
-    assert found["views"] == ["attention", *([] if family == "encoder" else ["decoding"]), "masks", "leaks"]
-    read = ask(asked, "attention", **found["example"])
-    assert [one["name"] for one in read["attentions"]] == [one["name"] for one in found["attentions"]]
-    assert ("source" in read["tokens"]) == (family == "encoder-decoder") == ("source" in found["example"])
+    assert [attention["kind"] for attention in answer["attentions"]] == kinds
+    assert answer["views"] == ["attention", *([] if family == "encoder" else ["decoding"]), "masks", "leaks"]
+    reading = ask(explorer, "attention", **answer["example"])
+    assert [attention["name"] for attention in reading["attentions"]] == [
+        attention["name"] for attention in answer["attentions"]
+    ]
+    assert ("source" in reading["tokens"]) == (family == "encoder-decoder") == ("source" in answer["example"])
 
 
 @pytest.mark.parametrize(
-    ("question", "given", "said"),
+    ("question", "params", "message"),
     [
         ("abuot", {}, "there is no question 'abuot': did you mean about?"),
         ("__init__", {}, "there is no question '__init__'"),
@@ -195,9 +207,9 @@ def test_a_model_says_what_it_is(family):
         ("run", {"name": "x", "after": -1}, "after is -1"),
     ],
 )
-def test_a_wrong_question_is_answered_by_a_sentence(question, given, said):
-    with pytest.raises(ValueError, match=said):
-        explorer("decoder").ask(question, given)
+def test_a_wrong_question_is_answered_by_a_sentence(question, params, message):
+    with pytest.raises(ValueError, match=message):
+        make_explorer("decoder").ask(question, params)
 
 
 def test_an_error_travels_as_the_page_reads_it():
@@ -208,34 +220,34 @@ def test_an_error_travels_as_the_page_reads_it():
 
 def test_a_source_of_a_pair_cannot_be_left_out():
     with pytest.raises(ValueError, match="next needs source: give a text"):
-        ask(explorer("encoder-decoder"), "next", text="", tokens=[])
+        ask(make_explorer("encoder-decoder"), "next", text="", tokens=[])
     with pytest.raises(ValueError, match="the source is empty"):
-        ask(explorer("encoder-decoder"), "attention", text=TEXT, source="")
+        ask(make_explorer("encoder-decoder"), "attention", text=TEXT, source="")
 
 
 def test_without_a_tokenizer_there_is_nothing_to_read():
     with pytest.raises(ValueError, match="there is no tokenizer: give the one"):
-        Explorer(explorer("decoder").model, None)
+        Explorer(make_explorer("decoder").model, None)
 
 
 def test_half_precision_is_explored_too():
-    asked = Explorer(explorer("decoder").model.bfloat16(), words())
-    read = ask(asked, "attention", text=TEXT)
+    explorer = Explorer(make_explorer("decoder").model.bfloat16(), tokenizer())
+    reading = ask(explorer, "attention", text=TEXT)
     for head in ("mean", "rollout", 2):
-        ask(asked, "overview", key=read["key"], name="decoder.self", layer=1, head=head, size=64)
-    ask(asked, "next", text=TEXT, tokens=[])
-    ask(asked, "unmasked", text=TEXT)
+        ask(explorer, "overview", key=reading["key"], name="decoder.self", layer=1, head=head, size=64)
+    ask(explorer, "next", text=TEXT, tokens=[])
+    ask(explorer, "unmasked", text=TEXT)
 
 
 def test_a_broken_model_breaks_no_json():
-    net = model("decoder")
+    model = make_model("decoder")
     with torch.no_grad():
-        net.token.weight[70] = float("nan")
-    asked = Explorer(net, words())
-    key = ask(asked, "attention", text="b sea")["key"]
+        model.token.weight[70] = float("nan")
+    explorer = Explorer(model, tokenizer())
+    key = ask(explorer, "attention", text="b sea")["key"]
     with pytest.raises(ValueError, match="some weights are NaN, and there is nothing to draw"):
-        ask(asked, "overview", key=key, name="decoder.self", layer=0, head="mean", size=64)
-    assert ask(asked, "summary", key=key, name="decoder.self", layer=0)["heads"][0]["entropy"] is None
-    ask(asked, "next", text="b sea", tokens=[])
+        ask(explorer, "overview", key=key, name="decoder.self", layer=0, head="mean", size=64)
+    assert ask(explorer, "summary", key=key, name="decoder.self", layer=0)["heads"][0]["entropy"] is None
+    ask(explorer, "next", text="b sea", tokens=[])
     with pytest.raises(ValueError, match="no token is left to choose from"):
-        ask(asked, "write", text="b sea", tokens=[], options={}, limit=2)
+        ask(explorer, "write", text="b sea", tokens=[], options={}, limit=2)

@@ -1,4 +1,4 @@
-"""Runs are read as they grow, by names from our own list, and nothing outside the folder is."""
+"""Runs are read as they grow, by names from our own list, and nothing outside the folder is read."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepleft.serving.explorer import run_log
-from serving.tiny_explorers import ask, explorer
+from serving.tiny_explorers import ask, make_explorer
 
 LINE = {"step": 1, "after": 0, "loss": 2.5, "plain": 2.5}
 
 
-def run_at(folder, name: str, steps: int, *, task: str = "lm", last: bool = False):
-    place = folder / name
-    place.mkdir(parents=True)
-    (place / "config.yaml").write_text(f"task: {task}\nout: runs/{name}\n")
+def write_run(folder, name: str, steps: int, *, task: str = "lm", last: bool = False):
+    run_folder = folder / name
+    run_folder.mkdir(parents=True)
+    (run_folder / "config.yaml").write_text(f"task: {task}\nout: runs/{name}\n")
     lines = [
         {**LINE, "step": n + 1, "after": n, **({"last": True} if last and n == steps - 1 else {})}
         for n in range(steps)
     ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return place
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run_folder
 
 
 @pytest.fixture
@@ -34,88 +34,83 @@ def folder(tmp_path):
 
 def test_runs_are_listed_the_newest_first(folder):
     for n, name in enumerate(("old", "new", "वन run")):
-        place = run_at(folder, name, n + 2, task="translate")
-        for file in place.iterdir():
+        run_folder = write_run(folder, name, n + 2, task="translate")
+        for file in run_folder.iterdir():
             os.utime(file, (1_000_000 + n, 1_000_000 + n))
     (folder / "no run").mkdir()
     (folder / ".hidden").mkdir()
     (folder / "a file").write_text("x")
-    found = ask(explorer("decoder", runs=folder), "runs")["runs"]
-    assert [run["name"] for run in found] == ["वन run", "new", "old"]
-    assert found[1] == {"name": "new", "steps": 3, "modified": 1_000_001.0, "task": "translate"}
-    assert ask(explorer("decoder"), "runs") == {"runs": []}
-    assert ask(explorer("decoder", runs=folder / "nowhere"), "runs") == {"runs": []}
+    answer = ask(make_explorer("decoder", runs=folder), "runs")["runs"]
+    assert [run["name"] for run in answer] == ["वन run", "new", "old"]
+    assert answer[1] == {"name": "new", "steps": 3, "modified": 1_000_001.0, "task": "translate"}
+    assert ask(make_explorer("decoder"), "runs") == {"runs": []}
+    assert ask(make_explorer("decoder", runs=folder / "nowhere"), "runs") == {"runs": []}
 
 
 def test_lines_come_as_they_are_written(folder):
-    place = run_at(folder, "mine", 3)
-    asked = explorer("decoder", runs=folder)
-    first = ask(asked, "run", name="mine", after=0)
+    run_folder = write_run(folder, "mine", 3)
+    explorer = make_explorer("decoder", runs=folder)
+    first = ask(explorer, "run", name="mine", after=0)
     assert [line["step"] for line in first["lines"]] == [1, 2, 3]
     assert first["config"].startswith("task: lm")
     assert (first["from"], first["next"], first["ended"]) == (0, 3, False)
-    assert ask(asked, "run", name="mine", after=3) == {
+    assert ask(explorer, "run", name="mine", after=3) == {
         "lines": [],
         "from": 3,
         "next": 3,
         "config": "",
         "ended": False,
     }
-    with (place / "metrics.jsonl").open("a") as file:
+    with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": NaN}\n{"step": 5, "lo')
         file.flush()
-        half = ask(asked, "run", name="mine", after=3)
-        assert half["lines"] == [
-            {"step": 4, "loss": None}
-        ]  # JSON knows no NaN; half a line is left for later
+        half = ask(explorer, "run", name="mine", after=3)
+        # JSON has no NaN; half a line is left for later
+        assert half["lines"] == [{"step": 4, "loss": None}]
         assert half["next"] == 4
         file.write('ss": 1.5, "last": true}\nnot json\n[1]\n')
-    rest = ask(asked, "run", name="mine", after=4)
+    rest = ask(explorer, "run", name="mine", after=4)
     assert rest["lines"] == [{"step": 5, "loss": 1.5, "last": True}]
     assert (rest["next"], rest["ended"]) == (7, True)
-    assert ask(asked, "run", name="mine", after=7)["ended"]
-    assert ask(asked, "run", name="mine", after=2)["from"] == 2  # another page may be at another line
+    assert ask(explorer, "run", name="mine", after=7)["ended"]
+    assert ask(explorer, "run", name="mine", after=2)["from"] == 2  # another page may be at another line
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6))
 @settings(max_examples=30)
-def test_any_order_of_asking_reads_the_same_lines(tmp_path_factory, asked_for):
+def test_any_order_of_asking_reads_the_same_lines(tmp_path_factory, starts):
     folder = tmp_path_factory.mktemp("runs")
-    run_at(folder, "mine", 9)
-    asked = explorer_of(folder)
-    for after in asked_for:
-        found = asked.read_lines("mine", after)
+    write_run(folder, "mine", 9)
+    runs = run_log.RunFolder(folder)
+    for after in starts:
+        answer = runs.read_lines("mine", after)
         begin = after if after <= 9 else 0
-        assert (found["from"], found["next"]) == (begin, 9)
-        assert [line["step"] for line in found["lines"]] == list(range(begin + 1, 10))
-
-
-def explorer_of(folder) -> run_log.RunFolder:
-    return run_log.RunFolder(folder)
+        assert (answer["from"], answer["next"]) == (begin, 9)
+        assert [line["step"] for line in answer["lines"]] == list(range(begin + 1, 10))
 
 
 def test_a_run_that_was_taken_up_again_is_read_from_its_beginning(folder):
-    place = run_at(folder, "mine", 9)
-    asked = explorer("decoder", runs=folder)
-    assert ask(asked, "run", name="mine", after=0)["next"] == 9
-    (place / "new").write_text(
+    run_folder = write_run(folder, "mine", 9)
+    explorer = make_explorer("decoder", runs=folder)
+    assert ask(explorer, "run", name="mine", after=0)["next"] == 9
+    (run_folder / "new").write_text(
         "".join(json.dumps({**LINE, "step": n, "loss": 1.0}) + "\n" for n in range(1, 5))
     )
-    (place / "new").replace(place / "metrics.jsonl")
-    again = ask(asked, "run", name="mine", after=9)
+    (run_folder / "new").replace(run_folder / "metrics.jsonl")
+    again = ask(explorer, "run", name="mine", after=9)
     assert (again["from"], again["next"]) == (0, 4)
     assert [line["loss"] for line in again["lines"]] == [1.0] * 4
 
 
 def test_an_answer_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(run_log, "MAX_LINES", 4)
-    run_at(folder, "mine", 9)
-    asked = explorer("decoder", runs=folder)
+    write_run(folder, "mine", 9)
+    explorer = make_explorer("decoder", runs=folder)
     steps, after = [], 0
     for _ in range(4):
-        found = ask(asked, "run", name="mine", after=after)
-        steps += [line["step"] for line in found["lines"]]
-        after = found["next"]
+        answer = ask(explorer, "run", name="mine", after=after)
+        steps += [line["step"] for line in answer["lines"]]
+        after = answer["next"]
     assert steps == list(range(1, 10))
 
 
@@ -123,39 +118,39 @@ def test_an_answer_is_bounded(folder, monkeypatch):
     "name", ["../secret", "..", ".", "", "/etc", "mine/../../secret", "mine\0", "link", "linked", "MINE/"]
 )
 def test_no_name_leads_out_of_the_folder(folder, name):
-    run_at(folder.parent, "secret", 2)
-    run_at(folder, "mine", 2)
+    write_run(folder.parent, "secret", 2)
+    write_run(folder, "mine", 2)
     (folder / "link").symlink_to(folder.parent / "secret")
     (folder / "linked").mkdir()
     (folder / "linked" / "metrics.jsonl").symlink_to(folder.parent / "secret" / "metrics.jsonl")
-    asked = explorer("decoder", runs=folder)
-    assert [run["name"] for run in ask(asked, "runs")["runs"]] == ["mine"]
+    explorer = make_explorer("decoder", runs=folder)
+    assert [run["name"] for run in ask(explorer, "runs")["runs"]] == ["mine"]
     with pytest.raises(ValueError, match=r"there is no run called .*: there are mine"):
-        ask(asked, "run", name=name, after=0)
+        ask(explorer, "run", name=name, after=0)
 
 
 def test_a_configuration_behind_a_link_is_not_shown(folder):
-    place = run_at(folder, "mine", 2)
+    run_folder = write_run(folder, "mine", 2)
     (folder.parent / "key").write_text("task: secret")
-    (place / "config.yaml").unlink()
-    (place / "config.yaml").symlink_to(folder.parent / "key")
-    asked = explorer("decoder", runs=folder)
-    assert ask(asked, "run", name="mine", after=0)["config"] == ""
-    assert ask(asked, "runs")["runs"][0]["task"] == ""
+    (run_folder / "config.yaml").unlink()
+    (run_folder / "config.yaml").symlink_to(folder.parent / "key")
+    explorer = make_explorer("decoder", runs=folder)
+    assert ask(explorer, "run", name="mine", after=0)["config"] == ""
+    assert ask(explorer, "runs")["runs"][0]["task"] == ""
 
 
 def test_what_was_compared_is_shown_as_it_lies(tmp_path):
-    said = {"ok": True, "same": [{"length": 16}], "masked": {"curve": [[1, float("nan")]]}}
-    (tmp_path / "compare.json").write_text(json.dumps(said))
-    found = ask(explorer("decoder", compare=tmp_path), "compare")
-    assert found == {"ok": True, "same": [{"length": 16}], "masked": {"curve": [[1, None]]}}
+    results = {"ok": True, "same": [{"length": 16}], "masked": {"curve": [[1, float("nan")]]}}
+    (tmp_path / "compare.json").write_text(json.dumps(results))
+    answer = ask(make_explorer("decoder", compare=tmp_path), "compare")
+    assert answer == {"ok": True, "same": [{"length": 16}], "masked": {"curve": [[1, None]]}}
     (tmp_path / "compare.json").write_text("half of {")
-    assert ask(explorer("decoder", compare=tmp_path), "compare") == {}
-    assert ask(explorer("decoder", compare=tmp_path / "nowhere"), "compare") == {}
-    assert ask(explorer("decoder"), "compare") == {}
+    assert ask(make_explorer("decoder", compare=tmp_path), "compare") == {}
+    assert ask(make_explorer("decoder", compare=tmp_path / "nowhere"), "compare") == {}
+    assert ask(make_explorer("decoder"), "compare") == {}
 
 
 def test_training_is_offered_where_there_is_a_folder(folder):
-    assert "training" in ask(explorer("encoder", runs=folder), "about")["views"]
-    assert "training" in ask(explorer("encoder", compare=folder), "about")["views"]
-    assert "training" not in ask(explorer("encoder"), "about")["views"]
+    assert "training" in ask(make_explorer("encoder", runs=folder), "about")["views"]
+    assert "training" in ask(make_explorer("encoder", compare=folder), "about")["views"]
+    assert "training" not in ask(make_explorer("encoder"), "about")["views"]

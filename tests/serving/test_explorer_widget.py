@@ -9,7 +9,7 @@ import pytest
 
 import keepleft as kl
 from keepleft.serving.explorer import html_file
-from serving.tiny_explorers import SOURCE, TEXT, ask, explorer, model, words
+from serving.tiny_explorers import SOURCE, TEXT, ask, make_explorer, make_model, tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,7 +24,7 @@ def page(tmp_path, monkeypatch):
 @pytest.fixture
 def widget(page):
     pytest.importorskip("anywidget")
-    out = kl.explore(model("decoder"), words(), text=TEXT, name="mine")
+    out = kl.explore(make_model("decoder"), tokenizer(), text=TEXT, name="mine")
     out.sent = []
     out.send = out.sent.append
     yield out
@@ -43,11 +43,11 @@ def test_a_question_is_answered_under_its_number(widget):
     assert [reply["id"] for reply in widget.sent] == ["a-1", "a-2"]
     assert widget.sent[0]["answer"]["name"] == "mine"
     assert widget.sent[0]["answer"]["example"] == {"text": TEXT}
-    assert widget.sent[1]["answer"] == ask(explorer("decoder"), "next", text=TEXT, tokens=[])
+    assert widget.sent[1]["answer"] == ask(make_explorer("decoder"), "next", text=TEXT, tokens=[])
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "error"),
     [
         (
             {"question": "abuot", "given": {}},
@@ -60,12 +60,12 @@ def test_a_question_is_answered_under_its_number(widget):
         ({}, {"message": "there is no question '': there are"}),
     ],
 )
-def test_an_error_is_an_answer(widget, content, said):
+def test_an_error_is_an_answer(widget, content, error):
     widget._handle_custom_msg({"id": 5, **content}, [])
     (reply,) = widget.sent
     assert reply["id"] == 5
-    assert reply["error"]["message"].startswith(said["message"])
-    assert reply["error"].get("code") == said.get("code")
+    assert reply["error"]["message"].startswith(error["message"])
+    assert reply["error"].get("code") == error.get("code")
 
 
 def test_what_is_no_question_is_passed_over(widget):
@@ -82,7 +82,7 @@ def test_a_bug_is_an_answer_too(widget, monkeypatch):
 
 def test_a_pair_begins_with_its_source(page):
     pytest.importorskip("anywidget")
-    out = kl.explore(model("encoder-decoder"), words(), source=SOURCE)
+    out = kl.explore(make_model("encoder-decoder"), tokenizer(), source=SOURCE)
     assert out.explorer.example == {"text": "", "source": SOURCE}
     out.close()
 
@@ -91,7 +91,7 @@ def test_without_the_page_it_is_said_what_is_missing(tmp_path, monkeypatch):
     pytest.importorskip("anywidget")
     monkeypatch.setattr(html_file, "PAGE_FOLDER", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"explorer\.js, a part of the explorer's page, is missing"):
-        kl.explore(model("decoder"), words())
+        kl.explore(make_model("decoder"), tokenizer())
 
 
 def test_without_anywidget_it_is_said_how_to_get_it():

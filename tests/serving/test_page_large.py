@@ -13,11 +13,11 @@ from serving.fake_explorer import FakeExplorer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("words", ["#head=2", "#head=2&as=arcs"])
-def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, words, record_property):
+@pytest.mark.parametrize("fragment", ["#head=2", "#head=2&as=arcs"])
+def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, fragment, record_property):
     explorer = FakeExplorer("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
     began = time.monotonic()
-    page = visit(explorer, words)
+    page = visit(explorer, fragment)
     until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
     record_property("seconds until it is drawn", round(time.monotonic() - began, 2))
     assert page.locator(".token").count() == 2_001

@@ -9,7 +9,7 @@ import pytest
 from keepleft.serving.explorer.params import error_payload
 from serving.browser import settled, until
 from serving.fake_explorer import Refusal
-from serving.tiny_explorers import explorer, texts
+from serving.tiny_explorers import example_texts, make_explorer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -18,7 +18,7 @@ class Behind:
     """An explorer where a stand-in would be."""
 
     def __init__(self, family: str, example=None) -> None:
-        self.explorer = explorer(family, name=family, example=example or texts(family))
+        self.explorer = make_explorer(family, name=family, example=example or example_texts(family))
         self.refused: list[str] = []
 
     def ask(self, question, given):
@@ -59,12 +59,12 @@ def test_every_view_of_a_real_model_draws(visit, family):
     assert not behind.refused
 
 
-@pytest.mark.parametrize("words", ["#head=2", "#head=2&as=arcs"])
-def test_two_thousand_tokens_of_a_real_model_are_soon_there(visit, words, record_property):
+@pytest.mark.parametrize("fragment", ["#head=2", "#head=2&as=arcs"])
+def test_two_thousand_tokens_of_a_real_model_are_soon_there(visit, fragment, record_property):
     text = " ".join(["the sea is calm, and the ship sails on"] * 250)
     behind = Behind("decoder", {"text": text})
     began = time.monotonic()
-    page = visit(behind, words)
+    page = visit(behind, fragment)
     until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
     page.locator(".token").nth(900).hover()
     settled(lambda: "reads" in page.locator(".readout").inner_text())

@@ -1,4 +1,4 @@
-"""Tiny models to explore, and the way back from what travels."""
+"""Tiny models to explore, and decoders for the arrays in their answers."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ TEXT, SOURCE = "the sea is calm", "and the ship sails on"
 
 
 @cache
-def words() -> Tokenizer:
-    texts = ["the sea is calm, and the ship sails on", "आप कैसे हैं", "</script><b>&"]
-    return train_tokenizer("bpe", texts * 3, 290, running_text=True, min_frequency=2)
+def tokenizer() -> Tokenizer:
+    corpus = ["the sea is calm, and the ship sails on", "आप कैसे हैं", "</script><b>&"]
+    return train_tokenizer("bpe", corpus * 3, 290, running_text=True, min_frequency=2)
 
 
-def model(family: str, seed: int = 0, **said):
+def make_model(family: str, seed: int = 0, **options):
     design = kl.presets.small(FAMILIES[family]).but(
-        vocab=words().get_vocab_size(),
+        vocab=tokenizer().get_vocab_size(),
         dim=24,
         heads=6,
         dropout=0.0,
-        **({"initial": kl.NormalInit(0.3)} | said),
+        **({"initial": kl.NormalInit(0.3)} | options),
     )
-    out = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
-    out.notes = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    return out
+    model = kl.build(design, generator=torch.Generator().manual_seed(seed)).eval()
+    model.notes = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return model
 
 
-def explorer(family: str, **said) -> Explorer:
-    return Explorer(model(family), words(), **said)
+def make_explorer(family: str, **options) -> Explorer:
+    return Explorer(make_model(family), tokenizer(), **options)
 
 
-def texts(family: str) -> dict[str, str]:
+def example_texts(family: str) -> dict[str, str]:
     return {"text": TEXT, "source": SOURCE} if family == "encoder-decoder" else {"text": TEXT}
 
 
-def ask(asked: Explorer, question: str, **given):
+def ask(explorer: Explorer, question: str, **params):
     """The answer as it arrives: through JSON that any browser reads."""
-    return json.loads(json.dumps(asked.ask(question, json.loads(json.dumps(given))), allow_nan=False))
+    return json.loads(json.dumps(explorer.ask(question, json.loads(json.dumps(params))), allow_nan=False))
 
 
 def u8(text: str, rows: int, columns: int) -> np.ndarray:
@@ -63,5 +63,6 @@ def bits(text: str, rows: int, columns: int) -> np.ndarray:
     return np.unpackbits(packed, axis=1)[:, :columns].astype(bool)
 
 
-def shades(weights: torch.Tensor, top: float = 1.0) -> np.ndarray:
-    return (weights.double() / top).sqrt().mul(255).round().numpy()
+def quantize(weights: torch.Tensor, max_weight: float = 1.0) -> np.ndarray:
+    """The bytes that `wire.sqrt_u8` sends, as floats."""
+    return (weights.double() / max_weight).sqrt().mul(255).round().numpy()
