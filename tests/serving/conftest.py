@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Fixtures of the serving tests."""
 
 from serving.browser import browser, visit
 

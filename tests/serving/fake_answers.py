@@ -1,4 +1,4 @@
-"""Made-up texts, tokens and attention, and numbers as the explorer's answers carry them."""
+"""Made-up texts, tokens and attention, and arrays encoded as in the explorer's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCAB = 5_000
 SOURCE = "The little ship sails on the calm blue sea today."
 TARGET = "Le petit bateau navigue aujourd'hui sur la mer bleue et calme."
 HINDI = "नमस्ते दुनिया, समुद्र शांत है और हिन्दी में क्ष त्र ज्ञ।"
-EVIL = [
+HTML_INJECTIONS = [
     "<img src=x onerror=window.broken=1>",
     "</script><script>window.broken=2</script>",
     '"><svg onload=window.broken=3>',
@@ -33,12 +33,12 @@ def bits(values: Any) -> str:
     return b64encode(np.packbits(values, axis=1).tobytes()).decode()
 
 
-def shades(values: Any, top: float = 1.0) -> Any:
-    return np.round(255 * np.sqrt(np.clip(values / top, 0, 1)))
+def quantize(values: Any, max_weight: float = 1.0) -> Any:
+    return np.round(255 * np.sqrt(np.clip(values / max_weight, 0, 1)))
 
 
-def cut(text: str) -> list[dict[str, Any]]:
-    """Words and pieces of words; letters of Devanagari one code point at a time, as byte-level tokenizers often cut them."""
+def split_tokens(text: str) -> list[dict[str, Any]]:
+    """Words and pieces of words; Devanagari is split into code points, as byte-level tokenizers often do."""
     pieces: list[str] = []
     for word in re.findall(r"</?[^\s>]+[^>]*>|\s*[\w'’]+|\s*[^\w\s]|\s+", text):
         if re.search(r"[\u0900-\u097f]", word):
@@ -50,20 +50,20 @@ def cut(text: str) -> list[dict[str, Any]]:
     return [token(hash_of(piece) % VOCAB, piece) for piece in pieces]
 
 
-def token(number: int, text: str, special: bool = False) -> dict[str, Any]:
-    return {"id": number, "text": text, "special": special}
+def token(token_id: int, text: str, special: bool = False) -> dict[str, Any]:
+    return {"id": token_id, "text": text, "special": special}
 
 
 def hash_of(text: str) -> int:
-    out = 7
+    result = 7
     for letter in text:
-        out = (out * 31 + ord(letter)) % 1_000_003
-    return out
+        result = (result * 31 + ord(letter)) % 1_000_003
+    return result
 
 
 @lru_cache(48)
 def weights(rows: int, columns: int, causal: bool, layer: int, head: int, leak: bool) -> Any:
-    """A head with a habit: the previous token, the first one, near ones, or this and that."""
+    """A head with a pattern: it attends to the previous token, the first one, near ones, or random ones."""
     i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
     diagonal = i * (columns / rows) if rows != columns else i
     noise = np.random.default_rng(layer * 97 + head).normal(size=(1, columns)).astype(np.float32)
@@ -75,21 +75,21 @@ def weights(rows: int, columns: int, causal: bool, layer: int, head: int, leak: 
     }[head % 4].astype(np.float32)
     if causal:
         scores = np.where(j <= i, scores, -np.inf)
-    out = np.exp(scores - scores.max(1, keepdims=True))
-    out /= out.sum(1, keepdims=True)
+    result = np.exp(scores - scores.max(1, keepdims=True))
+    result /= result.sum(1, keepdims=True)
     if leak and causal and rows > 6:
-        out[rows // 3, rows // 2] = 0.2
-    return out.astype(np.float32)
+        result[rows // 3, rows // 2] = 0.2
+    return result.astype(np.float32)
 
 
-def word(number: int) -> str:
-    """The text of a token by its number; some are evil."""
-    if number == 0:
+def token_text(token_id: int) -> str:
+    """The text of a token; some are attempts to inject HTML."""
+    if token_id == 0:
         return "</s>"
-    if number % 97 == 5:
-        return EVIL[number % 3]
-    return WORDS[number % 10] + ("" if number % 3 else "n")
+    if token_id % 97 == 5:
+        return HTML_INJECTIONS[token_id % 3]
+    return WORDS[token_id % 10] + ("" if token_id % 3 else "n")
 
 
-def named(numbers: list[int]) -> list[dict[str, Any]]:
-    return [token(number, word(number)) for number in numbers]
+def describe(token_ids: list[int]) -> list[dict[str, Any]]:
+    return [token(token_id, token_text(token_id)) for token_id in token_ids]

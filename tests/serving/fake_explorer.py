@@ -1,4 +1,4 @@
-"""A made-up model behind the explorer's questions, to draw and test the page without one: the right shapes, and no more."""
+"""An explorer without a model: answers of the right shapes, to draw and test the page."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from serving.fake_answers import (
     TARGET,
     VOCAB,
     bits,
-    cut,
+    describe,
     f32,
     hash_of,
-    named,
-    shades,
+    quantize,
+    split_tokens,
     token,
+    token_text,
     u8,
     weights,
-    word,
 )
 
 LAYERS, HEADS = 3, 4
-QUESTIONS = """about attention overview tile reads summary next vocabulary spell write beam alignment mask leaks unmasked runs
-               run compare""".split()
+QUESTIONS = """about attention overview tile reads summary next vocabulary spell write beam alignment mask
+               leaks unmasked runs run compare""".split()
 
 
-class Refusal(Exception):  # noqa: N818
+class RefusedError(Exception):
+    """What the server answers to a question that is wrong."""
+
     def __init__(self, message: str, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.code = code
@@ -39,25 +41,25 @@ class Refusal(Exception):  # noqa: N818
 
 
 class FakeExplorer:
-    """Answers like keepleft.serving.explorer.Explorer.ask."""
+    """Answers in the shapes of `Explorer.ask`, and records the questions."""
 
     def __init__(self, family: str = "encoder-decoder", example: dict[str, str] | None = None) -> None:
-        self.pair = family == "encoder-decoder"
+        self.is_encoder_decoder = family == "encoder-decoder"
         self.family = family
         self.example = example or (
-            {"text": TARGET, "source": SOURCE} if self.pair else {"text": f"{SOURCE} {HINDI}"}
+            {"text": TARGET, "source": SOURCE} if self.is_encoder_decoder else {"text": f"{SOURCE} {HINDI}"}
         )
-        self.kept: dict[str, dict[str, Any]] = {}
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.audited = 0
+        self.texts: dict[str, dict[str, Any]] = {}
+        self.questions: list[tuple[str, dict[str, Any]]] = []
+        self.num_audit_polls = 0
         self.lock = threading.Lock()
 
-    def ask(self, question: str, given: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: str, params: dict[str, Any]) -> dict[str, Any]:
         if question not in QUESTIONS:
-            raise Refusal(f"there is no question {question!r}")
+            raise RefusedError(f"there is no question {question!r}")
         with self.lock:
-            self.asked.append((question, given))
-            return getattr(self, question)(**given)
+            self.questions.append((question, params))
+            return getattr(self, question)(**params)
 
     def about(self) -> dict[str, Any]:
         kinds = {"encoder.self": "self", "decoder.self": "masked", "decoder.cross": "cross"}
@@ -66,7 +68,7 @@ class FakeExplorer:
         ]
         views = ["attention", "masks", "leaks", "training"] + ["decoding"] * (self.family != "encoder")
         return {
-            "name": "stand-in",
+            "name": "fake",
             "family": self.family,
             "parameters": 1_234_567,
             "dim": 64,
@@ -90,103 +92,104 @@ class FakeExplorer:
     # attention
 
     def attention(self, text: str, source: str = "") -> dict[str, Any]:
-        if not text.strip() and not self.pair:
-            raise Refusal("the text is empty: give some text to read")
-        shown = {"text": [token(1, "<s>", True), *cut(text or TARGET)]}
-        if self.pair:
-            shown["source"] = [*cut(source), token(2, "</s>", True)]
-        key = f"key-{len(self.kept)}"
-        self.kept[key] = shown
+        if not text.strip() and not self.is_encoder_decoder:
+            raise RefusedError("the text is empty: give some text to read")
+        tokens = {"text": [token(1, "<s>", True), *split_tokens(text or TARGET)]}
+        if self.is_encoder_decoder:
+            tokens["source"] = [*split_tokens(source), token(2, "</s>", True)]
+        key = f"key-{len(self.texts)}"
+        self.texts[key] = tokens
         sides = {"encoder.self": "source source", "decoder.self": "text text", "decoder.cross": "text source"}
-        out = []
-        for one in self.about()["attentions"]:
-            row, column = (sides[one["name"]] if self.pair else "text text").split()
-            out.append(
+        attentions = []
+        for attention in self.about()["attentions"]:
+            row, column = (sides[attention["name"]] if self.is_encoder_decoder else "text text").split()
+            attentions.append(
                 {
-                    **one,
-                    "rows": len(shown[row]),
-                    "columns": len(shown[column]),
+                    **attention,
+                    "rows": len(tokens[row]),
+                    "columns": len(tokens[column]),
                     "row_side": row,
                     "column_side": column,
-                    "mask": [one["mask"]] * LAYERS,
+                    "mask": [attention["mask"]] * LAYERS,
                 }
             )
-        return {"key": key, "tokens": shown, "attentions": out, "shortened": None}
+        return {"key": key, "tokens": tokens, "attentions": attentions, "shortened": None}
 
     def _map(self, key: str, name: str, layer: int, head: Any) -> tuple[Any, Any]:
-        if key not in self.kept:
-            raise Refusal(f"the text {key!r} is no longer kept: ask again", "forgotten", 404)
-        shown = self.kept[key]
+        if key not in self.texts:
+            raise RefusedError(f"the text {key!r} is no longer kept: ask again", "forgotten", 404)
+        tokens = self.texts[key]
         row, column = (
             {
                 "encoder.self": ("source", "source"),
                 "decoder.self": ("text", "text"),
                 "decoder.cross": ("text", "source"),
             }[name]
-            if self.pair
+            if self.is_encoder_decoder
             else ("text", "text")
         )
-        rows = len(shown[row])
-        columns = len(shown[column])
+        rows = len(tokens[row])
+        columns = len(tokens[column])
         causal = name == "decoder.self"
         heads = [head] if isinstance(head, int) else range(HEADS)
-        found = sum(weights(rows, columns, causal, layer, one, one == 3) for one in heads) / len(heads)
+        maps = [weights(rows, columns, causal, layer, head, head == 3) for head in heads]
+        attention_map = sum(maps) / len(heads)
         claim = np.tri(rows, columns, dtype=bool) if causal else np.ones((rows, columns), bool)
-        return found, claim
+        return attention_map, claim
 
     def overview(self, key: str, name: str, layer: int, head: Any, size: int) -> dict[str, Any]:
-        found, claim = self._map(key, name, layer, head)
-        rows, columns = found.shape
+        attention_map, claim = self._map(key, name, layer, head)
+        rows, columns = attention_map.shape
         step = -(-max(rows, columns) // size)
-        pooled, may = (
+        cells, claim_cells = (
             np.pad(table, ((0, -rows % step), (0, -columns % step)))
             .reshape(-(-rows // step), step, -1, step)
             .max((1, 3))
-            for table in (found, claim)
+            for table in (attention_map, claim)
         )
-        top = float(pooled.max())
+        max_weight = float(cells.max())
         return {
             "rows": rows,
             "columns": columns,
             "step": step,
-            "map_u8": u8(shades(pooled, top)),
-            "top": top,
-            "claim_bits": bits(may),
+            "map_u8": u8(quantize(cells, max_weight)),
+            "top": max_weight,
+            "claim_bits": bits(claim_cells),
         }
 
     def tile(
         self, key: str, name: str, layer: int, head: Any, row: int, column: int, size: int
     ) -> dict[str, Any]:
-        found, claim = (
+        attention_map, claim = (
             table[row : row + size, column : column + size] for table in self._map(key, name, layer, head)
         )
         return {
             "row": row,
             "column": column,
-            "rows": found.shape[0],
-            "columns": found.shape[1],
-            "map_u8": u8(shades(found)),
+            "rows": attention_map.shape[0],
+            "columns": attention_map.shape[1],
+            "map_u8": u8(quantize(attention_map)),
             "claim_bits": bits(claim),
         }
 
     def reads(self, key: str, name: str, layer: int, head: Any, token: int, by: bool) -> dict[str, Any]:
-        found, _ = self._map(key, name, layer, head)
-        return {"weights_f32": f32(found[:, token] if by else found[token])}
+        attention_map, _ = self._map(key, name, layer, head)
+        return {"weights_f32": f32(attention_map[:, token] if by else attention_map[token])}
 
     def summary(self, key: str, name: str, layer: int) -> dict[str, Any]:
         out = []
         for head in range(HEADS):
-            found, claim = self._map(key, name, layer, head)
-            i, j = np.indices(found.shape)
-            logs = np.log2(np.where(found > 0, found, 1))
+            attention_map, claim = self._map(key, name, layer, head)
+            i, j = np.indices(attention_map.shape)
+            logs = np.log2(np.where(attention_map > 0, attention_map, 1))
             out.append(
                 {
-                    "entropy": float(-(found * logs).sum(1).mean()),
-                    "distance": float((found * abs(i - j)).sum(1).mean()),
-                    "first": float(found[:, 0].mean()),
-                    "previous": float(found.diagonal(-1).mean()),
-                    "itself": float(found.diagonal().mean()),
-                    "outside": float((found * ~claim).max()),
+                    "entropy": float(-(attention_map * logs).sum(1).mean()),
+                    "distance": float((attention_map * abs(i - j)).sum(1).mean()),
+                    "first": float(attention_map[:, 0].mean()),
+                    "previous": float(attention_map.diagonal(-1).mean()),
+                    "itself": float(attention_map.diagonal().mean()),
+                    "outside": float((attention_map * ~claim).max()),
                 }
             )
         return {"heads": out}
@@ -203,49 +206,49 @@ class FakeExplorer:
         scores[best + 1] = 11.5
         scores[0] = 9.0 + len(tokens) / 4
         return {
-            "prompt": cut(text),
-            "written": named(tokens),
+            "prompt": split_tokens(text),
+            "written": describe(tokens),
             "scores_f32": f32(scores),
             "ends": [0],
             "start": 1,
         }
 
     def vocabulary(self) -> dict[str, Any]:
-        return {"words": [word(n) for n in range(VOCAB)]}
+        return {"words": [token_text(n) for n in range(VOCAB)]}
 
     def spell(self, ids: list[int], before: list[int]) -> dict[str, Any]:
-        return {"tokens": named(ids)}
+        return {"tokens": describe(ids)}
 
     def write(
         self, text: str, tokens: list[int], options: dict[str, Any], limit: int, source: str = ""
     ) -> dict[str, Any]:
         if unknown := {*options} - {"do_sample", "temperature", "top_k", "top_p", "min_p"}:
-            raise Refusal(f"write takes no {unknown}")
+            raise RefusedError(f"write takes no {unknown}")
         new = [10 + (sum(tokens) + n * 37) % 4_000 for n in range(limit)]
-        return {"tokens": named(new), "logprobs": [-1.0] * limit, "ended": False}
+        return {"tokens": describe(new), "logprobs": [-1.0] * limit, "ended": False}
 
     def beam(
         self, text: str, width: int, limit: int, length_penalty: float, early_stopping: bool, source: str = ""
     ) -> dict[str, Any]:
-        chance = np.random.default_rng(width)
+        rng = np.random.default_rng(width)
         steps: list[list[dict[str, Any]]] = []
         for step in range(min(limit, 9)):
-            grown = []
+            nodes = []
             for place in range(1 if step == 0 else width):
                 total = steps[-1][place]["total"] if steps else 0.0
                 for _ in range(width if step == 0 else 2):
-                    score = -float(chance.exponential(0.8))
-                    number = int(chance.integers(10, 4_000))
-                    grown.append(
+                    score = -float(rng.exponential(0.8))
+                    number = int(rng.integers(10, 4_000))
+                    nodes.append(
                         {
                             "id": 0,
                             "parent": place if steps else -1,
-                            "token": token(number, word(number)),
+                            "token": token(number, token_text(number)),
                             "score": score,
                             "total": total + score,
                         }
                     )
-            steps.append(sorted(grown, key=lambda node: -node["total"])[:width])
+            steps.append(sorted(nodes, key=lambda node: -node["total"])[:width])
         path, place = [], 0
         for nodes in reversed(steps):
             path.insert(0, nodes[place]["token"])
@@ -255,14 +258,14 @@ class FakeExplorer:
         return {"steps": steps, "finished": [{**ended, "step": len(steps) - 1}], "best": ended}
 
     def alignment(self, source: str, tokens: list[int], layer: Any, head: Any) -> dict[str, Any]:
-        there = cut(source)
-        found = weights(max(1, len(tokens)), len(there), False, 1, 2, False)
+        source_tokens = split_tokens(source)
+        attention_map = weights(max(1, len(tokens)), len(source_tokens), False, 1, 2, False)
         return {
-            "source": there,
-            "written": named(tokens),
-            "weights_u8": u8(shades(found)),
+            "source": source_tokens,
+            "written": describe(tokens),
+            "weights_u8": u8(quantize(attention_map)),
             "rows": len(tokens),
-            "columns": len(there),
+            "columns": len(source_tokens),
         }
 
     # masks, leaks, training
@@ -271,25 +274,27 @@ class FakeExplorer:
         self, expression: str, length: int, padding: dict[str, int], packing: list[int]
     ) -> dict[str, Any]:
         if re.sub(r"causal|full|(window|prefix|block)\(\d+\)|[&|~() ]", "", expression):
-            raise Refusal(f"{expression!r} is not a mask: write one such as 'causal & window(3) | prefix(1)'")
+            raise RefusedError(
+                f"{expression!r} is not a mask: write one such as 'causal & window(3) | prefix(1)'"
+            )
         i, j = np.indices((length, length))
-        near = re.search(r"window\((\d+)\)", expression)
-        seen = (j <= i) if "causal" in expression else np.ones((length, length), bool)
-        seen = seen & (abs(i - j) < int(near[1])) if near else seen
-        first = re.search(r"prefix\((\d+)\)", expression)
-        seen = seen | (j < int(first[1])) if first else seen
+        window = re.search(r"window\((\d+)\)", expression)
+        visible = (j <= i) if "causal" in expression else np.ones((length, length), bool)
+        visible = visible & (abs(i - j) < int(window[1])) if window else visible
+        prefix = re.search(r"prefix\((\d+)\)", expression)
+        visible = visible | (j < int(prefix[1])) if prefix else visible
         if expression.startswith("~"):
-            seen = ~seen
+            visible = ~visible
         real = (np.arange(length) >= padding["left"]) & (np.arange(length) < length - padding["right"])
-        seen = seen & real[:, None] & real[None]
-        count = int(seen.sum())
+        visible = visible & real[:, None] & real[None]
+        count = int(visible.sum())
         faults = [
             f"position {q} sees position {k}, its future"
-            for q, k in zip(*np.nonzero(np.triu(seen, 1)), strict=True)
+            for q, k in zip(*np.nonzero(np.triu(visible, 1)), strict=True)
         ]
         return {
             "mask": expression,
-            "seen_bits": bits(seen),
+            "seen_bits": bits(visible),
             "rows": length,
             "columns": length,
             "faults": faults[:12],
@@ -302,12 +307,12 @@ class FakeExplorer:
         }
 
     def leaks(self, wait: bool) -> dict[str, Any]:
-        self.audited += 1
-        if self.audited < 3:
-            return {"state": "running", "seconds": float(self.audited)}
+        self.num_audit_polls += 1
+        if self.num_audit_polls < 3:
+            return {"state": "running", "seconds": float(self.num_audit_polls)}
         claim = np.tri(12, dtype=bool)
-        found = np.where(claim, 10.0 ** -np.abs(np.subtract.outer(np.arange(12), np.arange(12)) / 2.0), 0)
-        found[4, 9] = 0.01
+        influence = np.where(claim, 10.0 ** -np.abs(np.subtract.outer(np.arange(12), np.arange(12)) / 2.0), 0)
+        influence[4, 9] = 0.01
         finding = {
             "kind": "future",
             "reader": 4,
@@ -323,7 +328,7 @@ class FakeExplorer:
             "state": "done",
             "seconds": 3.2,
             "claim_bits": bits(claim),
-            "influence_f32": f32(found),
+            "influence_f32": f32(influence),
             "rows": 12,
             "columns": 12,
             "report": {
@@ -336,21 +341,24 @@ class FakeExplorer:
         }
 
     def unmasked(self, text: str, source: str = "") -> dict[str, Any]:
-        shown = cut(text or TARGET)
-        n = len(shown)
-        chance = np.random.default_rng(n)
+        tokens = split_tokens(text or TARGET)
+        n = len(tokens)
+        rng = np.random.default_rng(n)
         before, after = weights(n, n, True, 0, 2, False), np.roll(np.eye(n), 1, 1) * 0.8 + 0.2 / n
-        lost = chance.exponential(2.5, n)
+        losses = rng.exponential(2.5, n)
         return {
-            "tokens": shown,
-            "with_f32": f32(lost),
-            "without_f32": f32(lost * 0.06),
-            "words": "A token costs 2.51 nats with the mask and 0.15 without it: what comes later gives the answer away.",
+            "tokens": tokens,
+            "with_f32": f32(losses),
+            "without_f32": f32(losses * 0.06),
+            "words": (
+                "A token costs 2.51 nats with the mask and 0.15 without it: "
+                "what comes later gives the answer away."
+            ),
             "reads": {
                 "rows": n,
                 "columns": n,
-                "before_u8": u8(shades(before)),
-                "after_u8": u8(shades(after)),
+                "before_u8": u8(quantize(before)),
+                "after_u8": u8(quantize(after)),
             },
         }
 

@@ -1,4 +1,4 @@
-"""The stand-in behind HTTP, with the page beside it and the strictest policy: as a server would carry it.
+"""The fake explorer behind HTTP, with the page and the strictest security policy, as the real server has it.
 
 python tests/serving/fake_explorer_server.py [--port 8900] [--family decoder]
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from serving.fake_explorer import FakeExplorer, Refusal
+from serving.fake_explorer import FakeExplorer, RefusedError
 
 PAGE = Path(__file__).parents[2] / "src" / "keepleft" / "serving" / "explorer" / "page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -37,13 +37,13 @@ class Handler(BaseHTTPRequestHandler):
         path = PAGE / name
         if path.parent != PAGE or not path.is_file():
             return self._send(404, "text/plain", b"not here")
-        return self._send(200, KINDS[path.suffix], path.read_bytes())
+        return self._send(200, CONTENT_TYPES[path.suffix], path.read_bytes())
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         try:
             answer = self.explorer.ask(self.path.rpartition("/")[2], json.loads(body))
-        except Refusal as error:
+        except RefusedError as error:
             return self._json(
                 error.status,
                 {"error": {"message": str(error), **({"code": error.code} if error.code else {})}},
@@ -53,10 +53,10 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, status: int, answer: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(answer).encode())
 
-    def _send(self, status: int, kind: str, body: bytes) -> None:
+    def _send(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
         for name, value in {
-            "content-type": kind,
+            "content-type": content_type,
             "content-length": str(len(body)),
             "content-security-policy": POLICY,
             "cache-control": "no-store",
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8900)
     parser.add_argument("--family", default="encoder-decoder")
     options = parser.parse_args()
-    running = serve(FakeExplorer(options.family), options.port)
-    print(f"http://127.0.0.1:{running.server_port}/explore/")
+    server = serve(FakeExplorer(options.family), options.port)
+    print(f"http://127.0.0.1:{server.server_port}/explore/")
     while True:
         time.sleep(60)

@@ -1,4 +1,4 @@
-"""The page in a real browser: every view draws, answers to pointer and keys, and says what is wrong in one line."""
+"""The page in a real browser: views draw, react to pointer and keys, and report errors in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from serving.browser import asked, settled, until
+from serving.browser import params_of, wait_until, wait_until_js
 from serving.fake_explorer import FakeExplorer
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
     page = visit(explorer)
     for title in ("Encoder self-attention", "Masked self-attention", "Cross-attention"):
         page.wait_for_selector(f"section[aria-label='{title}'] canvas")
-    settled(lambda: len(asked(explorer, "tile")) == 3)
+    wait_until(lambda: len(params_of(explorer, "tile")) == 3)
     page.get_by_label("Arcs").check()
     assert "as=arcs" in page.url
     page.get_by_label("Attention", exact=True).select_option("decoder.cross")
@@ -49,8 +49,12 @@ def test_an_encoder_decoder_shows_its_three_attentions_side_by_side(visit):
 def test_a_token_lights_up_what_it_reads_and_who_reads_it(visit):
     page = visit(FakeExplorer("decoder"), "#head=0")
     page.locator(".token").nth(5).hover()
-    until(page, "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--reads') > 0.5")
-    until(page, "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--by') > 0.5")
+    wait_until_js(
+        page, "getComputedStyle(document.querySelectorAll('.token')[4]).getPropertyValue('--reads') > 0.5"
+    )
+    wait_until_js(
+        page, "getComputedStyle(document.querySelectorAll('.token')[6]).getPropertyValue('--by') > 0.5"
+    )
     assert re.search(r"reads “.+” \(4\) most", page.locator(".readout").inner_text())
 
 
@@ -109,12 +113,12 @@ def test_digits_in_a_text_are_digits(visit):
 def test_sliders_narrow_the_distribution_without_asking(visit):
     explorer = FakeExplorer("decoder")
     page = visit(explorer, "#view=decoding", wait=".bars li")
-    before = len(explorer.asked)
+    before = len(explorer.questions)
     page.get_by_label("top-k").fill("1")
-    until(page, "document.querySelectorAll('.bars li.out').length === 18")
+    wait_until_js(page, "document.querySelectorAll('.bars li.out').length === 18")
     page.get_by_label("temperature").fill("0.05")
-    until(page, "document.querySelector('.bars .chance').textContent === '100.0 %'")
-    assert len(explorer.asked) == before
+    wait_until_js(page, "document.querySelector('.bars .chance').textContent === '100.0 %'")
+    assert len(explorer.questions) == before
 
 
 def test_a_text_is_written_token_by_token_and_taken_back(visit):
@@ -124,10 +128,10 @@ def test_a_text_is_written_token_by_token_and_taken_back(visit):
     page.wait_for_selector(".written .token")
     page.wait_for_selector("canvas[aria-label^=Alignment]")
     page.get_by_role("button", name="Write on").click()
-    settled(lambda: len(asked(explorer, "next")[-1]["tokens"]) == 13)
+    wait_until(lambda: len(params_of(explorer, "next")[-1]["tokens"]) == 13)
     page.get_by_role("button", name="From the start").click()
     page.wait_for_selector(".written .token", state="detached")
-    assert asked(explorer, "next")[0] == {
+    assert params_of(explorer, "next")[0] == {
         "text": "",
         "source": explorer.example["source"],
         "tokens": [],
@@ -139,7 +143,7 @@ def test_the_beam_grows_step_by_step(visit):
     page = visit(FakeExplorer(), "#view=decoding&by=beam", wait=".tree .node")
     assert page.locator(".tree .node").count() == 4
     page.get_by_label("One step on").click()
-    until(page, "document.querySelectorAll('.tree .node').length === 8")
+    wait_until_js(page, "document.querySelectorAll('.tree .node').length === 8")
     page.get_by_label("step", exact=True).fill("8")
     page.wait_for_selector(".ended li")
     assert page.locator(".tree .node.dropped").count() > 0
@@ -153,13 +157,13 @@ def test_a_mask_is_drawn_as_it_is_typed_and_a_wrong_one_is_told(visit):
     field = page.get_by_label("Who may look at whom")
     field.fill("causal & lookahead(2)")
     page.wait_for_selector("text=is not a mask")
-    visit.troubles.clear()  # the browser itself notes a refused question
+    visit.console_errors.clear()  # the browser itself logs a refused question
     field.fill("~causal")
     page.wait_for_selector(".faults li")
     page.get_by_label("Padding left").fill("3")
-    settled(lambda: asked(explorer, "mask")[-1]["padding"] == {"left": 3, "right": 0})
+    wait_until(lambda: params_of(explorer, "mask")[-1]["padding"] == {"left": 3, "right": 0})
     page.get_by_label("Packed texts").fill("6, 7")
-    settled(lambda: asked(explorer, "mask")[-1]["packing"] == [6, 7])
+    wait_until(lambda: params_of(explorer, "mask")[-1]["packing"] == [6, 7])
 
 
 def test_the_audit_is_waited_for_and_told_in_words(visit):
@@ -174,8 +178,8 @@ def test_the_audit_is_waited_for_and_told_in_words(visit):
 def test_a_run_that_goes_on_is_followed(visit):
     explorer = FakeExplorer()
     page = visit(explorer, "#view=training&run=stories", wait=".chart .curve")
-    settled(lambda: len(asked(explorer, "run")) >= 2)
-    assert [given["after"] for given in asked(explorer, "run")[:2]] == [0, 10]
+    wait_until(lambda: len(params_of(explorer, "run")) >= 2)
+    assert [params["after"] for params in params_of(explorer, "run")[:2]] == [0, 10]
     assert "going on" in page.locator("[role=status]").first.inner_text()
 
 
@@ -184,7 +188,7 @@ def test_an_error_is_one_line_where_it_belongs(visit):
     page.locator("textarea").fill(" ")
     page.get_by_role("button", name="Read").click()
     assert "the text is empty" in page.locator("[role=alert]").inner_text()
-    visit.troubles.clear()
+    visit.console_errors.clear()
 
 
 @pytest.mark.parametrize("view", VIEWS)

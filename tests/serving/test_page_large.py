@@ -1,4 +1,4 @@
-"""Two thousand tokens: the map is fetched as it is looked at, and the tab never freezes."""
+"""Two thousand tokens: the map is fetched as it comes into view, and the tab never freezes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from serving.browser import asked, settled, until
+from serving.browser import params_of, wait_until, wait_until_js
 from serving.fake_explorer import FakeExplorer
 
 pytestmark = pytest.mark.slow
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("fragment", ["#head=2", "#head=2&as=arcs"])
 def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, fragment, record_property):
     explorer = FakeExplorer("decoder", {"text": " ".join(f"w{n % 89}" for n in range(2_000))})
-    began = time.monotonic()
+    start = time.monotonic()
     page = visit(explorer, fragment)
-    until(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
-    record_property("seconds until it is drawn", round(time.monotonic() - began, 2))
+    wait_until_js(page, "!document.querySelector('.panel .busy') && document.querySelector('.panel .legend')")
+    record_property("seconds until it is drawn", round(time.monotonic() - start, 2))
     assert page.locator(".token").count() == 2_001
     assert page.evaluate("document.querySelectorAll('*').length") < 3_000
-    with frames(page) as longest:
+    with longest_frame(page) as longest_ms:
         page.locator(".panel canvas").first.scroll_into_view_if_needed()
         page.evaluate("document.querySelector('.panel canvas').scrollIntoView()")
         time.sleep(0.5)  # a map does not take the wheel from a page that is just scrolling
@@ -30,19 +30,19 @@ def test_two_thousand_tokens_are_looked_at_piece_by_piece(visit, fragment, recor
         page.mouse.move(box["x"] + 300, box["y"] + 300)
         for _ in range(12):
             page.mouse.wheel(0, -120)
-        settled(lambda: asked(explorer, "tile"))
+        wait_until(lambda: params_of(explorer, "tile"))
         page.mouse.down()
         page.mouse.move(box["x"] + 100, box["y"] + 150, steps=5)
         page.mouse.up()
         page.locator(".panel canvas").first.focus()
         for key in ("ArrowDown", "ArrowRight", "+", "-", "0"):
             page.keyboard.press(key)
-    record_property("longest frame in milliseconds", longest())
-    tiles = {(given["row"], given["column"]) for given in asked(explorer, "tile")}
-    assert len(tiles) == len(asked(explorer, "tile")) <= 64
+    record_property("longest frame in milliseconds", longest_ms())
+    tiles = {(params["row"], params["column"]) for params in params_of(explorer, "tile")}
+    assert len(tiles) == len(params_of(explorer, "tile")) <= 64
     assert all(row % 256 == 0 and column % 256 == 0 for row, column in tiles)
     page.locator(".token").nth(1000).hover()
-    settled(lambda: {given["by"] for given in asked(explorer, "reads")} == {True, False})
+    wait_until(lambda: {params["by"] for params in params_of(explorer, "reads")} == {True, False})
 
 
 def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_address(visit):
@@ -51,7 +51,7 @@ def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_addre
     text = "word " * 600
     page.locator("textarea").fill(text)
     page.get_by_role("button", name="Read").click()
-    settled(lambda: asked(explorer, "attention")[-1] == {"text": text})
+    wait_until(lambda: params_of(explorer, "attention")[-1] == {"text": text})
     page.get_by_role("tab", name="Masks").click()
     page.go_back()
     assert page.locator("textarea").input_value() == text
@@ -59,8 +59,8 @@ def test_a_long_text_that_is_typed_is_read_though_it_does_not_fit_into_the_addre
 
 
 @contextmanager
-def frames(page):
-    """How long the page did not draw, at worst."""
+def longest_frame(page):
+    """The longest time between two frames, in milliseconds."""
     page.evaluate("""() => { let last = performance.now(); window.longest = 0;
         const look = (now) => {
             window.longest = Math.max(window.longest, now - last); last = now; requestAnimationFrame(look); };

@@ -1,4 +1,4 @@
-"""One page, three carriers: a server with or without a key, a notebook, a file; and what the address says."""
+"""One page, three transports: a server with or without an API key, a notebook, a file; and its URL state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 import keepleft as kl
-from serving.browser import asked, settled, until
+from serving.browser import params_of, wait_until, wait_until_js
 from serving.fake_explorer import FakeExplorer
 from serving.fake_explorer_server import PAGE
 from serving.test_http_serve import served
@@ -32,13 +32,13 @@ def test_a_server_with_a_key_is_opened_by_a_password(browser, tmp_path):
 def test_what_the_server_forgot_is_read_again(visit):
     explorer = FakeExplorer("decoder")
     page = visit(explorer, wait="dl.numbers, .thumb")
-    settled(lambda: asked(explorer, "tile"))
-    explorer.kept.clear()
+    wait_until(lambda: params_of(explorer, "tile"))
+    explorer.texts.clear()
     page.get_by_label("Head", exact=True).select_option("2")
-    settled(lambda: len(asked(explorer, "attention")) == 2)
-    until(page, "!document.querySelector('.panel .busy')")
+    wait_until(lambda: len(params_of(explorer, "attention")) == 2)
+    wait_until_js(page, "!document.querySelector('.panel .busy')")
     assert page.locator("[role=alert]").count() == 0
-    visit.troubles.clear()
+    visit.console_errors.clear()
 
 
 def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
@@ -72,19 +72,17 @@ def test_a_file_with_its_answers_in_it_needs_no_server(visit, tmp_path):
     page = visit(FakeExplorer(), wait=None)
     page.goto(path.as_uri())
     page.wait_for_selector(".panel canvas")
-    assert page.locator("[role=tab]").all_inner_texts() == [
-        "Attention1"
-    ]  # what was not recorded is not offered
-    until(page, "document.querySelector('.panel .legend').textContent.includes('1.00')")
+    # views that are not in the snapshot are not offered
+    assert page.locator("[role=tab]").all_inner_texts() == ["Attention1"]
+    wait_until_js(page, "document.querySelector('.panel .legend').textContent.includes('1.00')")
     page.get_by_label("Layer", exact=True).select_option("1")
     page.wait_for_selector("text=recorded beforehand")
 
 
 def test_a_notebook_carries_it_too(visit):
     explorer = FakeExplorer("decoder")
-    page = visit(
-        FakeExplorer(), "explorer.css", wait=None
-    )  # any page of this origin that is not the explorer's
+    # any page of this origin that is not the explorer's
+    page = visit(FakeExplorer(), "explorer.css", wait=None)
     page.expose_function("ask", explorer.ask)
     page.evaluate("""async () => {
         const { default: widget } = await import("/explore/explorer.js");

@@ -21,7 +21,8 @@ from keepleft.serving.http.service import Service
 TOKENS = byte_tokens()
 PLAIN = Limits()
 CHAT = (
-    "{{ bos_token }}{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}</s>{% endfor %}"
+    "{{ bos_token }}"
+    "{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant: {% endif %}"
 )
 
@@ -56,7 +57,7 @@ def encoder(head=None) -> LoadedModel:
 
 
 class Slow(SequentialEngine):
-    """Takes its time over each token."""
+    """A sequential engine that sleeps before each token."""
 
     wait = 0.02
 
@@ -66,59 +67,65 @@ class Slow(SequentialEngine):
 
 
 @contextmanager
-def service(opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, **given):
-    """A service that is closed at the end; the tensors are too small for a second thread."""
-    before = torch.get_num_threads()
+def service(loaded: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, **options):
+    """A service that is drained at the end; the tensors are too small for a second thread."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = Service(opened, engine(opened.model, opened.tokenizer), name="tiny", limits=limits, **given)
+    running_service = Service(
+        loaded, engine(loaded.model, loaded.tokenizer), name="tiny", limits=limits, **options
+    )
     try:
-        yield made
+        yield running_service
     finally:
-        made.drain(0.0)
-        torch.set_num_threads(before)
+        running_service.drain(0.0)
+        torch.set_num_threads(num_threads)
 
 
 @contextmanager
 def client(
-    opened: LoadedModel,
+    loaded: LoadedModel,
     engine=SequentialEngine,
     limits: Limits = PLAIN,
     explorer=None,
     page=None,
     reach=None,
-    **given,
+    **app_options,
 ):
-    """In this process, without a socket."""
+    """An HTTP client in this process, without a socket."""
     from starlette.testclient import TestClient
 
-    more = {} if page is None else {"page_folder": page}
-    with service(opened, engine, limits, explorer=explorer, max_model_len=reach, **more) as made:
-        out = TestClient(make_app(made, **given), base_url="http://localhost", raise_server_exceptions=False)
-        out.service = made
-        yield out
+    page_options = {} if page is None else {"page_folder": page}
+    with service(
+        loaded, engine, limits, explorer=explorer, max_model_len=reach, **page_options
+    ) as running_service:
+        app = make_app(running_service, **app_options)
+        test_client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+        test_client.service = running_service
+        yield test_client
 
 
 @contextmanager
 def running(
-    opened: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **given
+    loaded: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **app_options
 ):
-    """A real server on a free port of this machine: its port and the service."""
+    """A real server on a free port of this machine: its port, the service and the server."""
     from keepleft.serving.http.server import Server
 
-    heard: list[int] = []
-    there = threading.Event()
+    ports: list[int] = []
+    is_ready = threading.Event()
 
-    def ready(host: str, port: int) -> None:
-        heard.append(port)
-        there.set()
+    def on_ready(host: str, port: int) -> None:
+        ports.append(port)
+        is_ready.set()
 
-    with service(opened, engine, limits) as made:
-        server = Server(make_app(made, **given), made, port=0, shutdown_timeout=drain, on_ready=ready)
+    with service(loaded, engine, limits) as running_service:
+        app = make_app(running_service, **app_options)
+        server = Server(app, running_service, port=0, shutdown_timeout=drain, on_ready=on_ready)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        assert there.wait(30)
+        assert is_ready.wait(30)
         try:
-            yield heard[0], made, server
+            yield ports[0], running_service, server
         finally:
             server.should_exit = True
             thread.join(30)
