@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING say is true: their code runs, their files are there, their family works."""
+"""The pages are true: their code runs, their commands and files exist, their lists are complete."""
 
 from __future__ import annotations
 
@@ -8,93 +8,271 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import warnings
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 
 import keepleft as kl
+from keepleft.cli import main
 from keepleft.disk.safetensors import ShardedDirectory
 from keepleft.models import presets
 from keepleft.weights.rules import export_tensors, load_tensors
 
 ROOT = Path(__file__).parent.parent
-README, CONTRIBUTING = ((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
+PACKAGE = ROOT / "src" / "keepleft"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "bench" / "README.md",
+    *DOCS,
+]
+README = (ROOT / "README.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def read_doc(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text("utf-8")
 
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
 
 
+def run_python(code: str, folder: Path) -> str:
+    """Standard output of the code, run in a process of its own with warnings as errors."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def assert_prints_its_comments(code: str, printed: str) -> None:
+    """`print(…)  # comment` prints the comment, unless that explains the drawing of a mask."""
+    for comment in re.findall(r"^print\(.*?\)\s+#\s+(\S.*)$", code, re.M):
+        if "■" not in comment:
+            assert comment in printed, f"the page says that {comment!r} is printed"
+
+
+# -- code and commands
+
+
+def readme_commands() -> list[str]:
+    return [
+        line.removeprefix("$ ").partition("  #")[0].strip()
+        for block in blocks(README, "console")
+        for line in block.splitlines()
+        if line.startswith("$")
+    ]
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def readme_folder(tmp_path_factory) -> Path:
     """A folder in which every keepleft command of the README has run, in its order."""
     folder = tmp_path_factory.mktemp("readme")
-    for command in commands():
+    for command in readme_commands():
         if command.startswith("keepleft "):
             if command == "keepleft compare":
-                command += " --lengths 16 --steps 20"  # the whole takes a minute or two
-            ran = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True,
-                                 timeout=300, check=False)
+                command += " --lengths 16 --steps 20"  # the full experiment takes a minute or two
+            ran = subprocess.run(
+                [sys.executable, "-m", *shlex.split(command)],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
             assert ran.returncode == 0, ran.stderr
     return folder
 
 
-def commands() -> list[str]:
-    return [line.removeprefix("$ ").partition("  #")[0].strip() for block in blocks(README, "console")
-            for line in block.splitlines() if line.startswith("$")]
-
-
-@pytest.mark.parametrize("page", ["generation", "audit"])
-def test_the_python_block_of_a_page_runs(page):
-    code = "\n".join(blocks((ROOT / "docs" / f"{page}.md").read_text("utf-8"), "python"))
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
-
-
 @pytest.mark.slow
-def test_every_python_block_of_the_readme_runs_and_prints_what_it_says(place):
-    tmp_path = place
+def test_every_python_block_of_the_readme_runs_and_prints_what_it_says(readme_folder):
     code = "\n".join(blocks(README, "python"))
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True,
-                         timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
-    for said in re.findall(r"^print\(.*?\)\s+#\s+(\S.*)$", code, re.M):
-        if "■" not in said:
-            assert said in ran.stdout, f"the README says {said!r}"
-    assert (tmp_path / "mask.svg").exists()
+    assert_prints_its_comments(code, run_python(code, readme_folder))
+    assert (readme_folder / "mask.svg").exists()
 
 
-def test_every_command_of_the_readme_is_there():
+@pytest.mark.parametrize("page", ["attention", "audit", "generation", "models", "sizing", "weights"])
+def test_every_python_block_of_a_page_runs(page, tmp_path):
+    """The blocks of evaluation.md, serving.md and training.md are run by the tests of their rooms."""
+    code = "\n".join(blocks(read_doc(page), "python"))
+    printed = run_python(code, tmp_path)
+    if page == "models":
+        assert_prints_its_comments(code, printed)
+
+
+def test_every_command_of_the_readme_exists():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    assert commands()
-    for command in commands():
-        tool, target, *_ = command.split()
-        assert tool == "keepleft" or re.search(rf"^{target}:", makefile, re.M), command
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert readme_commands()
+    for command in readme_commands():
+        match command.split():
+            case ["keepleft", *_]:
+                pass
+            case ["make", target]:
+                assert re.search(rf"^{target}:", makefile, re.M), command
+            case ["pip", "install", requirement]:
+                names = re.fullmatch(r"'\.\[(.+)\]'", requirement)
+                assert names, command
+                assert set(names[1].split(",")) <= set(extras), command
+            case _:
+                pytest.fail(f"nobody checks the command {command!r}")
 
 
-def reading_order() -> list[Path]:
-    return [ROOT / path for path in re.findall(r"^\d\. \[`(.+?)`\]\(\1\)", README, re.M)]
+@cache
+def command_options() -> dict[str, set[str]]:
+    """The option names of every command, as its help shows them: with underscores."""
+    names = re.findall(r"^    ([a-z]+) {2,}\S", _help(), re.M)
+    return {name: {"help", *re.findall(r"^ +--([a-z_.]+)", _help(name), re.M)} for name in names}
+
+
+def _help(*command: str) -> str:
+    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit):
+        main([*command, "--help"])
+    return printed.getvalue()
+
+
+def _is_option(option: str, options: set[str]) -> bool:
+    """`--train.src`, `--design.dim` and the like are fields of an option that takes any."""
+    name = option.replace("-", "_")
+    return name in options or name.partition(".")[0] in options & {"train", "valid", "design"}
+
+
+def test_every_option_on_a_command_line_is_an_option_of_that_command():
+    checked = 0
+    for path in [ROOT / "README.md", *DOCS]:
+        page = path.read_text("utf-8")
+        for command, arguments in re.findall(r"\bkeepleft ([a-z]+)((?: [^`\n]*)?)", page):
+            if command not in command_options():
+                continue
+            for option in re.findall(r"(?<= )--([a-z][\w.-]*)", arguments.partition("  #")[0]):
+                assert _is_option(option, command_options()[command]), (
+                    f"{path.name}: keepleft {command} has no option --{option}"
+                )
+                checked += 1
+    assert checked > 40
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_every_option_named_in_a_sentence_exists(path):
+    options = set.union(*command_options().values())
+    others = {"audit-budget", "audit-html", "limits.NAME"}  # of pytest, and a placeholder
+    for option in re.findall(r"`--([a-z][\w.-]*)[^`\n]*`", path.read_text("utf-8")):
+        assert option in others or _is_option(option, options), f"{path.name}: there is no option --{option}"
+
+
+# -- lists that must be complete
+
+
+def mapped_paths() -> dict[str, str]:
+    """Path below src/keepleft → description, from the map in CONTRIBUTING; folders end with a slash."""
+    tree = CONTRIBUTING[CONTRIBUTING.index("## The map") :].split("```")[1]
+    paths, parents = {}, []
+    for indent, name, description in re.findall(r"^( +)(\S+)(.*)$", tree, re.M):
+        parents = [*parents[: len(indent) // 2 - 1], name]
+        paths["".join(parents)] = description.strip()
+    return paths
+
+
+def test_the_map_of_contributing_lists_every_module_and_every_folder():
+    modules = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    modules = {path for path in modules if not path.endswith("/__init__.py")}
+    folders = {f"{parent.as_posix()}/" for path in modules for parent in Path(path).parents if parent.name}
+    mapped = mapped_paths()
+    assert mapped.keys() == modules | folders, (
+        f"CONTRIBUTING.md, the map: add {sorted((modules | folders) - mapped.keys())}, "
+        f"remove {sorted(mapped.keys() - modules - folders)}"
+    )
+    assert all(mapped.values()), "a line of the map says what the module is"
+
+
+def first_files() -> list[Path]:
+    return [ROOT / path for path in re.findall(r"^\d\. \[`(.+?)`\]\(\1\)", CONTRIBUTING, re.M)]
 
 
 def test_seven_files_are_named_and_none_needs_a_later_one():
-    files = reading_order()
+    files = first_files()
     assert len(files) == 7
-    modules = ["keepleft." + ".".join(file.relative_to(ROOT / "src" / "keepleft").with_suffix("").parts) for file in files]
+    modules = ["keepleft." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in files]
     for n, file in enumerate(files):
+        assert file.exists(), f"CONTRIBUTING.md names {file.relative_to(ROOT)}, which does not exist"
         tree = ast.parse(file.read_text("utf-8"))
         assert ast.get_docstring(tree), f"{file} does not say what it is for"
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not imported & set(modules[n + 1:]), f"{file} needs a file that comes later"
+        assert not imported & set(modules[n + 1 :]), f"{file} needs a file that comes later"
 
 
-def test_every_preset_of_the_readme_exists_and_none_is_left_out():
-    table = README[README.index("| | presets |"):README.index("## Weights from elsewhere")]
+def test_the_start_page_and_the_navigation_list_every_page():
+    pages = {path.name for path in DOCS}
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", read_doc("index"))) == pages - {"index.md"}
+    navigation = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"]
+    assert {page for entry in navigation for page in entry.values()} == pages
+
+
+def test_the_reference_covers_every_public_name():
+    page = read_doc("reference")
+    modules = re.findall(r"^::: keepleft\.(\S+)$", page, re.M)
+    assert len(modules) == len(set(modules))
+    for module in modules:
+        assert PACKAGE.joinpath(*module.split(".")).with_suffix(".py").exists(), (
+            f"there is no keepleft.{module}"
+        )
+    homes = set(kl._NAMES.values()) | {"models.presets"}
+    assert homes <= set(modules), f"docs/reference.md lacks ::: keepleft.{sorted(homes - set(modules))}"
+    lists = re.findall(r"^## .+\n\n((?:`.+\n)+)", page, re.M)
+    listed = [name for names in lists for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(listed) == kl.__all__
+
+
+def test_every_preset_is_in_the_table_and_exists():
+    page = read_doc("models")
+    table = page[page.index("| | presets |") :].partition("\n\n")[0]
     names = set(re.findall(r"`([a-z0-9_]+)`", table))
     endings = {name for name in names if name.startswith("_")}
     named = (names - endings) | {base + ending for base in ("t5_v1_1", "mt5") for ending in endings}
     assert named == set(presets.ALL)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_and_paths_lead_somewhere(path):
+    page = path.read_text("utf-8")
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+    for name in re.findall(r"`((?:src|tests|bench|web)/[\w./-]+)`", page):
+        if name != "src/keepleft/serving/explorer/page/":  # built, and not in git
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+    for module in re.findall(r"`keepleft\.((?:[a-z]\w*\.)*[a-z]\w*)", page):
+        parts = module.split(".")
+        if (PACKAGE / parts[0]).is_dir():
+            candidates = [PACKAGE.joinpath(*parts[:n]) for n in (len(parts), len(parts) - 1)]
+            assert any(c.with_suffix(".py").exists() or c.is_dir() for c in candidates), (
+                f"{path.name} names {module}"
+            )
+
+
+def test_anchors_lead_to_headings():
+    slug = lambda heading: re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+    for path in PAGES:
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([\w-]+)\)", path.read_text("utf-8")):
+            page = (path.parent / target if target else path).read_text("utf-8")
+            assert anchor in map(slug, re.findall(r"^#+ (.+)$", page, re.M)), f"{path.name}: #{anchor}"
+
+
+# -- the family that CONTRIBUTING adds
 
 
 def test_the_family_that_contributing_adds_computes_what_the_original_computes(tmp_path, monkeypatch):
@@ -107,9 +285,16 @@ def test_the_family_that_contributing_adds_computes_what_the_original_computes(t
         warnings.simplefilter("ignore")
         from transformers import OPTConfig, OPTForCausalLM
 
-        numbers = dict(vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, ffn_dim=44,
-                       max_position_embeddings=37, word_embed_proj_dim=24)
-        peer = OPTForCausalLM(OPTConfig(**numbers)).double().eval()
+        config = OPTConfig(
+            vocab_size=53,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            ffn_dim=44,
+            max_position_embeddings=37,
+            word_embed_proj_dim=24,
+        )
+        peer = OPTForCausalLM(config).double().eval()
         peer.save_pretrained(tmp_path)
     source = ShardedDirectory(tmp_path)
     design = family.config_to_design(json.loads((tmp_path / "config.json").read_text()), source.names())
@@ -122,15 +307,3 @@ def test_the_family_that_contributing_adds_computes_what_the_original_computes(t
     assert all(torch.equal(theirs[name], peer.state_dict()[name]) for name in theirs)
     assert family.config_to_design(family.design_to_config(design)) == design
     assert kl.count_parameters(space["opt"]) == 125_239_296  # the published size of its smallest
-
-
-def test_the_rooms_of_contributing_are_the_rooms():
-    said = set(re.findall(r"^  ([a-z]+)/ ", CONTRIBUTING, re.M))
-    there = {path.name for path in (ROOT / "src" / "keepleft").iterdir() if path.is_dir() and not path.name.startswith("_")}
-    assert said == there
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_within_the_repository_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text("utf-8")):
-        assert (ROOT / target).exists(), f"{page} links to {target}"
