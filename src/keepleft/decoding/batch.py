@@ -30,11 +30,11 @@ def default_new_tokens(design: Design, num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """A batch that is ready to be written."""
+    """Padded prompts, sources and limits: what a decode loop starts from."""
 
     prompt: Tensor  # (B, T)
-    segments: Tensor | None  # (B, T) where prompts are of unequal length
-    max_new_tokens: list[int]  # tokens to add to each
+    segments: Tensor | None  # (B, T) where prompts differ in length
+    max_new_tokens: list[int]  # of each prompt
     source: Tensor | None = None
     source_segments: Tensor | None = None
 
@@ -71,7 +71,7 @@ class DecodeBatch:
         return cls(*pad_batch(decoder_prompts, device), max_new_tokens, source, source_segments)
 
     def start_kwargs(self, model: CausalModel, options: GenerationConfig) -> dict[str, Any]:
-        """What model.start() wants besides the prompt."""
+        """Keyword arguments of model.start() besides the prompt: the KV cache and the encoded source."""
         cache_kind = options.cache_implementation or "dynamic"
         out: dict[str, Any] = {"cache": cache_kind}
         if cache_kind == "static":
@@ -89,7 +89,7 @@ class DecodeBatch:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest text, prompt included."""
+        """Tokens of the longest sequence, prompt included."""
         return self.prompt.shape[1] + max(self.max_new_tokens)
 
     def prompt_context(self) -> PromptContext:
@@ -100,7 +100,7 @@ class DecodeBatch:
 def encode_prompts(
     model: CausalModel, tokenizer: Tokenizer | None, prompts: Sequence[Prompt], options: GenerationConfig
 ) -> list[list[int]]:
-    """Prompts as tokens. An empty one is the beginning of a text, where the model has a token for that."""
+    """Prompts as tokens. An empty prompt becomes the begin-of-sequence token, if the model has one."""
     out = []
     for n, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
@@ -132,7 +132,7 @@ def encode_prompts(
 def encode_prefixes(
     tokenizer: Tokenizer | None, options: GenerationConfig, num_prompts: int
 ) -> list[list[int]] | None:
-    """The tokens that each of so many texts has to begin with."""
+    """The tokens that each completion must begin with; None without a prefix."""
     if options.prefix is None:
         return None
     if tokenizer is None:
@@ -148,7 +148,7 @@ def encode_prefixes(
 def pad_batch(
     token_rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """(B, T) tokens and segments, or None where all rows are as long."""
+    """(B, T) tokens and segments, or None for segments where all rows have the same length."""
     width = max(map(len, token_rows), default=0)
     if all(len(row) == width for row in token_rows):
         return torch.tensor([list(row) for row in token_rows], dtype=torch.long, device=device), None
@@ -166,7 +166,7 @@ def warn_no_room(
     options: GenerationConfig,
     prefixes: list[list[int]] | None,
 ) -> None:
-    """Warn once where a prompt leaves no room below max_length: its text would be empty without a word."""
+    """Warn once where a prompt leaves no room below max_length: its completion would be silently empty."""
     is_encoder_decoder = model.design.encoder is not None
     lengths = [
         (1 if is_encoder_decoder else len(row)) + (len(prefixes[n]) if prefixes else 0)

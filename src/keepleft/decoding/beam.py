@@ -1,8 +1,5 @@
-"""Beam search: several texts side by side; of those that end, the best by log-probability for their length.
-
-The rules are those of Hugging Face's `generate`, so that texts agree token for token: as many candidates are
-looked at as there can be ends and still enough to go on with; only an end among the best `width` counts;
-`early` says when to stop.
+"""Beam search: `width` hypotheses side by side; of those that finish, the best by log-probability normalised
+by length. Diverse beam search by groups, and stochastic beams by Gumbel noise.
 """
 
 from __future__ import annotations
@@ -20,18 +17,18 @@ from keepleft.decoding.rng import splitmix64, uniform
 from keepleft.decoding.sampling import StoppingCriterion
 from keepleft.kernels.topk import topk_logsumexp
 
-EXCLUDED_SCORE = -1.0e9  # the score of what is out of the race
+EXCLUDED_SCORE = -1.0e9  # score of what is out of the race
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamHypotheses(Hypotheses):
-    """Texts that go on, `width` for each prompt, and the best of those that have ended."""
+    """Running beams, `width` for each prompt, and the best of those that have finished."""
 
     finished_tokens: Tensor  # (B, width, T) tokens
     finished_scores: Tensor  # (B, width) by which they are ranked
     finished_lengths: Tensor  # (B, width) tokens added
-    has_finished: Tensor  # (B, width) is there a text at all
-    can_improve: Tensor  # (B, groups) a text that goes on may still be better
+    has_finished: Tensor  # (B, width) is there a finished hypothesis at all
+    can_improve: Tensor  # (B, groups) a running beam may still become better
 
     def pad_to_width(self, width: int) -> Self:
         return replace(
@@ -41,12 +38,12 @@ class BeamHypotheses(Hypotheses):
 
 
 class _GroupStep(NamedTuple):
-    """What one group did: (B, size) of the texts that go on, and of those that have ended."""
+    """The step of one group: (B, size) of running beams, and of finished ones."""
 
     parents: Tensor
     tokens: Tensor
     score: Tensor
-    sequences: Tensor  # (B, 2 · size, T) of those that have ended, and of those that go on
+    sequences: Tensor  # (B, 2 · size, T) finished hypotheses, then running beams
     finished_scores: Tensor
     finished_lengths: Tensor
     has_finished: Tensor
@@ -73,7 +70,7 @@ class Beam:
         0.0  # taken off a token's score for each time that an earlier group chose it just now
     )
     seeds: Tensor | None = None  # (B,)
-    num_sequences: int = 1  # texts to show for each prompt
+    num_sequences: int = 1  # results for each prompt
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -89,7 +86,7 @@ class Beam:
         n, device = len(prompt), prompt.device
         rows = torch.arange(n, device=device).repeat_interleave(self.width)
         is_first = torch.arange(self.width, device=device) % (self.width // self.groups) == 0
-        # all texts of a group are the same yet: one of them goes on
+        # all beams of a group are still the same: only one of them goes on
         score = torch.where(is_first, 0.0, EXCLUDED_SCORE).repeat(n)
         return BeamHypotheses(
             prompt[rows],
@@ -136,7 +133,7 @@ class Beam:
             ).flatten(1)
             if self.seeds is None:
                 candidate_scores, index = totals.topk(num_candidates)
-            else:  # without putting back: by the largest sums with a Gumbel number added
+            else:  # sampling without replacement: the largest sums with Gumbel noise added
                 num_new = self._num_new(hypotheses)
                 seeds = splitmix64(
                     self.seeds.to(totals.device), num_new if isinstance(num_new, int) else num_new.flatten()
@@ -156,7 +153,7 @@ class Beam:
         return self._merge_groups(hypotheses, group_steps)
 
     def _num_new(self, hypotheses: BeamHypotheses) -> int | Tensor:
-        """How many tokens were added; (B, 1) where prompts began at different times."""
+        """Number of new tokens; (B, 1) where prompts started at different times."""
         num_new = hypotheses.num_new
         return (
             num_new if isinstance(num_new, int) or not num_new.dim() else num_new.view(-1, self.width)[:, :1]
@@ -176,7 +173,7 @@ class Beam:
     def _top_candidates(
         self, logits: Tensor, hypotheses: BeamHypotheses, num_candidates: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, count) sums of log-probabilities, the texts that they continue, and their tokens."""
+        """(B, count) sums of log-probabilities, the beams that they continue, and their tokens."""
         n = len(hypotheses.finished_tokens)
         if self.processors:
             top = topk_logsumexp(self._logprobs(logits, hypotheses), num_candidates, with_logsumexp=False)
@@ -199,7 +196,7 @@ class Beam:
         beams: slice,
         group: int,
     ) -> _GroupStep:
-        """The next tokens of one group, from candidates (B, count), the likeliest first."""
+        """One step of a group, from candidates (B, count), best first."""
         (n, num_candidates) = candidate_scores.shape
         size = self.width // self.groups
         length = self._num_new(hypotheses) + 1
@@ -216,7 +213,8 @@ class Beam:
         running_scores, running_index, _ = topk_logsumexp(
             torch.add(candidate_scores, finishes, alpha=EXCLUDED_SCORE), size, with_logsumexp=False
         )
-        # of the ends only those among the best count; none where no text can be better, or there are enough
+        # only finished candidates among the best count; none where no beam can improve, or enough have
+        # finished
         newly_finished = finishes & (torch.arange(num_candidates, device=finishes.device) < size)
         has_finished = hypotheses.has_finished[:, beams]
         can_improve = hypotheses.can_improve[:, group : group + 1]
@@ -234,7 +232,7 @@ class Beam:
         finished_scores, finished_index, _ = topk_logsumexp(
             torch.cat([hypotheses.finished_scores[:, beams], finish_scores], 1), size, with_logsumexp=False
         )
-        # of both, where they come from: what had ended before, or a candidate
+        # where both come from: an earlier finished hypothesis, or a candidate
         old_index = torch.arange(size, device=finished_index.device).expand(n, -1)
         origins = torch.cat(
             [
@@ -342,7 +340,7 @@ class Beam:
             sequences = [FinishedSequence(list(tokens), value) for tokens, value in unique.items()][
                 : self.num_sequences
             ]
-            out.append(sequences or [FinishedSequence([], EXCLUDED_SCORE)])  # where everything was ruled out
+            out.append(sequences or [FinishedSequence([], EXCLUDED_SCORE)])  # where every token was excluded
         return out
 
 
@@ -357,7 +355,7 @@ def beam(
     diversity_penalty: float = 0.0,
     num_sequences: int = 1,
 ) -> Beam:
-    """The `width` likeliest texts so far go on; `keep` of those that ended are shown."""
+    """Beam search: the `width` best hypotheses go on; `num_sequences` of the finished ones are returned."""
     return Beam(
         width,
         length_penalty,
@@ -381,5 +379,5 @@ def _power(length: int | Tensor, length_penalty: float, like: Tensor) -> float |
 
 
 def _gather_sequences(sequences: Tensor, index: Tensor) -> Tensor:
-    """(B, n, T) and (B, k) numbers of texts → (B, k, T)"""
+    """(B, n, T) and (B, k) indices → (B, k, T)"""
     return sequences.gather(1, index[..., None].expand(-1, -1, sequences.shape[-1]))

@@ -1,6 +1,4 @@
-"""Tokens into text as they come: whole characters only, and nothing that may turn out to be the beginning of
-a stop string.
-"""
+"""Incremental detokenizer: tokens to text as they come, whole characters only, and stop strings held back."""
 
 from __future__ import annotations
 
@@ -9,10 +7,9 @@ from typing import Any
 
 
 class IncrementalDetokenizer:
-    """One text.
+    """The text of one sequence.
 
-    `begin`, `add` and `end` give what may be shown now; together that is the text up to its first stop
-    string.
+    `begin`, `add` and `end` return what may be shown now: together the text up to the first stop string.
     """
 
     def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
@@ -23,12 +20,12 @@ class IncrementalDetokenizer:
         self.new_decode_stream = lambda: DecodeStream(skip_special_tokens=True)
         self.decode_stream = self.new_decode_stream()
         self.tokens: list[int] = []
-        self.text = ""  # of all tokens so far, as far as its characters are whole
-        self.shown_length = 0  # characters of it that were given away
-        self.stopped = False  # a stop string was found: nothing more comes
+        self.text = ""  # of all tokens so far, up to the last whole character
+        self.shown_length = 0  # characters returned so far
+        self.stopped = False  # a stop string was found
 
     def begin(self, tokens: Sequence[int]) -> str:
-        """What the text was told to begin with; nothing stops it there."""
+        """Forced tokens at the start, in which stop strings do not count."""
         self.tokens.extend(tokens)
         self.text += "".join(map(self._decode_token, tokens))
         return self._release(len(self.text))
@@ -46,23 +43,26 @@ class IncrementalDetokenizer:
         )
 
     def end(self) -> str:
-        """What was held back: no more tokens come."""
+        """The text that was held back: no more tokens come."""
         if not self.stopped:
             full_text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
             if full_text.startswith(self.text):
-                self.text = full_text  # with what waited for more bytes
+                self.text = full_text  # with bytes of an incomplete character
             self._cut_at_stop_string()
         return self._release(len(self.text))
 
     def _decode_token(self, token: int) -> str:
         try:
             return self.decode_stream.step(self.tokenizer, token) or ""
-        except Exception:  # the library's own, where a token changes how those before it read
+        except Exception:  # the library's own exception, where a token changes how earlier ones decode
             self.decode_stream = self.new_decode_stream()
             return self.decode_stream.step(self.tokenizer, token) or ""
 
     def _cut_at_stop_string(self) -> None:
-        """Cut the text at a stop string. None can begin in what was shown: that would have been held back."""
+        """Cut the text at a stop string.
+
+        None can start in what was returned: that would have been held back.
+        """
         positions = [
             position
             for stop in self.stop_strings
@@ -79,7 +79,7 @@ class IncrementalDetokenizer:
 
 
 def held_back_length(text: str, stop_strings: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a stop string."""
+    """How many of the last characters may be the start of a stop string."""
     max_length = max((len(stop) for stop in stop_strings), default=1) - 1
     for size in range(min(max_length, len(text)), 0, -1):
         if any(stop.startswith(text[-size:]) for stop in stop_strings):

@@ -1,4 +1,6 @@
-"""Which strategy and which decode loop serve the options: eager, static KV cache, CUDA graph, speculative, contrastive."""
+"""Which strategy and which decode loop serve the options: eager, static KV cache, CUDA graph, speculative or
+contrastive.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def make_strategy(
     tokenizer: Tokenizer | None, options: GenerationConfig, batch: DecodeBatch
 ) -> SamplingStrategy | Beam:
-    """The strategy that the options ask for."""
+    """Greedy, sampling or beam search, with the logits processors and stopping criteria of the options."""
     device, num_prompts = batch.prompt.device, len(batch.prompt)
     processors = make_processors(options, batch.prompt_context())
     if (llg_grammar := grammar.grammar_from_options(options)) is not None:
@@ -88,21 +90,21 @@ def decode_steps(
     *,
     in_place: bool = False,
 ) -> Iterator[Hypotheses]:
-    """The texts of a batch after each new token, by whichever loop the options ask for.
+    """Yield the hypotheses of a batch after each new token, by the loop that the options ask for.
 
-    `live`: what is yielded may be written over by the next step, and more may come after all texts have
-    ended.
+    `in_place`: what is yielded may be overwritten by the next step, and more may come after all have
+    finished.
     """
     start_kwargs = batch.start_kwargs(model, options)
     fused = _uses_default_cache(options) and unsupported_reason(model) is None
     if draft_model is not None or options.prompt_lookup_num_tokens is not None:
         if not isinstance(strategy, SamplingStrategy) or options.num_sequences > 1 or options.penalty_alpha:
             raise ValueError(
-                "guessing ahead is for greedy and drawn texts, one for each prompt: leave num_beams, "
+                "speculative decoding is for greedy and sampled texts, one for each prompt: leave num_beams, "
                 "num_return_sequences and penalty_alpha out"
             )
         draft_kwargs = {} if draft_model is None else batch.start_kwargs(draft_model, options)
-        # a source in other tokens suggests nothing
+        # a source with a vocabulary of its own has nothing to look up
         lookup_source = batch.source if model.design.source_vocab is None else None
         yield from speculative_decode(
             model,
@@ -164,7 +166,7 @@ def decode_steps(
 
 
 def _uses_default_cache(options: GenerationConfig) -> bool:
-    """Nothing is asked of the cache, or of how prompts are read."""
+    """No special KV cache and no chunked prefill is asked for."""
     return (
         options.cache_implementation in (None, "dynamic")
         and not options.deterministic
@@ -173,7 +175,7 @@ def _uses_default_cache(options: GenerationConfig) -> bool:
 
 
 def check_draft_model(model: CausalModel, draft_model: CausalModel) -> None:
-    """A draft must read and write the same tokens."""
+    """Raise ValueError unless both models read and write the same tokens."""
     model_design, draft_design = model.design, draft_model.design
     vocabulary_key = lambda design: (design.vocab, design.source_vocab, design.encoder is None)
     if vocabulary_key(model_design) != vocabulary_key(draft_design):

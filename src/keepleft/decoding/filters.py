@@ -1,4 +1,7 @@
-"""What narrows a distribution before a token is drawn from it. Each leaves at least `least` tokens."""
+"""Sampling filters: what narrows a distribution before a token is sampled.
+
+Each keeps `min_tokens_to_keep` tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ NEG_INF = float("-inf")
 
 
 def temperature(value: float) -> LogitsProcessor:
-    """Below 1 the likely becomes likelier."""
+    """Divide the logits: below 1 the distribution gets sharper."""
     return lambda logits, hypotheses: logits / value
 
 
 def top_k(k: int, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """The k likeliest, and those just as likely as the last of them."""
+    """Keep the k most likely tokens, and those just as likely as the last of them."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         return logits.masked_fill(logits < _kth_largest(logits, max(k, min_tokens_to_keep)), NEG_INF)
@@ -25,7 +28,7 @@ def top_k(k: int, min_tokens_to_keep: int = 1) -> LogitsProcessor:
 
 
 def top_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """The likeliest that together have a probability of at least p."""
+    """Nucleus sampling: keep the most likely tokens with a total probability of at least p."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         sorted_logits, order = logits.sort(dim=-1, stable=True)
@@ -37,7 +40,7 @@ def top_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
 
 
 def min_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """Those at least p times as likely as the likeliest."""
+    """Keep tokens at least p times as likely as the most likely one."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         probs = logits.softmax(-1)
@@ -47,7 +50,10 @@ def min_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
 
 
 def typical_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """Those whose surprise is nearest to the expected one, together at least p (Meister et al. 2022)."""
+    """Locally typical sampling: the tokens nearest to the expected surprise, together p (Meister et al.
+
+    2022).
+    """
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         logprobs = logits.log_softmax(-1)
@@ -64,12 +70,12 @@ def typical_p(p: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
 
 
 def epsilon_cutoff(cutoff: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """Those of at least this probability (Hewitt et al. 2022)."""
+    """Keep tokens of at least this probability (Hewitt et al. 2022)."""
     return lambda logits, hypotheses: _drop_tokens(logits, logits.softmax(-1) < cutoff, min_tokens_to_keep)
 
 
 def eta_cutoff(cutoff: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
-    """The same, where a flat distribution lowers the bar: min(cutoff, √cutoff · exp(-entropy))."""
+    """Eta sampling: the cutoff is min(cutoff, √cutoff · exp(-entropy)), lower for a flat distribution."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         logprobs = logits.log_softmax(-1)
@@ -82,7 +88,7 @@ def eta_cutoff(cutoff: float, min_tokens_to_keep: int = 1) -> LogitsProcessor:
 
 
 def top_h(entropy_fraction: float) -> LogitsProcessor:
-    """Of the 100 likeliest as many as hold this share of their entropy, counted from the likeliest."""
+    """Of the 100 most likely tokens, keep the first that hold this share of their entropy."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         top_logits, indices = logits.topk(min(100, logits.shape[-1]))
@@ -98,7 +104,7 @@ def top_h(entropy_fraction: float) -> LogitsProcessor:
 
 
 def _kth_largest(logits: Tensor, k: int) -> Tensor:
-    """(N, 1) the score of the k-th best."""
+    """(N, 1) the k-th highest logit."""
     return logits.topk(min(k, logits.shape[-1])).values[..., -1:]
 
 

@@ -16,12 +16,12 @@ from keepleft.kernels.select_tokens import beam_select_kernel, greedy_select_ker
 from keepleft.kernels.topk import topk_logsumexp
 from keepleft.kernels.triton_compat import next_power_of_2
 
-MAX_BLOCK_ELEMENTS = 1 << 13  # numbers that one program can hold
+MAX_BLOCK_ELEMENTS = 1 << 13  # elements that one program can hold
 EARLY_STOPPING = {True: 1, False: 0, "never": 2}
 
 
 def is_supported(strategy: Any, hypotheses: Any) -> bool:
-    """Plain scores, and histories that one program can move."""
+    """Plain logits, and histories short enough for one program."""
     if (
         strategy.processors
         or strategy.seeds is not None
@@ -38,7 +38,7 @@ def is_supported(strategy: Any, hypotheses: Any) -> bool:
 def select_and_append(
     strategy: SamplingStrategy | Beam, logits: Tensor, hypotheses: Any, static_kv: Any
 ) -> None:
-    """The next token of every text, written over what was there."""
+    """Append the next token of every sequence, in place."""
     columns = hypotheses.tokens.shape[1]
     eos_ids = device_constant(strategy.eos_ids or (-1,), logits.device)
     if isinstance(strategy, SamplingStrategy):

@@ -1,106 +1,164 @@
-"""What can be asked for when text is written: the names of Hugging Face's GenerationConfig, and a few more."""
+"""Generation options: the names of Hugging Face's GenerationConfig, and a few more. One row per option."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 CACHES = ("dynamic", "static", "ring", "quantized", "offloaded")
 
 
+class Range(NamedTuple):
+    """Which numbers an option takes, as a predicate and in words."""
+
+    holds: Callable[[float], bool]
+    requirement: str
+    is_integer: bool = False
+
+
+def at_least(low: int) -> Range:
+    return Range(
+        lambda x: x >= low and float(x).is_integer(), f"a whole number, at least {low}", is_integer=True
+    )
+
+
+FRACTION = Range(lambda x: 0 < x <= 1, "above 0 and at most 1")
+PROBABILITY = Range(lambda x: 0 <= x <= 1, "between 0 and 1")
+BELOW_ONE = Range(lambda x: 0 <= x < 1, "at least 0 and below 1")
+POSITIVE = Range(lambda x: x > 0 and math.isfinite(x), "a number above 0")
+FINITE = Range(math.isfinite, "a finite number")
+
+
+def option(
+    help: str | None = None, valid: Range | None = None, *, sampling: bool = False, neutral: Any = None
+) -> Any:
+    """A field that is None unless set, with its help text and range.
+
+    `sampling`: it has an effect only with do_sample, unless it has its `neutral` value.
+    """
+    return field(
+        default=None, metadata={"help": help, "range": valid, "sampling": sampling, "neutral": neutral}
+    )
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
-    """None is "not said".
+    """None is "not set": then decoding is greedy and adds as many tokens as batch.default_new_tokens says."""
 
-    The defaults, where nothing else says otherwise: greedy, as many tokens as `limit` finds sensible.
-    """
-
-    # how long
-    max_new_tokens: int | None = None  # the most tokens to add
-    max_length: int | None = None  # the same with the prompt counted; max_new_tokens goes first
-    min_new_tokens: int | None = None  # no end before so many
-    min_length: int | None = None
-    max_time: float | None = None  # seconds; the token that is being made is finished
-    stop_strings: str | list[str] | None = (
-        None  # a text ends with the first of these, wherever tokens begin and end
+    # length
+    max_new_tokens: int | None = option("maximum number of tokens to generate", at_least(0))
+    max_length: int | None = option(
+        "the same with the prompt counted; max_new_tokens takes precedence", at_least(0)
     )
-    # how tokens are chosen
-    do_sample: bool | None = None  # draw tokens by their probability
-    num_beams: int | None = None  # texts side by side
-    num_beam_groups: int | None = None  # groups of beams that avoid one another's tokens
-    diversity_penalty: float | None = None  # how much they do
-    early_stopping: bool | Literal["never"] | None = (
-        None  # beams: stop at enough ends, by a guess (False), or only when sure
+    min_new_tokens: int | None = option("no end-of-sequence token before so many new tokens", at_least(0))
+    min_length: int | None = option("the same with the prompt counted", at_least(0))
+    max_time: float | None = option("seconds; the token being generated is finished", POSITIVE)
+    stop_strings: str | list[str] | None = option(
+        "stop at the first of these strings, wherever tokens begin and end"
     )
-    length_penalty: float | None = None  # beams: scores are divided by length to this power
-    penalty_alpha: float | None = (
-        None  # contrastive search, with top_k: how much likeness to the text so far counts
+    # strategy
+    do_sample: bool | None = option("sample tokens by their probability")
+    num_beams: int | None = option("beam search with so many beams", at_least(1))
+    num_beam_groups: int | None = option("groups of beams that avoid one another's tokens", at_least(1))
+    diversity_penalty: float | None = option("how strongly groups avoid one another", FINITE)
+    early_stopping: bool | Literal["never"] | None = option(
+        "beams: stop when enough have finished (true), by a heuristic (false), or when none can improve (never)"
     )
-    seed: int | list[int] | None = None  # of what is drawn; one for all prompts or one for each
-    # what is drawn from
-    temperature: float | None = None  # below 1 bolder, above 1 wilder
-    top_k: int | None = None  # the k likeliest tokens
-    top_p: float | None = None  # the likeliest that have this probability together
-    min_p: float | None = None  # those at least so many times as likely as the likeliest
-    top_h: float | None = None  # the likeliest that hold this share of the entropy
-    typical_p: float | None = (
-        None  # the least surprising by the expected surprise, with this probability together
+    length_penalty: float | None = option("beams: scores are divided by length to this power", FINITE)
+    penalty_alpha: float | None = option(
+        "contrastive search, with top_k: weight of the similarity penalty", PROBABILITY
     )
-    epsilon_cutoff: float | None = None  # those of at least this probability
-    eta_cutoff: float | None = None  # the same, lower where the distribution is flat
-    # scores changed
-    repetition_penalty: float | None = None  # tokens that are there already, in the prompt too
-    presence_penalty: float | None = None  # taken off once for a token that was written
-    frequency_penalty: float | None = None  # taken off for each time
-    no_repeat_ngram_size: int | None = None  # no run of so many tokens comes twice
-    encoder_repetition_penalty: float | None = None
-    encoder_no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[int]] | None = None
-    sequence_bias: Any = None  # {(tokens): added} or [[[tokens], added]]
-    logit_bias: dict[int, float] | None = None  # {token: added}
-    suppress_tokens: list[int] | None = None
-    begin_suppress_tokens: list[int] | None = None
-    shortlist: list[int] | None = None  # the only tokens that may come
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | list[int] | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    remove_invalid_values: bool | None = None
-    renormalize_logits: bool | None = None
-    prefix: str | list[str] | None = None  # encoder-decoders: what the written text begins with
-    # rules for the whole text
-    regex: str | None = None
-    json_schema: Any = None  # a schema, or {} for any JSON
-    grammar: str | None = None  # in llguidance's Lark dialect
-    # what is returned
-    num_return_sequences: int | None = None
-    # several tokens at a time, with the same result
-    prompt_lookup_num_tokens: int | None = None
-    max_matching_ngram_size: int | None = None
-    num_assistant_tokens: int | None = None
-    # the cache
-    cache_implementation: str | None = None  # dynamic, static, ring, quantized, offloaded
-    prefill_chunk_size: int | None = None  # read the prompt in pieces
-    deterministic: bool | None = (
-        None  # every prompt by itself, so that scores are the same bit for bit in any company
+    seed: int | list[int] | None = option("random seed; one for all prompts or one for each")
+    # sampling filters
+    temperature: float | None = option(
+        "below 1 sharper, above 1 flatter", POSITIVE, sampling=True, neutral=1.0
+    )
+    top_k: int | None = option("keep the k most likely tokens", at_least(0), sampling=True, neutral=50)
+    top_p: float | None = option(
+        "nucleus: keep the most likely tokens with this probability together",
+        FRACTION,
+        sampling=True,
+        neutral=1.0,
+    )
+    min_p: float | None = option(
+        "keep tokens at least this fraction as likely as the best", PROBABILITY, sampling=True
+    )
+    top_h: float | None = option(
+        "keep the most likely tokens with this share of the entropy", FRACTION, sampling=True
+    )
+    typical_p: float | None = option(
+        "keep the tokens nearest to the expected surprise, with this probability",
+        FRACTION,
+        sampling=True,
+        neutral=1.0,
+    )
+    epsilon_cutoff: float | None = option(
+        "keep tokens of at least this probability", BELOW_ONE, sampling=True, neutral=0.0
+    )
+    eta_cutoff: float | None = option(
+        "the same, lower where the distribution is flat", BELOW_ONE, sampling=True, neutral=0.0
+    )
+    # logits processors
+    repetition_penalty: float | None = option(
+        "penalty on tokens that occurred already, in the prompt too", POSITIVE
+    )
+    presence_penalty: float | None = option("subtracted once for a token that was generated", FINITE)
+    frequency_penalty: float | None = option("subtracted for each time a token was generated", FINITE)
+    no_repeat_ngram_size: int | None = option("no n-gram of this size occurs twice", at_least(0))
+    encoder_repetition_penalty: float | None = option(
+        "penalty on tokens that are not in the source", POSITIVE
+    )
+    encoder_no_repeat_ngram_size: int | None = option(
+        "no n-gram of this size of the source is repeated", at_least(0)
+    )
+    bad_words_ids: list[list[int]] | None = option("token sequences that must not occur")
+    sequence_bias: Any = option("{(tokens): bias} or [[[tokens], bias]]")
+    logit_bias: dict[int, float] | None = option("{token: bias}")
+    suppress_tokens: list[int] | None = option("tokens that must not occur")
+    begin_suppress_tokens: list[int] | None = option("tokens that must not come first")
+    shortlist: list[int] | None = option("the only tokens that may occur")
+    forced_bos_token_id: int | None = option("the first token, forced")
+    forced_eos_token_id: int | list[int] | None = option("the last token at the length limit, forced")
+    exponential_decay_length_penalty: tuple[int, float] | None = option(
+        "[start, factor]: from so many tokens on, the end becomes more likely"
+    )
+    remove_invalid_values: bool | None = option("replace NaN and infinite logits")
+    renormalize_logits: bool | None = option("normalise again after all processors")
+    prefix: str | list[str] | None = option("encoder-decoders: text that the output begins with")
+    # structured output
+    regex: str | None = option("the output must match this regular expression")
+    json_schema: Any = option("the output must be JSON of this schema; {} is any JSON")
+    grammar: str | None = option("the output must match this grammar, in llguidance's Lark dialect")
+    # results
+    num_return_sequences: int | None = option("completions for each prompt", at_least(1))
+    # speculative decoding
+    prompt_lookup_num_tokens: int | None = option("draft so many tokens by prompt lookup", at_least(1))
+    max_matching_ngram_size: int | None = option("longest n-gram looked up in the prompt", at_least(1))
+    num_assistant_tokens: int | None = option("draft so many tokens with the draft model", at_least(1))
+    # KV cache
+    cache_implementation: str | None = option("dynamic, static, ring, quantized or offloaded")
+    prefill_chunk_size: int | None = option("prefill the prompt in chunks of so many tokens", at_least(1))
+    deterministic: bool | None = option(
+        "decode each prompt alone, so that logits are the same bit for bit in any batch"
     )
     # special tokens
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    decoder_start_token_id: int | None = None
+    pad_token_id: int | None = option()
+    bos_token_id: int | None = option()
+    eos_token_id: int | list[int] | None = option("one or several end-of-sequence tokens")
+    decoder_start_token_id: int | None = option("encoder-decoders: the first token of the decoder")
 
     def __post_init__(self) -> None:
-        for name, (is_valid, requirement) in RANGES.items():
+        for name, valid in RANGES.items():
             value = getattr(self, name)
-            if requirement.startswith("a whole") and isinstance(value, float) and value.is_integer():
+            if valid.is_integer and isinstance(value, float) and value.is_integer():
                 object.__setattr__(self, name, value := int(value))
             if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value)
+                isinstance(value, bool) or not isinstance(value, int | float) or not valid.holds(value)
             ):
-                raise ValueError(f"{name} is {value!r}: it must be {requirement}")
+                raise ValueError(f"{name} is {value!r}: it must be {valid.requirement}")
         if self.early_stopping not in (None, True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}: it must be true, false or 'never'")
         if self.cache_implementation is not None and self.cache_implementation not in CACHES:
@@ -108,7 +166,7 @@ class GenerationConfig:
                 f"no cache is called {self.cache_implementation!r}: there are {', '.join(CACHES)}"
             )
         if sum(constraint is not None for constraint in (self.regex, self.json_schema, self.grammar)) > 1:
-            raise ValueError("regex, json_schema and grammar each rule the whole text: give one of them")
+            raise ValueError("regex, json_schema and grammar each constrain the whole text: give one of them")
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -116,12 +174,12 @@ class GenerationConfig:
 
     @property
     def bos_or_eos(self) -> int | None:
-        """What a text may be said to follow: its beginning, or the end of another."""
+        """The token before a text: the begin-of-sequence token, or the end of another text."""
         return self.bos_token_id if self.bos_token_id is not None else next(iter(self.eos_ids), None)
 
     @property
     def stop_list(self) -> list[str]:
-        """Those that end a text."""
+        """The stop strings as a list."""
         return [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings or []
 
     @property
@@ -133,7 +191,7 @@ class GenerationConfig:
         return self.num_return_sequences or 1
 
     def but(self, **changes: Any) -> GenerationConfig:
-        """The same, with some options said otherwise; None leaves one as it was."""
+        """A copy with some options changed; None leaves one as it was."""
         known = {f.name for f in fields(self)}
         if unknown := sorted(changes.keys() - known):
             suggestions = get_close_matches(unknown[0], known, 2)
@@ -144,7 +202,7 @@ class GenerationConfig:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def resolve_max_new_tokens(self, prompt_length: int, default: int, max_positions: int | None) -> int:
-        """How many tokens may be added to a prompt of this length, by a model that reaches so far."""
+        """How many tokens may be added to a prompt of this length, by a model with so many positions."""
         requested = self.max_new_tokens
         if requested is None and self.max_length is not None:
             requested = self.max_length - prompt_length
@@ -152,7 +210,7 @@ class GenerationConfig:
         return num_tokens if max_positions is None else min(num_tokens, max_positions - prompt_length)
 
     def no_room_message(self, prompt_length: int) -> str | None:
-        """What is to be said where a prompt of this length leaves no room below max_length."""
+        """A warning where a prompt of this length leaves no room below max_length; None where it does."""
         if self.max_new_tokens is not None or self.max_length is None or prompt_length < self.max_length:
             return None
         return (
@@ -161,9 +219,7 @@ class GenerationConfig:
         )
 
     def check(self) -> list[str]:
-        """What contradicts itself: errors where nothing sensible can be done, notes where something is passed
-        over.
-        """
+        """Raise ValueError where options contradict each other; return notes about options without effect."""
         if self.num_sequences > self.beam_count and (self.beam_count > 1 or not self.do_sample):
             raise ValueError(
                 f"num_return_sequences is {self.num_sequences}, but there is one way to be greedy and {self.beam_count} beams "
@@ -176,7 +232,7 @@ class GenerationConfig:
             )
         if self.prefix is not None and (self.regex or self.grammar or self.json_schema is not None):
             raise ValueError(
-                "a rule is for the whole text and prefix for its beginning: write the beginning into the rule"
+                "a grammar is for the whole text and prefix for its beginning: write the beginning into the grammar"
             )
         if self.shortlist is not None and not self.shortlist:
             raise ValueError("shortlist is empty: no token could come; name some, or leave it out")
@@ -222,61 +278,10 @@ class GenerationConfig:
         return notes
 
 
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
-NEUTRAL_VALUES: dict[str, float] = {
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-}
-
-_int_at_least = lambda low: (lambda x: x >= low and float(x).is_integer(), f"a whole number, at least {low}")
-_fraction = (lambda x: 0 < x <= 1, "above 0 and at most 1")
-_below_one = (lambda x: 0 <= x < 1, "at least 0 and below 1")
-_positive = (lambda x: x > 0 and math.isfinite(x), "a number above 0")
-_finite = (math.isfinite, "a finite number")
-RANGES: dict[str, tuple[Any, str]] = {
-    "max_new_tokens": _int_at_least(0),
-    "max_length": _int_at_least(0),
-    "min_new_tokens": _int_at_least(0),
-    "min_length": _int_at_least(0),
-    "max_time": _positive,
-    "num_beams": _int_at_least(1),
-    "num_beam_groups": _int_at_least(1),
-    "diversity_penalty": _finite,
-    "length_penalty": _finite,
-    "penalty_alpha": (lambda x: 0 <= x <= 1, "between 0 and 1"),
-    "temperature": _positive,
-    "top_k": _int_at_least(0),
-    "top_p": _fraction,
-    "min_p": (lambda x: 0 <= x <= 1, "between 0 and 1"),
-    "top_h": _fraction,
-    "typical_p": _fraction,
-    "epsilon_cutoff": _below_one,
-    "eta_cutoff": _below_one,
-    "repetition_penalty": _positive,
-    "presence_penalty": _finite,
-    "frequency_penalty": _finite,
-    "no_repeat_ngram_size": _int_at_least(0),
-    "encoder_repetition_penalty": _positive,
-    "encoder_no_repeat_ngram_size": _int_at_least(0),
-    "num_return_sequences": _int_at_least(1),
-    "prompt_lookup_num_tokens": _int_at_least(1),
-    "max_matching_ngram_size": _int_at_least(1),
-    "num_assistant_tokens": _int_at_least(1),
-    "prefill_chunk_size": _int_at_least(1),
-}
+OPTIONS = {f.name: f.metadata for f in fields(GenerationConfig)}
+RANGES: dict[str, Range] = {name: row["range"] for name, row in OPTIONS.items() if row["range"] is not None}
+SAMPLING_FIELDS = tuple(name for name, row in OPTIONS.items() if row["sampling"])
+NEUTRAL_VALUES = {name: row["neutral"] for name, row in OPTIONS.items() if row["neutral"] is not None}
 
 
 def as_list(value: int | Sequence[int] | None) -> list[int]:
@@ -285,7 +290,7 @@ def as_list(value: int | Sequence[int] | None) -> list[int]:
 
 
 def from_model_directory(notes: Mapping[str, Any]) -> GenerationConfig:
-    """What a model directory says: its generation_config.json, and the special tokens of its configuration."""
+    """Options of a model directory: its generation_config.json and the special tokens of its config."""
     known = {f.name for f in fields(GenerationConfig)}
     special_tokens = (
         "pad_token_id",
@@ -309,7 +314,7 @@ def from_model_directory(notes: Mapping[str, Any]) -> GenerationConfig:
 
 
 def decoder_start_token(options: GenerationConfig) -> int:
-    """The token that a text of an encoder-decoder begins with."""
+    """The first token of an encoder-decoder's decoder. Raises ValueError where none is known."""
     start_token = (
         options.decoder_start_token_id if options.decoder_start_token_id is not None else options.bos_token_id
     )
@@ -321,7 +326,7 @@ def decoder_start_token(options: GenerationConfig) -> int:
 
 
 def unsupported_fields(notes: Mapping[str, Any]) -> list[str]:
-    """What a generation_config.json asks for that is not done here."""
+    """Fields of a generation_config.json that are set and not supported."""
     known = {f.name for f in fields(GenerationConfig)}
     ignored = {
         "transformers_version",

@@ -1,4 +1,6 @@
-"""Text that keeps to a regular expression, a JSON schema or a grammar, by llguidance."""
+"""Structured output (constrained decoding): text that matches a regular expression, JSON schema or grammar,
+by llguidance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
 
 
 def grammar_from_options(options: GenerationConfig) -> str | None:
-    """The rule that the options ask for, in llguidance's words."""
+    """The grammar that the options ask for, as llguidance reads it; None without one."""
     if options.regex is None and options.json_schema is None and options.grammar is None:
         return None
     matcher_class = _import_llguidance().LLMatcher
@@ -29,7 +31,7 @@ def grammar_from_options(options: GenerationConfig) -> str | None:
 
 
 def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) -> LogitsProcessor:
-    """Only tokens that keep to the rule; when it is fulfilled and nothing may follow, the end."""
+    """A logits processor that allows only tokens of the grammar, and the end where it is complete."""
     llg = _import_llguidance()
     if not eos_ids:
         raise ValueError("a text that keeps to a rule must be able to end: give eos_token_id")
@@ -37,7 +39,7 @@ def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) ->
         _llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar
     )
     _raise_on_error(initial_matcher)
-    matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}  # where each text of the last step stands
+    matchers: dict[tuple[int, ...], Any] = {(): initial_matcher}  # state of each sequence after the last step
 
     def matcher_for(sequence: tuple[int, ...]) -> Any:
         if sequence in matchers:
@@ -75,7 +77,7 @@ def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) ->
 
 @lru_cache(maxsize=4)
 def _llg_tokenizer(tokenizer_json: str, vocab: int, eos_id: int) -> Any:
-    """The tokenizer as llguidance reads it, which takes a while: it is kept for the next text."""
+    """The tokenizer as llguidance reads it. Building it takes a while, so it is cached."""
     return _import_llguidance().LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=eos_id)
 
 
