@@ -78,7 +78,8 @@ class DecodeBatch:
             capacity = out["capacity"] = self.max_length
             if capacity > MAX_STATIC_TOKENS:
                 raise ValueError(
-                    f"a static cache for {capacity:,} tokens is too large: give fewer max_new_tokens, or another "
+                    f"a static cache for {capacity:,} tokens is too large: give fewer max_new_tokens, or "
+                    "another "
                     "cache_implementation"
                 )
         if self.source is not None:
@@ -112,13 +113,15 @@ def encode_prompts(
         if not row:
             if options.bos_token_id is None or model.design.encoder is not None:
                 raise ValueError(
-                    f"prompt {n} is empty, and the model has no token that a text begins with: give it some text"
+                    f"prompt {n} is empty, and the model has no token that a text begins with: give it some "
+                    "text"
                 )
             row = [options.bos_token_id]
         vocab = model.design.source_vocab or model.design.vocab
         if out_of_range := [token for token in row if not 0 <= token < vocab]:
             raise ValueError(
-                f"prompt {n} holds token {out_of_range[0]}, and the model knows {vocab}: is it the model's own tokenizer?"
+                f"prompt {n} holds token {out_of_range[0]}, and the model knows {vocab}: is it the model's "
+                "own tokenizer?"
             )
         max_positions = model.design.max_positions
         if max_positions is not None and len(row) > max_positions - (model.design.encoder is None):

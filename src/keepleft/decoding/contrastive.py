@@ -1,6 +1,6 @@
 """Contrastive search (Su et al.
 
-2022): of the likeliest tokens the one whose meaning is least like what is there already.
+2022): of the most likely tokens, the one least similar to what is there already.
 """
 
 from __future__ import annotations

@@ -180,6 +180,7 @@ def check_draft_model(model: CausalModel, draft_model: CausalModel) -> None:
     vocabulary_key = lambda design: (design.vocab, design.source_vocab, design.encoder is None)
     if vocabulary_key(model_design) != vocabulary_key(draft_design):
         raise ValueError(
-            f"the draft knows {draft_design.vocab} tokens and the model {model_design.vocab}, or one of them reads a source and "
+            f"the draft knows {draft_design.vocab} tokens and the model {model_design.vocab}, or one of them "
+            "reads a source and "
             "the other does not: take a smaller model of the same kind with the same tokenizer"
         )

@@ -89,7 +89,8 @@ def completions(
     )
     if isinstance(options.seed, list) and len(options.seed) != len(token_rows):
         raise ValueError(
-            f"{len(options.seed)} seeds were given for {len(token_rows)} prompts: give one number, or one for each"
+            f"{len(options.seed)} seeds were given for {len(token_rows)} prompts: give one number, or one "
+            "for each"
         )
     if draft_model is not None:
         draft_model = _require_causal(draft_model)

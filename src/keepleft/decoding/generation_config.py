@@ -65,7 +65,8 @@ class GenerationConfig:
     num_beam_groups: int | None = option("groups of beams that avoid one another's tokens", at_least(1))
     diversity_penalty: float | None = option("how strongly groups avoid one another", FINITE)
     early_stopping: bool | Literal["never"] | None = option(
-        "beams: stop when enough have finished (true), by a heuristic (false), or when none can improve (never)"
+        "beams: stop when enough have finished (true), by a heuristic (false), or when none can improve "
+        "(never)"
     )
     length_penalty: float | None = option("beams: scores are divided by length to this power", FINITE)
     penalty_alpha: float | None = option(
@@ -214,7 +215,8 @@ class GenerationConfig:
         if self.max_new_tokens is not None or self.max_length is None or prompt_length < self.max_length:
             return None
         return (
-            f"max_length is {self.max_length}, and a prompt has {prompt_length} tokens, which count: nothing is written after it; "
+            f"max_length is {self.max_length}, and a prompt has {prompt_length} tokens, which count: nothing "
+            "is written after it; "
             "give max_new_tokens, which are counted without the prompt"
         )
 
@@ -222,28 +224,33 @@ class GenerationConfig:
         """Raise ValueError where options contradict each other; return notes about options without effect."""
         if self.num_sequences > self.beam_count and (self.beam_count > 1 or not self.do_sample):
             raise ValueError(
-                f"num_return_sequences is {self.num_sequences}, but there is one way to be greedy and {self.beam_count} beams "
+                f"num_return_sequences is {self.num_sequences}, but there is one way to be greedy and "
+                f"{self.beam_count} beams "
                 "to choose from: set do_sample without beams, or at least as many num_beams"
             )
         if self.penalty_alpha and (self.do_sample or self.num_sequences > 1):
             raise ValueError(
-                "penalty_alpha is contrastive search, which finds one text and draws none: leave do_sample and "
+                "penalty_alpha is contrastive search, which finds one text and draws none: leave do_sample "
+                "and "
                 "num_return_sequences out"
             )
         if self.prefix is not None and (self.regex or self.grammar or self.json_schema is not None):
             raise ValueError(
-                "a grammar is for the whole text and prefix for its beginning: write the beginning into the grammar"
+                "a grammar is for the whole text and prefix for its beginning: write the beginning into the "
+                "grammar"
             )
         if self.shortlist is not None and not self.shortlist:
             raise ValueError("shortlist is empty: no token could come; name some, or leave it out")
         groups = self.num_beam_groups or 1
         if self.beam_count % groups:
             raise ValueError(
-                f"num_beams is {self.beam_count} and num_beam_groups {groups}: the second must divide the first"
+                f"num_beams is {self.beam_count} and num_beam_groups {groups}: the second must divide the "
+                "first"
             )
         if self.penalty_alpha and self.beam_count > 1:
             raise ValueError(
-                f"penalty_alpha is contrastive search and num_beams={self.beam_count} beam search: give one of them"
+                f"penalty_alpha is contrastive search and num_beams={self.beam_count} beam search: give one "
+                "of them"
             )
         if (
             self.min_new_tokens is not None
@@ -258,7 +265,8 @@ class GenerationConfig:
         notes = []
         if not self.do_sample:
             notes += [
-                f"do_sample is not set, so {name}={explicit[name]} changes nothing: set do_sample, or leave {name} out"
+                f"do_sample is not set, so {name}={explicit[name]} changes nothing: set do_sample, or leave "
+                f"{name} out"
                 for name in SAMPLING_FIELDS
                 if name in explicit
                 and explicit[name] != NEUTRAL_VALUES.get(name)
@@ -266,7 +274,8 @@ class GenerationConfig:
             ]
         if self.beam_count == 1:
             notes += [
-                f"num_beams is 1, so {name}={explicit[name]} changes nothing: set num_beams, or leave {name} out"
+                f"num_beams is 1, so {name}={explicit[name]} changes nothing: set num_beams, or leave {name} "
+                "out"
                 for name in ("early_stopping", "length_penalty")
                 if name in explicit and explicit[name] not in (False, 1.0)
             ]

@@ -1,9 +1,9 @@
-"""The same loop on a GPU, where each step, from the last tokens to the next, is one recording that is played
-again; or on a CPU, where the model's part of it is compiled.
+"""The decode loop with each step captured as one CUDA graph and replayed; or, on a CPU, with the model's part
+compiled.
 
-Nothing is asked of the device between tokens. Whether all texts have ended is heard of some steps later, and
-what was written meanwhile falls away: a text that has ended stays as it is. Recordings are kept with the
-model, by shape and by strategy.
+The host asks nothing of the device between tokens. Whether all sequences have finished is learnt some steps
+later, and what was generated meanwhile is dropped: a finished sequence does not change. Graphs are cached
+with the model, by shape and strategy.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from keepleft.inference.static_runner import StaticKV, StaticRunner, padding_bia
 from keepleft.models.heads import first_real
 from keepleft.models.state import DecoderState
 
-QUEUED_STEPS = 16  # steps that are begun before the first of them is done
-MAX_GRAPHS = 4  # recordings for each model
-MAX_GRAPH_TOKENS = 1 << 14  # tokens of a text that buffers are made for beforehand
-CAPACITY_MULTIPLE = 64  # capacities are multiples of it, so that recordings serve texts of many lengths
+QUEUED_STEPS = 16  # steps launched before the first of them is done
+MAX_GRAPHS = 4  # cached graphs for each model
+MAX_GRAPH_TOKENS = 1 << 14  # longest sequence that static buffers are allocated for
+CAPACITY_MULTIPLE = 64  # capacities are multiples of it, so that a graph serves many lengths
 
 
 @dataclass
 class GraphedStep:
-    """One step: buffers to fill before it is played, and to read afterwards."""
+    """One captured step: buffers to fill before it is replayed, and to read afterwards."""
 
     runner: StaticRunner
-    strategy: Any  # Single or Beam
+    strategy: Any  # SamplingStrategy or Beam
     static_kv: StaticKV
     hypotheses: Any  # Hypotheses of a fixed width
-    all_done: Tensor  # () have all texts ended?
-    weight_pointers: tuple[int, ...]  # the weights lay when it was made: it points to them
-    fused: bool = False  # the choice is a kernel of its own
+    all_done: Tensor  # () have all sequences finished?
+    weight_pointers: tuple[int, ...]  # addresses of the weights that it was captured with
+    fused: bool = False  # tokens are selected by one kernel
     replay: Any = None
-    busy: bool = False  # someone is writing with it
+    busy: bool = False  # in use
 
     def fill(
         self,
@@ -58,11 +58,11 @@ class GraphedStep:
         starts: Tensor | None,
         seeds: Tensor | None,
     ) -> None:
-        """Prompts that were read, and the texts so far."""
+        """Copy prefilled prompts and the hypotheses so far into the buffers."""
         static_kv = self.static_kv
         self.runner.decode_layers.prepare_tables(static_kv.buffer.shape[1])
         static_kv.fill(state, rows)
-        static_kv.length = 0  # only the device knows
+        static_kv.length = 0  # only the device knows it from here on
         if static_kv.beam_rows is not None:
             static_kv.beam_rows.copy_(
                 torch.arange(static_kv.beam_rows.shape[1], device=self.all_done.device).expand_as(
@@ -83,7 +83,7 @@ class GraphedStep:
             self.strategy.seeds.copy_(seeds)
 
     def step(self) -> None:
-        """The next token of every text, all in place."""
+        """Decode and select the next token of every sequence, in place."""
         static_kv = self.static_kv
         if static_kv.beam_rows is not None:
             static_kv.beam_rows.index_copy_(
@@ -103,7 +103,7 @@ class GraphedStep:
         torch.all(self.hypotheses.done, 0, out=self.all_done)
 
     def capture(self) -> None:
-        """From now on the step is played, not worked out."""
+        """Capture the step as a CUDA graph."""
         graph, _ = capture_graph(self.step, warmup=2)
         self.replay = graph.replay
 
@@ -112,7 +112,7 @@ _graph_cache: WeakKeyDictionary[Any, OrderedDict[Any, GraphedStep]] = WeakKeyDic
 
 
 def can_capture(strategy: Any, max_length: int) -> bool:
-    """Can steps by this strategy, of texts of so many tokens, be recorded?"""
+    """Can steps of this strategy, of sequences of so many tokens, be captured?"""
     return (
         isinstance(strategy, SamplingStrategy | Beam)
         and strategy.stop is None
@@ -130,11 +130,10 @@ def decode_graphed(
     prompt_mask: Tensor | None = None,
     **start_kwargs: Any,
 ) -> Iterator[Hypotheses]:
-    """Yield the texts after each new token, some after all have ended.
+    """Yield the hypotheses after each new token; each step overwrites what the one before yielded.
 
-    Each step writes over what the one before yielded.
-
-    Prompts, (B, T), all end in the last column. `given` goes to model.start().
+    Prompts, (B, T), all end in the last column. Some steps may come after all sequences have finished.
+    `start_kwargs` go to model.start().
     """
     hypotheses, rows = strategy.begin(prompt, prompt_mask, torch.tensor(max_new_tokens, device=prompt.device))
     with torch.no_grad():
@@ -166,7 +165,7 @@ def decode_graphed(
             pending_events.append(torch.cuda.Event())
             pending_events[-1].record()
             if len(pending_events) > QUEUED_STEPS:
-                pending_events.popleft().synchronize()  # not the last step: the device always has some to do
+                pending_events.popleft().synchronize()  # an earlier step: the device always has work queued
                 if bool(finished):
                     return
     finally:
@@ -183,8 +182,8 @@ def _get_graphed_step(
     prompt_mask: Tensor | None,
     state: DecoderState,
 ) -> GraphedStep:
-    """One for these shapes and this strategy, filled."""
-    # compiling takes longer than recording
+    """A step for these shapes and this strategy, cached or new, with its buffers filled."""
+    # compiling takes longer than capturing
     multiple = CAPACITY_MULTIPLE if prompt.is_cuda else 2 * CAPACITY_MULTIPLE
     capacity = _round_up(prompt.shape[1] + max_new_tokens, multiple)
     source_shape = None
@@ -235,7 +234,7 @@ def _build_graphed_step(
     source_shape: tuple[int, int] | None,
     has_padding: bool,
 ) -> GraphedStep:
-    """Empty buffers, and the step over them."""
+    """Allocate the buffers and build the step over them."""
     device, rows = hypotheses.tokens.device, len(hypotheses.tokens)
     runner = StaticRunner(model, TritonOps() if device.type == "cuda" else TorchOps(static_shapes=True))
     if model.compiled:
@@ -281,7 +280,7 @@ def _build_graphed_step(
 
 
 def _copy_hypotheses(target: Hypotheses, source: Hypotheses) -> None:
-    """One set of texts over another."""
+    """Copy the tensors of one set of hypotheses over another."""
     for field in fields(target):
         value = getattr(source, field.name)
         if isinstance(value, Tensor) and value is not (buffer := getattr(target, field.name)):

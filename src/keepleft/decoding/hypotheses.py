@@ -1,4 +1,4 @@
-"""What has been written so far, and what decoding asks of a model."""
+"""Hypotheses, the sequences being decoded; and the protocols of models, strategies and logits processors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """Texts that are being written, a row each; prompts of unequal length end in one column."""
+    """Sequences being decoded, one per row; prompts of unequal length end in the same column."""
 
     tokens: Tensor  # (N, T) everything so far, prompt included
-    score: Tensor  # (N,)   log-probability of what was added
-    done: Tensor  # (N,)   nothing more comes here
-    lengths: Tensor  # (N,)   tokens added; what is in the row after them is no text
-    max_new_tokens: Tensor  # (N,)   tokens that may be added
-    prompt_width: int  # the column where writing began
+    score: Tensor  # (N,)   log-probability of the new tokens
+    done: Tensor  # (N,)   finished
+    lengths: Tensor  # (N,)   new tokens; what follows them in the row is padding
+    max_new_tokens: Tensor  # (N,)   limit of new tokens
+    prompt_width: int  # the column where generation started
     prompt_mask: Tensor | None = (
         None  # (N, begin) false where a shorter prompt was filled up; None: all are as long
     )
@@ -38,16 +38,16 @@ class Hypotheses:
 
     @property
     def new_width(self) -> int:
-        """How many tokens were added."""
+        """Number of columns generated."""
         return self.tokens.shape[1] - self.prompt_width
 
     @property
     def num_new(self) -> int | Tensor:
-        """The same; a number on the device, or (N,) of them, where texts keep their width."""
+        """The same as a tensor on the device, () or (N,), where sequences have a fixed width."""
         return self.new_width if self.new_count is None else self.new_count
 
     def text_mask(self) -> Tensor | None:
-        """(N, T) which of the tokens are text; None: all."""
+        """(N, T) which tokens are no padding; None: all."""
         if self.prompt_mask is None or self.new_count is not None:
             return self.prompt_mask
         return torch.cat(
@@ -55,7 +55,7 @@ class Hypotheses:
         )
 
     def new_tokens(self) -> tuple[Tensor, Tensor | None]:
-        """(N, t) tokens among which are all that were added, and which they are; None: all."""
+        """(N, t) columns that hold all new tokens, and a mask of which they are; None: all."""
         if self.new_count is None:
             return self.tokens[:, self.prompt_width :], None
         width = self.tokens.shape[1]
@@ -63,11 +63,11 @@ class Hypotheses:
         return self.tokens, (torch.arange(width, device=start.device) >= start).expand_as(self.tokens)
 
     def append_column(self, tokens: Tensor, column: Tensor) -> Tensor:
-        """(…, T) and (…, 1) → one column longer, or moved by one to the left."""
+        """(…, T) and (…, 1) → one column longer, or shifted left by one at a fixed width."""
         return torch.cat([tokens if self.new_count is None else tokens[..., 1:], column], -1)
 
     def mask_updates(self, rows: Tensor | None = None) -> dict[str, Any]:
-        """What says which tokens are text, after one more."""
+        """The mask fields after one more token."""
         prompt_mask = self.prompt_mask if rows is None or self.prompt_mask is None else self.prompt_mask[rows]
         if self.new_count is None:
             return {"prompt_mask": prompt_mask}
@@ -78,10 +78,10 @@ class Hypotheses:
         }
 
     def pad_to_width(self, width: int) -> Self:
-        """The same in so many columns, now and later: new tokens come in at the right, all else moves to the
-        left.
+        """The same at a fixed width: new tokens enter at the right and everything shifts left.
 
-        Shapes then stay as they are, so that a step can be recorded. What lies before the prompt is no text.
+        Shapes then stay constant, so that a step can be captured as a CUDA graph. Padding lies before the
+        prompt.
         """
         padding = width - self.tokens.shape[1]
         text_mask = (
@@ -97,18 +97,18 @@ class Hypotheses:
         )
 
     def unpad(self) -> Self:
-        """The same without `fixed`: what is left of the width lies before the prompts."""
+        """Undo `pad_to_width`: what is left of the padding lies before the prompts."""
         if self.new_count is None:
             return self
         assert self.prompt_mask is not None
-        # the same for all, where they are to be told apart from it
+        # the same for all rows wherever unpad is called
         prompt_width = self.tokens.shape[1] - int(self.new_count.flatten()[0])
         return replace(
             self, prompt_width=prompt_width, prompt_mask=self.prompt_mask[:, :prompt_width], new_count=None
         )
 
     def select_rows(self, rows: Tensor) -> Self:
-        """Some of the texts, in another order."""
+        """Some of the rows, in another order."""
         return replace(
             self,
             tokens=self.tokens[rows],
@@ -124,7 +124,7 @@ class Hypotheses:
 
 
 def device_constant(numbers: tuple[int | float, ...], device: torch.device) -> Tensor:
-    """A few numbers on a device, put there once."""
+    """A few numbers as a tensor on a device, cached."""
     return _device_constant(numbers, tuple(map(type, numbers)), device)
 
 
@@ -132,12 +132,12 @@ def device_constant(numbers: tuple[int | float, ...], device: torch.device) -> T
 def _device_constant(
     numbers: tuple[int | float, ...], types: tuple[type, ...], device: torch.device
 ) -> Tensor:
-    # 2 and 2.0 are one to a cache, and two to a tensor: hence the kinds
+    # 2 and 2.0 are the same cache key but make different tensors: hence the types
     return torch.tensor(numbers, device=device)
 
 
 def isin(tokens: Tensor, values: tuple[int, ...]) -> Tensor:
-    """Which tokens are one of a few."""
+    """Which tokens are among these few."""
     return (
         tokens == values[0]
         if len(values) == 1
@@ -145,7 +145,7 @@ def isin(tokens: Tensor, values: tuple[int, ...]) -> Tensor:
     )
 
 
-# (N, V) scores of what comes next → the same, changed
+# (N, V) next-token logits → changed logits
 LogitsProcessor = Callable[[Tensor, Hypotheses], Tensor]
 
 
@@ -164,37 +164,33 @@ def apply_processors(
         can_go_on = logits.isfinite().any(-1) | hypotheses.done
         if not bool(can_go_on.view(-1, group_size).any(1).all()):
             raise ValueError(
-                "no token is left to choose from: what is forced, banned or constrained contradicts itself here"
+                "no token is left to choose from: what is forced, banned or constrained contradicts itself "
+                "here"
             )
     return logits
 
 
 @dataclass(frozen=True)
 class FinishedSequence:
-    """One finished text."""
+    """One finished sequence."""
 
-    tokens: list[int]  # without the prompt; with its end, if it has one
-    score: float  # its log-probability, or what a strategy ranks by
+    tokens: list[int]  # without the prompt, with the end-of-sequence token if there is one
+    score: float  # log-probability, or the score that the strategy ranks by
 
 
 class Strategy(Protocol):
-    """How to go on.
-
-    Rows of prompts may become several rows of texts, always the same number, side by side.
-    """
+    """A decoding strategy: which tokens come next. Pure functions of logits and hypotheses."""
 
     def begin(
         self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor
     ) -> tuple[Hypotheses, Tensor | None]:
-        """The texts to begin with, each of at most so many tokens, (B,), and which prompt each continues
-        (None: one each).
-        """
+        """The initial hypotheses, with limits (B,), and the prompt that each row continues (None: its own)."""
         ...
 
     def choose(self, logits: Tensor, hypotheses: Any) -> tuple[Hypotheses, Tensor | None]:
-        """One more token for each text, and which text each continues (None: itself)."""
+        """Append one token to each row, and say which row each continues (None: its own)."""
         ...
 
     def results(self, hypotheses: Any) -> list[list[FinishedSequence]]:
-        """What there is to show for each prompt, the best first."""
+        """The finished sequences of each prompt, best first."""
         ...

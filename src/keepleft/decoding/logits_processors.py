@@ -1,9 +1,7 @@
-"""What changes the scores before a token is chosen: penalties, bans and biases.
+"""Logits processors: penalties, bans and biases, each (logits, hypotheses) → logits.
 
-Each is (scores, texts) → scores.
-
-They look at the text so far, prompt included, as Hugging Face's processors do; unlike these they never take
-the padding of a shorter prompt for text.
+They look at the sequence so far, prompt included, as Hugging Face's processors do; unlike those they never
+take the padding of a shorter prompt for tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor, device_con
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
-    """Scores of tokens that were there already, divided by the penalty, or times it where they are negative."""
+    """Divide the logits of tokens that occurred already by the penalty; multiply them where they are
+    negative.
+    """
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         return torch.where(seen_tokens(logits, hypotheses), apply_penalty(logits, penalty), logits)
@@ -31,12 +31,12 @@ def apply_penalty(logits: Tensor, penalty: float) -> Tensor:
 
 
 def seen_tokens(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-    """(N, V) which tokens are in the text."""
+    """(N, V) which tokens occur in the sequence."""
     return token_counts(logits, hypotheses.tokens, hypotheses.text_mask()) > 0
 
 
 def token_counts(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """(N, V) how often each token is among these, (N, T)."""
+    """(N, V) how often each token occurs among these, (N, T)."""
     ones = torch.ones_like(tokens, dtype=logits.dtype) if mask is None else mask.to(logits.dtype)
     return torch.zeros_like(logits).scatter_add_(1, tokens.clamp(max=logits.shape[-1] - 1), ones)
 
@@ -49,12 +49,12 @@ def presence_penalty(penalty: float) -> LogitsProcessor:
 
 
 def frequency_penalty(penalty: float) -> LogitsProcessor:
-    """Taken off for each time that a token was written already."""
+    """Subtract the penalty for each time a token was generated already."""
     return lambda logits, hypotheses: logits - penalty * token_counts(logits, *hypotheses.new_tokens())
 
 
 def no_repeat_ngram(ngram_size: int) -> LogitsProcessor:
-    """No run of `size` tokens comes twice."""
+    """No n-gram of `size` tokens occurs twice."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         return _ban_repeated_ngrams(
@@ -67,7 +67,7 @@ def no_repeat_ngram(ngram_size: int) -> LogitsProcessor:
 def encoder_no_repeat_ngram(
     source: Tensor, ngram_size: int, source_mask: Tensor | None = None
 ) -> LogitsProcessor:
-    """No run of `size` tokens of the source comes. (B, S), a row for each prompt."""
+    """No n-gram of `size` tokens of the source occurs; source (B, S), one row per prompt."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         rows_per_source = len(logits) // len(source)
@@ -98,7 +98,7 @@ def _ban_repeated_ngrams(
 def encoder_repetition_penalty(
     penalty: float, source: Tensor, source_mask: Tensor | None = None
 ) -> LogitsProcessor:
-    """Tokens of the source made likelier (above 1) or less likely: Hugging Face's encoder_repetition_penalty."""
+    """Make tokens of the source more likely (above 1) or less: Hugging Face's encoder_repetition_penalty."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         rows_per_source = len(logits) // len(source)
@@ -117,7 +117,7 @@ def encoder_repetition_penalty(
 
 
 def sequence_bias(biases: Mapping[tuple[int, ...], float]) -> LogitsProcessor:
-    """Something added to the last token of a run whose other tokens have just come; -∞ bans it."""
+    """Add a bias to the last token of a sequence whose other tokens have just occurred; -∞ bans it."""
     token_biases = {sequence[0]: value for sequence, value in biases.items() if len(sequence) == 1}
     sequence_biases = [(sequence, value) for sequence, value in biases.items() if len(sequence) > 1]
 
@@ -154,7 +154,7 @@ def check_in_vocabulary(logits: Tensor, tokens: Sequence[int]) -> None:
 def suppress_tokens(
     tokens: Sequence[int], *, until: int | None = None, only_at: int | None = None
 ) -> LogitsProcessor:
-    """Tokens that do not come: at all, before so many tokens were written, or just at one of them."""
+    """Ban tokens: always, before so many new tokens, or at just one position."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
@@ -173,7 +173,7 @@ def suppress_tokens(
 
 
 def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
-    """Tokens that do not come before the text, prompt included, has so many."""
+    """Ban tokens before the sequence, prompt included, has so many tokens."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
@@ -193,7 +193,7 @@ def min_length(tokens: Sequence[int], length: int) -> LogitsProcessor:
 
 
 def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
-    """A shortlist: no other token comes."""
+    """A shortlist: allow only these tokens."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
@@ -204,7 +204,7 @@ def allow_only(tokens: Sequence[int]) -> LogitsProcessor:
 
 
 def force_tokens(tokens: Sequence[int], position: int) -> LogitsProcessor:
-    """One of these, and no other, when so many tokens were written."""
+    """Force one of these tokens at the position of so many new tokens."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
@@ -214,7 +214,7 @@ def force_tokens(tokens: Sequence[int], position: int) -> LogitsProcessor:
 
 
 def force_last(tokens: Sequence[int]) -> LogitsProcessor:
-    """One of these, and no other, as the last token that a text may have."""
+    """Force one of these tokens as the last one before the limit."""
 
     def apply(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
         check_in_vocabulary(logits, tokens)
@@ -253,22 +253,22 @@ def exponential_decay_length_penalty(start: int, factor: float, eos_ids: Sequenc
 
 
 def _only_tokens(tokens: Sequence[int], logits: Tensor) -> Tensor:
-    """Nothing but these."""
+    """Mask all tokens but these."""
     return torch.full_like(logits, NEG_INF).index_fill_(1, device_constant(tuple(tokens), logits.device), 0.0)
 
 
 def _apply_if(condition: bool | Tensor, make_logits: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """One or the other; where only the device knows, both are worked out."""
+    """One or the other; where only the device knows which, both are computed."""
     if isinstance(condition, bool):
         return make_logits() if condition else logits
     return torch.where(condition.view(-1, 1), make_logits(), logits)
 
 
 def remove_invalid(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-    """What is no number becomes 0, what is infinite the largest number there is."""
+    """Replace NaN by 0 and infinities by the largest finite numbers."""
     return torch.nan_to_num(logits)
 
 
 def renormalize(logits: Tensor, hypotheses: Hypotheses) -> Tensor:
-    """Log-probabilities again, after other transforms."""
+    """Normalise to log-probabilities again, after other processors."""
     return logits.log_softmax(-1)

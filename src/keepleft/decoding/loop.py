@@ -1,4 +1,4 @@
-"""The loop: scores in, a token out, until all texts have ended.
+"""The eager decode loop: logits in, a token out, until all sequences have finished.
 
 A generator: whoever stops iterating stops it.
 """
@@ -33,11 +33,12 @@ def decode(
     limits = [max_new_tokens] * len(prompt) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if len(limits) != len(prompt) or min(limits) < 1:
         raise ValueError(
-            f"max_new_tokens is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} prompts"
+            f"max_new_tokens is {max_new_tokens}: at least one token must be asked for, of {len(prompt)} "
+            "prompts"
         )
     tokens, prompt_mask = right_align(prompt, segments)
     hypotheses, rows = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=prompt.device))
-    active_rows: Tensor | None = None  # the rows that the model still goes on with; None: all
+    active_rows: Tensor | None = None  # rows that the model still decodes; None: all
     with torch.no_grad():
         logits, state = _prefill(model, tokens, prompt_mask, prefill_chunk_size, start_kwargs)
     if rows is not None:
@@ -78,7 +79,7 @@ def right_align(prompt: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor
         return prompt, None
     if not bool(mask.any(1).all()):
         raise ValueError(f"prompt {int((~mask.any(1)).nonzero()[0])} is empty: give each at least one token")
-    order = mask.long().argsort(dim=1, stable=True)  # what is no text goes first, text keeps its order
+    order = mask.long().argsort(dim=1, stable=True)  # padding first, tokens keep their order
     return prompt.gather(1, order), mask.gather(1, order)
 
 
@@ -89,9 +90,9 @@ def _prefill(
     chunk_size: int,
     start_kwargs: dict[str, Any],
 ) -> tuple[Tensor, Any]:
-    """Scores of what follows the prompt."""
+    """Prefill the prompt, in chunks if asked → next-token logits and state."""
     untyped_model: Any = model
-    length = max(1, prompt.shape[1])  # the model itself says what is wrong with an empty prompt
+    length = max(1, prompt.shape[1])  # the model itself explains what is wrong with an empty prompt
     chunk_length = chunk_size or length
     chunks = [
         (
@@ -110,9 +111,9 @@ def _prefill(
 
 
 def _drop_finished(done: Tensor, active_rows: Tensor | None, state: Any) -> Tensor | None:
-    """Let the model go on without texts that have ended, once these are half of all."""
+    """Drop finished rows from the model's batch once they are half of it."""
     if done.is_cuda:
-        return active_rows  # asking would mean waiting
+        return active_rows  # asking would wait for the device
     unfinished = (~done).nonzero()[:, 0]
     num_active = len(done) if active_rows is None else len(active_rows)
     if 2 * len(unfinished) > num_active or num_active == 1:
@@ -123,7 +124,7 @@ def _drop_finished(done: Tensor, active_rows: Tensor | None, state: Any) -> Tens
 
 
 def _scatter_rows(logits: Tensor, active_rows: Tensor | None, num_rows: int) -> Tensor:
-    """Scores for all rows again; those of ended texts do not matter."""
+    """Logits for all rows again; those of finished rows do not matter."""
     if active_rows is None:
         return logits
     return logits.new_zeros(num_rows, logits.shape[1]).index_copy_(0, active_rows, logits)

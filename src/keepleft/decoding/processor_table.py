@@ -1,4 +1,4 @@
-"""From options to transforms: a row for each, in the order in which Hugging Face's `generate` applies them."""
+"""Options to logits processors: one row each, in the order of Hugging Face's `generate`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from keepleft.decoding.hypotheses import LogitsProcessor
 
 @dataclass(frozen=True)
 class PromptContext:
-    """What transforms may want to know of the prompts."""
+    """What processors may need to know about the prompts."""
 
-    prompt_width: int  # tokens before them
+    prompt_width: int  # columns of the prompt
     source: Tensor | None = None  # (B, S) of an encoder-decoder
     source_mask: Tensor | None = None
 
 
 class ProcessorRow(NamedTuple):
     name: str
-    # from its value, all options and the scene
+    # from its value, all options and the prompt context
     make: Callable[[Any, GenerationConfig, PromptContext], LogitsProcessor | None]
-    sampling_only: bool = False  # only where tokens are drawn
+    sampling_only: bool = False  # applied only when sampling
 
 
 def _min_tokens_to_keep(options: GenerationConfig) -> int:
-    """Beams that draw need one more than there are ends."""
+    """Sampling beams need one more token than there are end-of-sequence tokens."""
     return len(options.eos_ids) + 1 if options.beam_count > 1 else 1
 
 
@@ -150,12 +150,12 @@ PROCESSORS = (
 
 
 MAX_CACHED_PROCESSORS = 64
-# the same wish gets the same transforms, so that what was recorded with them is found again
+# equal options get the same processor objects, so that graphs captured with them are found again
 _processor_cache: dict[Any, tuple[LogitsProcessor, ...]] = {}
 
 
 def make_processors(options: GenerationConfig, prompt: PromptContext) -> list[LogitsProcessor]:
-    """All that the options ask for."""
+    """The processors that the options ask for, in order."""
     requested = [
         (row, value)
         for row in PROCESSORS
@@ -174,7 +174,7 @@ def make_processors(options: GenerationConfig, prompt: PromptContext) -> list[Lo
     for row, value in requested:
         if (processor := row.make(value, options, prompt)) is not None:
             processor.capturable = True  # type: ignore[attr-defined]
-            processor.logits_only = row.sampling_only  # type: ignore[attr-defined]  # it looks at scores alone
+            processor.logits_only = row.sampling_only  # type: ignore[attr-defined]  # needs no hypotheses
             processors.append(processor)
     if not uses_source:
         if len(_processor_cache) >= MAX_CACHED_PROCESSORS:

@@ -1,5 +1,5 @@
-"""Random numbers that are a function of a seed and a place alone: a text is drawn the same whatever is drawn
-beside it.
+"""Counter-based RNG: random numbers are a pure function of a seed and a position, so a sequence is sampled
+the same whatever is sampled beside it, on any device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MULTIPLIER_2 = -0x6B2FB644ECCEEE15  # of SplitMix64 (Steele et al. 2014)
 
 
 def splitmix64(seed: Tensor, counter: Tensor | int) -> Tensor:
-    """One whole number from two, by SplitMix64; the same on every device."""
+    """SplitMix64 of two integers; the same on every device."""
     z = (
         seed + (counter + 1) * _GAMMA
         if isinstance(counter, Tensor)
@@ -25,20 +25,20 @@ def splitmix64(seed: Tensor, counter: Tensor | int) -> Tensor:
 
 
 def uniform(seed: Tensor, counter: Tensor | int) -> Tensor:
-    """Numbers in [0, 1), in float64, that look random."""
+    """Uniform numbers in [0, 1), in float64."""
     return _logical_shift_right(splitmix64(seed, counter), 11).double() * 2.0**-53
 
 
 def derive_seeds(seed: int, indices: Tensor) -> Tensor:
-    """The seed of each of several texts from one request: (N,) from (N,) numbers."""
+    """The seeds of several sequences of one request: (N,) from (N,) indices."""
     return splitmix64(torch.full_like(indices, _wrap_int64(seed)), indices)
 
 
 def _logical_shift_right(z: Tensor, bits: int) -> Tensor:
-    """z >> by as if it had no sign."""
+    """Logical right shift of a signed integer."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _wrap_int64(n: int) -> int:
-    """Within 64 bits, with a sign, by wrapping around."""
+    """Wrap around to a signed 64-bit integer."""
     return (n + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,4 +1,4 @@
-"""One text for each prompt: always the likeliest token, or one drawn by its probability."""
+"""Greedy decoding and sampling: one sequence for each prompt, or several independent ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsPro
 from keepleft.decoding.rng import derive_seeds, uniform
 from keepleft.kernels.topk import topk_logsumexp
 
-# (N, T) texts and where writing began → (N,) which of them end here
+# (N, T) sequences and the prompt width → (N,) which of them stop here
 StoppingCriterion = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
 class SamplingStrategy:
-    """Greedy where `seeds` is None; otherwise each row is drawn with its own seed."""
+    """Greedy where `seeds` is None; otherwise each row is sampled with its own seed."""
 
     processors: Sequence[LogitsProcessor] = ()
     eos_ids: tuple[int, ...] = ()
     stop: StoppingCriterion | None = None
-    seeds: Tensor | None = None  # (N,), or those of one prompt for all
-    num_sequences: int = 1  # texts from each prompt
+    seeds: Tensor | None = None  # (N,), or those of one prompt for all prompts
+    num_sequences: int = 1  # sequences from each prompt
 
     def begin(
         self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor
@@ -75,7 +75,7 @@ class SamplingStrategy:
 
 
 def greedy(*, eos_ids: Collection[int] = (), processors: Sequence[LogitsProcessor] = ()) -> SamplingStrategy:
-    """Always the likeliest token."""
+    """Always the most likely token."""
     return SamplingStrategy(tuple(processors), tuple(eos_ids))
 
 
@@ -127,7 +127,7 @@ def sample_tokens(logits: Tensor, random_values: Tensor) -> Tensor:
     index = torch.searchsorted(
         cumulative, (random_values[:, None].to(cumulative) * total).contiguous(), right=True
     )
-    # the last that can be drawn, should rounding pass it
+    # the last token that can be drawn, should rounding pass it
     return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))[:, 0]
 
 
@@ -138,7 +138,7 @@ def append_tokens(
     eos_ids: tuple[int, ...],
     stop: StoppingCriterion | None,
 ) -> Hypotheses:
-    """One token longer."""
+    """Append one token to each row and update which rows are finished."""
     extended = hypotheses.append_column(hypotheses.tokens, tokens[:, None])
     lengths = hypotheses.lengths + ~hypotheses.done
     done = hypotheses.done | (lengths >= hypotheses.max_new_tokens)

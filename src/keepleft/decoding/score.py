@@ -1,5 +1,5 @@
-"""What a model thinks of a text that is there: the log-probability of each token, and what else it expected,
-in one pass.
+"""Log-probabilities of given tokens, with the most likely alternatives: scoring text instead of generating
+it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_LOGITS_ROWS = 512  # tokens whose scores over the whole vocabulary are held at a time
+MAX_LOGITS_ROWS = 512  # tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """Of one token."""
+    """The log-probability of one token and its alternatives."""
 
     token: int
     logprob: float
-    top_logprobs: list[tuple[int, float]]  # the likeliest tokens in its place, with theirs
+    top_logprobs: list[tuple[int, float]]  # the most likely tokens in its place
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
-"""Several tokens for one pass of the model, without changing the text: guesses are made cheaply and looked
-over all at once.
+"""Speculative decoding: draft tokens are made cheaply and verified by the model in one pass.
 
-The model chooses every token itself, from its own scores and with the random number that the place in the
-text has anyway; a guess that is what it chose saves it a pass. So the text is the one that it would have
-written alone, drawn or not.
+The output does not change.
+
+The model selects every token itself, from its own logits and with the random number that belongs to the
+position; a draft token that equals its choice saves a pass. So greedy and sampled text alike is exactly what
+it would generate alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, StepModel
 from keepleft.decoding.sampling import SamplingStrategy
 
-Drafter = Callable[[Hypotheses, int], list[int]]  # the text so far, and the most tokens to guess
+Drafter = Callable[
+    [Hypotheses, int], list[int]
+]  # hypotheses so far and the maximum number of tokens → draft tokens
 
 
 def speculative_decode(
@@ -30,10 +33,11 @@ def speculative_decode(
     max_new_tokens: int,
     **start_kwargs: Any,
 ) -> Iterator[Hypotheses]:
-    """One prompt, (1, T): yield the text after each new token."""
+    """One prompt, (1, T): yield the hypotheses after each new token."""
     if len(prompt) != 1 or strategy.num_sequences != 1:
         raise ValueError(
-            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a time"
+            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a "
+            "time"
         )
     hypotheses, _ = strategy.begin(prompt, None, torch.tensor([max_new_tokens], device=prompt.device))
     with torch.no_grad():
@@ -65,14 +69,16 @@ def make_drafter(
     source: Tensor | None = None,
     **start_kwargs: Any,
 ) -> Drafter:
-    """A smaller model's guesses, or those that the text itself suggests."""
+    """A drafter: a smaller model, or prompt lookup in the text itself."""
     if draft_model is not None:
         return DraftModel(draft_model, strategy, options.num_assistant_tokens or 5, start_kwargs)
     return prompt_lookup(options.prompt_lookup_num_tokens or 10, options.max_matching_ngram_size or 2, source)
 
 
 def prompt_lookup(num_tokens: int, max_ngram_size: int, source: Tensor | None = None) -> Drafter:
-    """What followed the last tokens when they came before, in the source or in the text."""
+    """Prompt lookup: draft what followed the last tokens when they occurred before, in the source or the
+    text.
+    """
     source_tokens = [] if source is None else source[0].tolist()
 
     def draft(hypotheses: Hypotheses, max_tokens: int) -> list[int]:
@@ -89,7 +95,7 @@ def prompt_lookup(num_tokens: int, max_ngram_size: int, source: Tensor | None = 
 
 
 class DraftModel:
-    """Another model with the same tokens, which writes ahead by the same strategy."""
+    """A smaller model with the same vocabulary drafts by the same strategy."""
 
     def __init__(
         self, model: StepModel, strategy: SamplingStrategy, num_tokens: int, start_kwargs: dict[str, Any]
@@ -99,7 +105,7 @@ class DraftModel:
         self.num_tokens = num_tokens
         self.start_kwargs = start_kwargs
         self.state: Any = None
-        self.cached_tokens: list[int] = []  # the tokens that its state holds
+        self.cached_tokens: list[int] = []  # tokens in its KV cache
 
     def __call__(self, hypotheses: Hypotheses, max_tokens: int) -> list[int]:
         draft: list[int] = []
@@ -118,7 +124,7 @@ class DraftModel:
         return draft
 
     def _next_logits(self, tokens: Tensor) -> Tensor:
-        """Of what follows these: what is known already is not read again."""
+        """Next-token logits after these tokens; what its KV cache holds already is not computed again."""
         sequence = tokens[0].tolist()
         if self.state is None:
             logits, self.state = self.model.start(tokens, **self.start_kwargs)

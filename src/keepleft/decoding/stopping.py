@@ -1,4 +1,6 @@
-"""When a text ends besides by its end token: at a string, wherever tokens begin and end, or when time is up."""
+"""Stopping criteria besides the end-of-sequence token: stop strings, wherever tokens begin and end, and time
+limits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from keepleft.decoding.sampling import StoppingCriterion
 
 
 def stop_strings(tokenizer: Any, strings: Sequence[str]) -> StoppingCriterion:
-    """A text ends with the token that completes one of these."""
+    """Stop at the token that completes one of these strings."""
     if not strings or not all(strings):
         raise ValueError(f"stop_strings is {list(strings)!r}: give at least one, and none that is empty")
 
@@ -26,12 +28,12 @@ def stop_strings(tokenizer: Any, strings: Sequence[str]) -> StoppingCriterion:
 
 
 def max_stop_tokens(strings: Sequence[str]) -> int:
-    """Tokens that may hold one of these: each has at least a byte."""
+    """How many of the last tokens may hold one of these strings: each token has at least a byte."""
     return max(len(string.encode()) for string in strings) + 4
 
 
 def hits_stop_string(tokenizer: Any, strings: Sequence[str], sequences: Sequence[list[int]]) -> list[bool]:
-    """In which texts has one of these strings just come?"""
+    """Which sequences have just completed one of these strings?"""
     max_tokens = max_stop_tokens(strings)
     tails = tokenizer.decode_batch(
         [sequence[-max_tokens:] for sequence in sequences], skip_special_tokens=True
@@ -40,7 +42,7 @@ def hits_stop_string(tokenizer: Any, strings: Sequence[str], sequences: Sequence
 
 
 def ended_by_itself(tokenizer: Any, options: GenerationConfig, tokens: list[int]) -> bool:
-    """Did a text end by itself, and not because it was long enough?"""
+    """Did a sequence end by itself, and not at its length limit?"""
     if not tokens:
         return False
     return tokens[-1] in options.eos_ids or (
@@ -49,7 +51,7 @@ def ended_by_itself(tokenizer: Any, options: GenerationConfig, tokens: list[int]
 
 
 def max_time(deadline: float) -> StoppingCriterion:
-    """All texts end with the first token after a moment of the monotonic clock."""
+    """All sequences stop with the first token after this moment of the monotonic clock."""
     return lambda sequences, prompt_width: torch.full(
         (len(sequences),), time.monotonic() >= deadline, device=sequences.device
     )
