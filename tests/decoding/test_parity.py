@@ -105,6 +105,8 @@ def test_every_configuration_writes_what_transformers_writes(name, options, beam
         said["forced_eos_token_id"] is not None
     ):  # not forced and ruled out in one place: then nothing is left to choose from
         said["begin_suppress_tokens"] = None
+    if said["forced_eos_token_id"] is not None and said["max_new_tokens"] == 1 and beams:
+        said["num_return_sequences"] = 1  # there is one text only; transformers fills up with padding
     assert ours(model, prompts, **said) == theirs(peer, prompts, **said)
 
 

@@ -115,5 +115,5 @@ def test_a_look_up_finds_what_followed_the_last_time():
 
 
 def test_guessing_with_beams_is_refused():
-    with pytest.raises(ValueError, match="guessing ahead is for greedy and drawn texts"):
+    with pytest.raises(ValueError, match="speculative decoding is for greedy and sampled texts"):
         kl.completions(decoder(), None, [[3]], num_beams=2, prompt_lookup_num_tokens=3, max_new_tokens=4)

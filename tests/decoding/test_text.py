@@ -250,7 +250,7 @@ def test_contradictions_are_told_and_not_written_through():
     ):
         with pytest.raises(ValueError, match="no token is left to choose from"):
             wish(**said)
-    with pytest.raises(ValueError, match="write the beginning into the rule"):
+    with pytest.raises(ValueError, match="write the beginning into the grammar"):
         wish(prefix="y", regex="yes|no")
     with pytest.raises(ValueError, match="draws none"):
         wish(penalty_alpha=0.5, do_sample=True)

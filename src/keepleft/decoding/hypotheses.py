@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class StepModel(Protocol):
-    """All that decoding asks of a model: start(prompt, …) → logits and state; step(tokens, state) → logits."""
+    """What decoding asks of a model: start(prompt, …) → logits, state; step(tokens, state) → logits."""
 
     @property
     def start(self) -> Callable[..., tuple[Tensor, Any]]: ...
@@ -184,7 +184,7 @@ class Strategy(Protocol):
     def begin(
         self, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: Tensor
     ) -> tuple[Hypotheses, Tensor | None]:
-        """The initial hypotheses, with limits (B,), and the prompt that each row continues (None: its own)."""
+        """The initial hypotheses with limits (B,), and the prompt that each row continues (None: its own)."""
         ...
 
     def choose(self, logits: Tensor, hypotheses: Any) -> tuple[Hypotheses, Tensor | None]:

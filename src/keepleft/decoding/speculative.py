@@ -36,7 +36,7 @@ def speculative_decode(
     """One prompt, (1, T): yield the hypotheses after each new token."""
     if len(prompt) != 1 or strategy.num_sequences != 1:
         raise ValueError(
-            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: guessing ahead takes one at a "
+            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: speculative decoding takes one at a "
             "time"
         )
     hypotheses, _ = strategy.begin(prompt, None, torch.tensor([max_new_tokens], device=prompt.device))
