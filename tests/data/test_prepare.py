@@ -96,7 +96,7 @@ def test_a_store_that_is_not_whole_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"text\.tokens does not hold the 4 numbers"):
         TokenStore.open(tmp_path / "s")
     (tmp_path / "s" / "store.json").write_text("{")
-    with pytest.raises(ValueError, match="is not a whole token store"):
+    with pytest.raises(ValueError, match="is not a complete token store"):
         TokenStore.open(tmp_path / "s")
 
 

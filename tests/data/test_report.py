@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from keepleft.data import statistics as module
 from keepleft.data.sources import RecordSource, lines, open_source, parallel_text, running_text
-from keepleft.data.statistics import profile
-from keepleft.data.unicode_scripts import script, script_shares
+from keepleft.data.statistics import profile, script, script_shares
 
 PAIR = ("src", "tgt")
 

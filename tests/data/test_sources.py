@@ -93,13 +93,18 @@ def test_tabs_read_back(tmp_path, pairs, end, packed, mark, header, swapped):
         assert source.location(n) == f"{path} line {n + 1 + header}"
 
 
+def csv_line(cells: tuple, end: str) -> str:
+    """A row of CSV. Python 3.11 quotes a lone carriage return only if the line terminator holds one."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\r\n").writerow(cells)
+    return file.getvalue().removesuffix("\r\n") + end
+
+
 @given(pairs=rows(any_text), end=ends, packed=st.booleans(), mark=st.booleans(), header=st.booleans())
 def test_commas_read_back(tmp_path, pairs, end, packed, mark, header):
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator=end)
-    writer.writerows([("id", "summary", "text")] * header)
-    writer.writerows([(n, b, a) for n, (a, b) in enumerate(pairs)])
-    path = written(tmp_path / "d.csv", file.getvalue(), packed=packed, mark=mark)
+    table = [("id", "summary", "text")] * header + [(n, b, a) for n, (a, b) in enumerate(pairs)]
+    content = "".join(csv_line(cells, end) for cells in table)
+    path = written(tmp_path / "d.csv", content, packed=packed, mark=mark)
     assert list(open_source(path, PAIR, None if header else (2, 1))) == pairs
     starts = [int(open_source(path, PAIR, (2, 1)).location(n).rsplit(" ", 1)[1]) for n in range(len(pairs))]
     assert all(a < b for a, b in pairwise(starts))

@@ -1,1 +1,1 @@
-"""Text to integers."""
+"""From text files to batches of token ids."""

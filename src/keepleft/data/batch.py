@@ -1,4 +1,4 @@
-"""A batch: what a model is called with, what is asked of it, and where it came from."""
+"""A batch: model inputs, targets, and which records they came from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keepleft.nn.loss import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class Batch:
-    inputs: dict[str, Tensor]  # the arguments of the model
-    targets: Tensor  # (B, T), −100 where nothing is asked; or (B,) labels
-    tokens: int  # how many are asked
-    identity: str  # epoch, step and records: for whoever must find it again
+    inputs: dict[str, Tensor]  # keyword arguments of the model
+    targets: Tensor  # (B, T), IGNORE_INDEX where there is no target; or (B,) labels
+    tokens: int  # number of targets that are not ignored
+    identity: str  # epoch, step and records, so that a batch can be found again
 
     def to(self, device: torch.device) -> Batch:
-        """The same on another device; from pinned memory the copy does not wait."""
+        """The same batch on another device; from pinned memory the copy is asynchronous."""
         move = lambda tensor: tensor.to(device, non_blocking=True)
         return replace(
             self,
@@ -37,7 +37,7 @@ class Batch:
         )
 
     def without_targets(self) -> Batch:
-        """The same with nothing asked: keeps a process in step that has no work of its own."""
+        """The same batch with every target ignored: keeps an idle process in step with the others."""
         return replace(self, targets=torch.full_like(self.targets, IGNORE_INDEX), tokens=0)
 
 
@@ -49,7 +49,7 @@ def collate(
     *,
     segments: bool = True,
 ) -> Batch:
-    """Lay a lesson out. Without segments every place must be taken by a text of its own row."""
+    """Lay examples out as a batch. Without segments, one sequence must fill each row."""
     inputs = {"tokens": _tensor(target_layout.scatter(examples.tokens, 0))}
     if segments:
         inputs["segments"] = _tensor(target_layout.segments(examples.tokens))

@@ -1,6 +1,4 @@
-"""A deterministic order of batches: a function of seed, epoch and settings alone, so it can be taken up
-anywhere.
-"""
+"""Deterministic, resumable batches: their order is a function of seed, epoch and settings alone."""
 
 from __future__ import annotations
 
@@ -16,24 +14,24 @@ from keepleft.data.ragged import IntArray, Ragged, pack_layout, pad_layout
 from keepleft.data.teacher_forcing import shift_right
 from keepleft.data.token_store import TokenStore
 
-SORT_POOL_SIZE = 1 << 16  # records that are sorted by length together
-MAX_OPEN_ROWS = 64  # rows that are filled side by side when packing
+SORT_POOL_SIZE = 1 << 16  # records sorted by length together
+MAX_OPEN_ROWS = 64  # rows filled at the same time when packing
 
 
 class BatchCursor(NamedTuple):
-    """Where a run stands: so many steps into an epoch."""
+    """How far a run has come: an epoch, and steps taken within it."""
 
     epoch: int = 0
     step: int = 0
 
 
 class BatchLayout(Protocol):
-    """How records become rectangles of at most so many tokens."""
+    """How records become rectangles of at most `budget` tokens, padding included."""
 
     def plan(
         self, order: IntArray, sizes: tuple[IntArray, ...], budget: int, rng: np.random.Generator
     ) -> Iterator[list[IntArray]]:
-        """The records of each micro-batch, row by row or text by text."""
+        """The records of each micro-batch: one array for each packed row, or a single array."""
         ...
 
     def make_batch(
@@ -49,9 +47,9 @@ class BatchLayout(Protocol):
 
 @dataclass(frozen=True)
 class BucketedLayout:
-    """Texts of like length together, a row each.
+    """Sequences of similar length together, one in each row.
 
-    `multiple` rounds widths up; `fixed` also gives every width one height.
+    `pad_to_multiple_of` rounds widths up; `fixed_height` gives all batches of one width the same height.
     """
 
     pad_to_multiple_of: int = 1
@@ -102,7 +100,7 @@ class BucketedLayout:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Texts one behind the other in rows of one width, each a segment of its own: no text sees another."""
+    """Sequences packed into rows of one width, each a segment of its own: none attends to another."""
 
     width: int
 
@@ -144,7 +142,7 @@ class PackedLayout:
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """Running text cut into pieces of one width, whatever lies in it: the records' borders are not looked at."""
+    """Running text cut into windows of one width, regardless of record boundaries."""
 
     width: int
 
@@ -175,9 +173,9 @@ class WindowLayout:
 
 @dataclass(frozen=True)
 class Batches:
-    """All batches of all epochs.
+    """The batches of all epochs.
 
-    A step is `accumulate` micro-batches of at most `budget` tokens; processes share them.
+    A step is `accumulate` micro-batches of at most `budget` tokens, dealt out to `world_size` processes.
     """
 
     store: TokenStore
@@ -195,39 +193,36 @@ class Batches:
             total = len(self.store[self.objective.fields[0]].tokens)
             if total < self.layout.width + 1:
                 raise ValueError(
-                    f"the text has {total} tokens, fewer than one window of {self.layout.width} and what follows "
-                    "it: give more text, or a smaller width"
+                    f"the text has {total} tokens, fewer than one window of {self.layout.width} and the "
+                    "token after it: give more text, or a smaller width"
                 )
             return
         for name, record_sizes in zip(("text", "source"), self.sizes(), strict=False):
             limit = self.layout.width if isinstance(self.layout, PackedLayout) else self.budget
             if len(record_sizes) and int(record_sizes.max()) > limit:
                 raise ValueError(
-                    f"record {int(record_sizes.argmax())} has a {name} of {int(record_sizes.max())} tokens, a batch holds "
-                    f"{limit}: give larger batches, or leave longer texts out"
+                    f"record {int(record_sizes.argmax())} has a {name} of {int(record_sizes.max())} tokens, "
+                    f"a batch holds {limit}: give larger batches, or leave longer texts out"
                 )
 
     @property
     def fixed_width(self) -> int | None:
-        """Where all batches have one shape: the tokens in a row of texts, or 0 where rows are running text."""
-        return (
-            self.layout.width
-            if isinstance(self.layout, PackedLayout)
-            else 0
-            if isinstance(self.layout, WindowLayout)
-            else None
-        )
+        """The row width of packed batches, 0 for windows of running text, None where shapes vary."""
+        if isinstance(self.layout, PackedLayout):
+            return self.layout.width
+        return 0 if isinstance(self.layout, WindowLayout) else None
 
     @property
     def tokens(self) -> int:
-        """The most in a step, padding included."""
+        """The most tokens in a step, padding included."""
         return self.budget * self.accumulate
 
     def sizes(self) -> tuple[IntArray, ...]:
+        """The most tokens that each record takes, as target and, where there is one, as source."""
         return self.objective.sizes(tuple(self.store[field].lengths() for field in self.objective.fields))
 
     def plan(self, epoch: int) -> Iterator[list[list[IntArray]]]:
-        """The records of every step of an epoch, before anything is made of them."""
+        """The record numbers of every step of an epoch."""
         rng = np.random.Generator(np.random.Philox([self.seed, epoch]))
         if isinstance(self.layout, WindowLayout):
             total, width = len(self.store[self.objective.fields[0]].tokens), self.layout.width
@@ -239,7 +234,8 @@ class Batches:
         if self.shuffle:
             order = rng.permutation(order)
         step: list[list[IntArray]] = []
-        for micro_batch in self.layout.plan(order, sizes, self.budget, rng if self.shuffle else _NoShuffle()):  # type: ignore[arg-type]
+        bucket_rng = rng if self.shuffle else _NoShuffle()
+        for micro_batch in self.layout.plan(order, sizes, self.budget, bucket_rng):  # type: ignore[arg-type]
             step.append(micro_batch)
             if len(step) == self.accumulate:
                 yield step
@@ -248,7 +244,7 @@ class Batches:
             yield step
 
     def steps(self, cursor: tuple[int, int] = (0, 0)) -> Iterator[tuple[BatchCursor, list[Batch]]]:
-        """From a place on, for ever: the place after each step, and this process's micro-batches of it."""
+        """Endless, from a cursor on: the cursor after each step, and this process's micro-batches."""
         epoch, skip = cursor
         while True:
             n = -1
@@ -260,16 +256,16 @@ class Batches:
             epoch, skip = epoch + 1, 0
 
     def one_epoch(self) -> Iterator[Batch]:
-        """One epoch in its own order: for evaluation."""
+        """The batches of epoch 0, once: for evaluation."""
         for n, step in enumerate(self.plan(0)):
             for batch in self.shard(step, 0, n):
                 if batch.tokens:
                     yield batch
 
     def shard(self, step: list[list[IntArray]], epoch: int, n: int) -> list[Batch]:
-        """This process's part of a step.
+        """This process's micro-batches of a step.
 
-        All have as many batches; who has none left over repeats one in silence.
+        Every process gets the same number; one that is a batch short repeats the first without targets.
         """
         out = [self.make_batch(step[m], epoch, n, m) for m in range(self.rank, len(step), self.world_size)]
         if len(out) < -(-len(step) // self.world_size):
@@ -286,14 +282,15 @@ class Batches:
 
 
 def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) -> Iterator[list[int]]:
-    """Rows of records, each in the fullest open row that has room for it; when many are open the fullest is
-    closed.
+    """Rows of records, best fit: each record goes into the fullest open row that has room for it.
+
+    `sizes` holds each record's sizes, as target and as source; both must fit. Where MAX_OPEN_ROWS rows are
+    open, the fullest is closed.
     """
-    open_rows: dict[
-        int, list[tuple[list[int], list[int]]]
-    ] = {}  # rows and what is left in them, by the least that is left
-    space_bits = 0
-    num_open = 0  # which rooms there are, as the bits of a number
+    # open rows with the space left in each dimension, by the smaller space
+    open_rows: dict[int, list[tuple[list[int], list[int]]]] = {}
+    space_bits = 0  # bit n is set where there is an open row with space n
+    num_open = 0
 
     def close_row(space: int) -> list[int]:
         nonlocal space_bits, num_open
@@ -314,7 +311,7 @@ def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) ->
                 yield close_row((space_bits & -space_bits).bit_length() - 1)
             row, remaining = [], [width] * len(record_sizes)
         row.append(record)
-        remaining = [b - a for a, b in zip(record_sizes, remaining, strict=True)]
+        remaining = [space - size for size, space in zip(record_sizes, remaining, strict=True)]
         space = min(remaining)
         open_rows.setdefault(space, []).append((row, remaining))
         space_bits |= 1 << space
@@ -324,7 +321,7 @@ def _best_fit_packing(records: list[int], sizes: list[list[int]], width: int) ->
 
 
 class _NoShuffle:
-    """The order as it is."""
+    """Stands in for a random generator and leaves the order as it is."""
 
     def permutation(self, n: int) -> IntArray:
         return np.arange(n)

@@ -1,4 +1,4 @@
-"""Records of column stores: Parquet files, Hugging Face datasets."""
+"""Records of Parquet files and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keepleft.data.columns import Columns, extract, keys
 from keepleft.data.records import Record, RecordSource, basename
 from keepleft.data.text_file import open_text
 
-BATCH_ROWS = 1000  # read at a time
+BATCH_ROWS = 1000  # rows read at a time
 HUB_PREFIX = "hf:"
 SPLIT_NAMES = ("train", "validation", "valid", "val", "dev", "test", "unsupervised", "all")
 
@@ -62,7 +62,7 @@ class ParquetSource(RecordSource):
 
 @dataclass(frozen=True)
 class DatasetSource(RecordSource):
-    """One split of a dataset of the `datasets` library, from its hub or a folder."""
+    """One split of a dataset of the `datasets` library, from the hub or a folder."""
 
     name_or_path: str
     columns: tuple[str | int, ...] | None
@@ -91,7 +91,7 @@ class DatasetSource(RecordSource):
         root_columns = [
             root for root in features if any(name == root or name.startswith(root + ".") for name in names)
         ]
-        # labels stored as numbers
+        # class labels are stored as integers
         label_names = {
             root: features[root].int2str for root in root_columns if hasattr(features[root], "int2str")
         }
@@ -137,7 +137,7 @@ def parquet_file(path: str, columns: Columns | None, fields: tuple[str, ...]) ->
 
 
 def dataset(name_or_path: str, columns: Columns | None, fields: tuple[str, ...]) -> DatasetSource:
-    """Of a name such as "hf:glue:sst2:train" or a folder of save_to_disk()."""
+    """The source of a name such as "hf:glue:sst2:train", or of a folder written by save_to_disk()."""
     folder = Path(name_or_path).expanduser()
     size = None
     if not name_or_path.startswith(HUB_PREFIX):
@@ -162,11 +162,11 @@ def is_dataset(name_or_path: str) -> bool:
 
 
 def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
-    """NAME, CONFIG, SPLIT of hf:NAME[:CONFIG][:SPLIT].
+    """NAME, CONFIG and SPLIT of hf:NAME[:CONFIG][:SPLIT].
 
-    One word after the name is a split if splits are called so.
+    A single word after the name is a split if it is one of SPLIT_NAMES, else a configuration.
     """
-    # not at the colon of train[:10%]
+    # do not split at the colon of train[:10%]
     parts = re.split(r":(?![^\[]*\])", dataset_name.removeprefix(HUB_PREFIX))
     if not parts[0] or len(parts) > 3:
         raise ValueError(
@@ -179,7 +179,7 @@ def hub_name(dataset_name: str) -> tuple[str, str | None, str]:
 
 
 def _column_names(schema: Any) -> list[str]:
-    """Column names, and those within a column that is itself a row."""
+    """Column names, and those nested in struct columns, as "translation.en"."""
     nested = [
         f"{field.name}.{field.type.field(i).name}"
         for field in schema

@@ -1,4 +1,4 @@
-"""Which columns of a table are the fields that are asked for."""
+"""Which columns of a table hold the requested fields."""
 
 from __future__ import annotations
 
@@ -10,66 +10,37 @@ from keepleft.data.records import Record
 
 Columns = Sequence[str | int]
 
-# What others call a field, the likelier name first; a name is taken whatever its case.
+# Other names of a field, the likeliest first; case does not matter.
+# fmt: off
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "text": ("sentence", "content", "document", "review"),
     "src": ("source", "en", "english", "text", "article", "document", "dialogue", "input", "sentence"),
-    "tgt": (
-        "target",
-        "summary",
-        "highlights",
-        "output",
-        "fr",
-        "de",
-        "es",
-        "it",
-        "pt",
-        "nl",
-        "cs",
-        "pl",
-        "ru",
-        "uk",
-        "tr",
-        "hi",
-        "ar",
-        "zh",
-        "ja",
-        "ko",
-        "vi",
-        "french",
-        "german",
-        "spanish",
-        "italian",
-        "portuguese",
-        "dutch",
-        "russian",
-        "hindi",
-    ),
+    "tgt": ("target", "summary", "highlights", "output",
+            "fr", "de", "es", "it", "pt", "nl", "cs", "pl", "ru", "uk", "tr", "hi", "ar", "zh", "ja", "ko",
+            "vi", "french", "german", "spanish", "italian", "portuguese", "dutch", "russian", "hindi"),
     "label": ("class", "category", "labels"),
 }
+# fmt: on
 
 
 def check_columns(columns: Columns | None, fields: tuple[str, ...]) -> None:
-    """A look at what is asked for, before any file is opened."""
+    """Validate the request before any file is opened."""
     if not fields:
         raise ValueError("no fields are asked for: name at least one, such as ('text',)")
     if columns is None:
         return
     if isinstance(columns, str) or len(columns) != len(fields):
         raise ValueError(f"columns {columns!r} are not one for each of the fields {', '.join(fields)}")
-    invalid = [
-        c
-        for c in columns
-        if not isinstance(c, str | int) or isinstance(c, bool) or (isinstance(c, int) and c < 0)
-    ]
-    if invalid:
-        raise ValueError(f"column {invalid[0]!r} is neither a name nor a number from 0 on")
+    for column in columns:
+        is_index = isinstance(column, int) and not isinstance(column, bool) and column >= 0
+        if not isinstance(column, str) and not is_index:
+            raise ValueError(f"column {column!r} is neither a name nor a number from 0 on")
 
 
 def header(
     cells: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str
 ) -> tuple[tuple[int, ...], bool]:
-    """Where each field stands in a row, and whether these cells, the first row of the table, are its header."""
+    """The column of each field, and whether these cells, the first row of the table, are its header."""
     names = [cell.strip() for cell in cells]
     if columns is not None and any(isinstance(column, str) for column in columns):
         return tuple(
@@ -94,7 +65,7 @@ def header(
 def keys(
     names: Sequence[str], columns: Columns | None, fields: tuple[str, ...], location: str
 ) -> tuple[str, ...]:
-    """The name of each field's column, where every column has a name."""
+    """The column name of each field, in a table whose columns all have names."""
     if columns is None:
         matched = guess_columns(names, fields)
         if matched is None:
@@ -115,7 +86,7 @@ def keys(
 
 
 def guess_columns(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The name that stands for each field, its own before others'; None unless there is one for each."""
+    """The column name of each field, the field's own before synonyms; None unless every field has one."""
     by_lowercase = {name.lower(): name for name in reversed(names)}
     matched: list[str] = []
     for field in fields:
@@ -133,7 +104,7 @@ def guess_columns(names: Sequence[str], fields: tuple[str, ...]) -> tuple[str, .
 
 
 def match_name(column: str, names: Sequence[str], location: str) -> str:
-    """That column, or the one that differs from it by case alone."""
+    """The column of that name, or the only one that differs from it by case alone."""
     if column in names:
         return column
     matches = [name for name in names if name.lower() == column.lower()]
@@ -143,17 +114,15 @@ def match_name(column: str, names: Sequence[str], location: str) -> str:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Names for a message, few enough to read."""
+    """Names for an error message: at most twelve, shortened to 40 characters."""
+    if not names:
+        return "none"
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return (
-        ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more
-        if names
-        else "none"
-    )
+    return ", ".join(repr(name if len(name) <= 40 else name[:40] + "…") for name in names[:12]) + more
 
 
 def picker(indices: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
-    """Takes a record out of a row; an IndexError if the row is too short."""
+    """A function from the cells of a row to a record; it raises IndexError if the row is too short."""
     if len(indices) > 1:
         return itemgetter(*indices)
     [index] = indices
@@ -161,7 +130,7 @@ def picker(indices: tuple[int, ...]) -> Callable[[Sequence[str]], Record]:
 
 
 def nested_names(row: dict[str, Any]) -> list[str]:
-    """The names in a row of named values, those of a row within it as "translation.en"."""
+    """The keys of an object; those of an object within it as "translation.en"."""
     return [
         name
         for key, value in row.items()
@@ -170,7 +139,7 @@ def nested_names(row: dict[str, Any]) -> list[str]:
 
 
 def extract(row: dict[str, Any], names: tuple[str, ...], locate: Callable[[], str]) -> Record:
-    """The values of these names as strings: text as it is, numbers and truth values as JSON writes them."""
+    """The values of these names as strings: text as it is, numbers and booleans as JSON writes them."""
     try:
         values = [row[name] for name in names]
     except KeyError:

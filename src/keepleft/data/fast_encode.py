@@ -1,4 +1,4 @@
-"""Text to integers, quickly: each word is broken up once and remembered."""
+"""Fast batch tokenisation: each distinct word is tokenized once and cached."""
 
 from __future__ import annotations
 
@@ -9,42 +9,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keepleft.data.piece_table import ByteArray, Offsets, PieceTable
+from keepleft.data.piece_table import ByteArray, PieceTable
+from keepleft.data.ragged import IntArray
 from keepleft.data.tokenizer import PIECE_REGEX, WORD_REGEX, special_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_CACHED_WORDS = 1 << 20  # words that are remembered
+MAX_CACHED_WORDS = 1 << 20
 
 SPACE, NEWLINE = ord(" "), ord("\n")
 SPACE_CLASS = 4
-NEWLINE_CLASS = 5  # kinds of byte; 0 is a part of a sign beyond ASCII, 1 a letter, 2 a digit, 3 another mark
-BYTE_CLASSES = np.array(
-    [
-        0
-        if n > 127
-        else NEWLINE_CLASS
-        if n == NEWLINE
-        else SPACE_CLASS
-        if n == SPACE
-        else 1
-        if chr(n).isalpha()
-        else 2
-        if chr(n).isdigit()
-        else 3
-        for n in range(256)
-    ],
-    np.uint8,
-)
-_SEPARATOR_CONTROLS = re.compile("[\x1c-\x1f]")
-_WORD_REGEX = re.compile(r"(?:[^\s]|[\x1c-\x1f])+")  # a space to Python, not to the tokenizer
+NEWLINE_CLASS = 5
 
-EncodeFunction = Callable[[Sequence[str]], list[bytes]]
+
+def _byte_class(byte: int) -> int:
+    """0 beyond ASCII, 1 for a letter, 2 for a digit, 3 for other characters, SPACE_CLASS, NEWLINE_CLASS."""
+    if byte > 127:
+        return 0
+    if byte in (SPACE, NEWLINE):
+        return SPACE_CLASS if byte == SPACE else NEWLINE_CLASS
+    return 1 if chr(byte).isalpha() else 2 if chr(byte).isdigit() else 3
+
+
+BYTE_CLASSES = np.array([_byte_class(byte) for byte in range(256)], np.uint8)
+
+# white space to Python, but not to the tokenizer
+_SEPARATOR_CONTROLS = re.compile("[\x1c-\x1f]")
+_WORD_REGEX = re.compile(r"(?:[^\s]|[\x1c-\x1f])+")
+
+EncodeFunction = Callable[[Sequence[str]], list[bytes]]  # texts → the bytes of each one's token ids
 
 
 class WordCache(dict[str, bytes]):
-    """The integers of each word, as bytes; a new word is asked for once."""
+    """The token ids of each word, as bytes; a missing word is tokenized on first access."""
 
     def __init__(self, tokenize: Callable[[str], list[int]], dtype: np.dtype) -> None:
         super().__init__()
@@ -61,20 +59,17 @@ class WordCache(dict[str, bytes]):
 def encoder(
     tokenizer: Tokenizer, dtype: np.dtype, *, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
 ) -> EncodeFunction:
-    """A function from texts to their integers, each text's as bytes; `before` and `after` go around each."""
+    """A function from texts to the bytes of their token ids, with `prefix` and `suffix` around each."""
     prefix_bytes, suffix_bytes = (np.array(part, dtype).tobytes() for part in (prefix, suffix))
     encode_texts = _text_encoder(tokenizer, dtype)
-    return (
-        encode_texts
-        if not prefix_bytes and not suffix_bytes
-        else lambda texts: [prefix_bytes + row + suffix_bytes for row in encode_texts(texts)]
-    )
+    if not prefix_bytes and not suffix_bytes:
+        return encode_texts
+    return lambda texts: [prefix_bytes + row + suffix_bytes for row in encode_texts(texts)]
 
 
 def _text_encoder(tokenizer: Tokenizer, dtype: np.dtype) -> EncodeFunction:
-    """Texts' integers by way of their words, where it is known of the tokenizer that words stay apart."""
-    tokenizer_json = json.loads(tokenizer.to_str())
-    fast = fast_encoder(tokenizer, tokenizer_json, dtype)
+    """The fast encoder where there is one for the tokenizer, else the tokenizer's own."""
+    fast = fast_encoder(tokenizer, json.loads(tokenizer.to_str()), dtype)
     if fast is not None:
         return fast
     return lambda texts: [
@@ -84,24 +79,25 @@ def _text_encoder(tokenizer: Tokenizer, dtype: np.dtype) -> EncodeFunction:
 
 
 def per_text(encode_text: Callable[[str], bytes]) -> EncodeFunction:
+    """The same function over many texts."""
     return lambda texts: [encode_text(text) for text in texts]
 
 
 def fast_encoder(tokenizer: Tokenizer, tokenizer_json: dict, dtype: np.dtype) -> EncodeFunction | None:
-    """None for a tokenizer of which it is not known that words stay apart."""
+    """An encoder that caches words; None for a tokenizer whose words are not known to be independent."""
     if not tokenizer.encode_special_tokens or any(
         not token["special"] for token in tokenizer_json["added_tokens"]
     ):
         return None
     normalizer, pre_tokenizer = tokenizer_json["normalizer"], tokenizer_json["pre_tokenizer"] or {}
     unk_id = special_tokens(tokenizer).unknown
-    # all are special
+    # all added tokens are special
     special_to_unk = (
         {} if unk_id is None else {token["id"]: unk_id for token in tokenizer_json["added_tokens"]}
     )
 
     def tokenize(piece: str) -> list[int]:
-        """One piece; "</s>" in a text is four signs or an unknown word, never the end."""
+        """One piece; "</s>" in a text is four characters or an unknown word, never the special token."""
         return [special_to_unk.get(token.id, token.id) for token in tokenizer.model.tokenize(piece)]
 
     match tokenizer_json["model"]["type"], pre_tokenizer.get("type"):
@@ -138,6 +134,7 @@ def fast_encoder(tokenizer: Tokenizer, tokenizer_json: dict, dtype: np.dtype) ->
 
 
 def _is_own_pre_tokenizer(pre_tokenizer: dict) -> bool:
+    """Whether train_tokenizer() made it, so that pieces follow PIECE_REGEX."""
     parts = pre_tokenizer["pretokenizers"]
     return (
         [part["type"] for part in parts] == ["Split", "ByteLevel"]
@@ -149,11 +146,10 @@ def _is_own_pre_tokenizer(pre_tokenizer: dict) -> bool:
 
 
 def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space: bool) -> EncodeFunction:
-    """Byte-level BPE with our own pieces: none reaches over a line break, or over a single space but to take
-    it along.
+    """Byte-level BPE over PIECE_REGEX: no piece crosses a line break, and a space only begins one.
 
-    So what begins at a space, and where letters, digits and marks of ASCII meet, can be looked up by itself;
-    rare kinds of white space go the plain way.
+    So text can be cut at spaces, and where ASCII letters, digits and punctuation meet, and each part looked
+    up by itself. Lines with other white space take the slow path, piece by piece.
     """
     from tokenizers import Tokenizer
 
@@ -172,10 +168,8 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
     def encode_slowly(line: str) -> bytes:
         return b"".join(map(piece_cache.__getitem__, split(line)))
 
-    def look_up_pieces(utf8: ByteArray) -> tuple[np.ndarray, Offsets, Offsets]:
-        """The integers of a text, where its pieces begin, and how many integers were made before each and at
-        the end.
-        """
+    def look_up_pieces(utf8: ByteArray) -> tuple[np.ndarray, IntArray, IntArray]:
+        """Token ids; each piece's offset in bytes; each piece's offset in tokens, and their number."""
         classes = BYTE_CLASSES[utf8]
         is_start = np.empty(len(utf8), bool)
         is_start[0] = True
@@ -199,18 +193,16 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
         return look_up_pieces(utf8)[0].tobytes() if len(utf8) else b""
 
     def encode_lines(lines: list[str]) -> list[bytes]:
-        """Lines without line breaks, joined by some, all at once."""
+        """Lines, all at once: joined by line breaks, whose tokens are left out again."""
         utf8 = np.frombuffer("\n".join(lines).encode(), np.uint8)
         if not len(utf8):
             return [b""] * len(lines)
         if has_irregular_spaces(utf8):
-            regular = iter(encode_lines([line for line, irregular in flag_irregular(lines) if not irregular]))
-            return [
-                encode_slowly(line) if irregular else next(regular)
-                for line, irregular in flag_irregular(lines)
-            ]
+            flagged = flag_irregular(lines)
+            regular = iter(encode_lines([line for line, irregular in flagged if not irregular]))
+            return [encode_slowly(line) if irregular else next(regular) for line, irregular in flagged]
         tokens, starts, token_offsets = look_up_pieces(utf8)
-        # which pieces stand between two lines
+        # the pieces that are line breaks
         breaks = np.searchsorted(starts, np.flatnonzero(utf8 == NEWLINE))
         first, last = token_offsets[np.append(0, breaks + 1)], token_offsets[np.append(breaks, len(starts))]
         data, size = tokens.tobytes(), dtype.itemsize
@@ -218,17 +210,15 @@ def _byte_bpe_encoder(tokenizer: Tokenizer, dtype: np.dtype, *, add_prefix_space
 
     def encode_texts(texts: Sequence[str]) -> list[bytes]:
         texts = [" " + text if text else text for text in texts] if add_prefix_space else list(texts)
-        return (
-            [encode_running_text(text) for text in texts]
-            if any("\n" in text for text in texts)
-            else encode_lines(texts)
-        )
+        if any("\n" in text for text in texts):
+            return [encode_running_text(text) for text in texts]
+        return encode_lines(texts)
 
     return encode_texts
 
 
 def has_irregular_spaces(utf8: ByteArray) -> bool:
-    """Are there control signs, or spaces that are not one or two before a word?"""
+    """Whether there are control characters, or spaces other than one or two before a word."""
     if not len(utf8):
         return False
     is_space, is_newline = utf8 == SPACE, utf8 == NEWLINE
@@ -241,14 +231,14 @@ def has_irregular_spaces(utf8: ByteArray) -> bool:
 
 
 def flag_irregular(lines: list[str]) -> list[tuple[str, bool]]:
-    """Each line, and whether it is odd."""
+    """Each line, and whether it has irregular spaces."""
     return [(line, has_irregular_spaces(np.frombuffer(line.encode(), np.uint8))) for line in lines]
 
 
 def _unigram_encoder(
     tokenize: Callable[[str], list[int]], dtype: np.dtype, *, add_prefix_space: bool
 ) -> Callable[[str], bytes]:
-    """Unigram: a piece begins at each space and nowhere else."""
+    """Unigram with Metaspace: a piece begins at each space and nowhere else."""
     first_cache = WordCache(tokenize, dtype)
     spaced_cache = WordCache(lambda word: tokenize("▁" + word), dtype)
 

@@ -1,4 +1,4 @@
-"""What is asked of a model, as a table: each objective turns records into what is shown and what is asked."""
+"""Training objectives: each turns records into model inputs and targets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from keepleft.nn.loss import IGNORE_INDEX
 
 
 class Examples(NamedTuple):
-    """Some records, ready to be laid out: tokens shown, the source beside them, and a target for each token
-    or text.
-    """
+    """Records ready to be laid out as a batch."""
 
-    tokens: Ragged
-    targets: Ragged | IntArray
-    source: Ragged | None = None
+    tokens: Ragged  # inputs
+    targets: Ragged | IntArray  # one for each input token, or a label for each sequence
+    source: Ragged | None = None  # of the encoder
 
 
 class Objective(Protocol):
@@ -27,7 +25,7 @@ class Objective(Protocol):
     def fields(self) -> tuple[str, ...]: ...
 
     def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
-        """The most tokens that each record takes, as tokens shown and, where there is one, as source."""
+        """The most tokens that each record takes, as input and, where there is one, as source."""
         ...
 
     def examples(self, records: tuple[Ragged, ...], rng: np.random.Generator) -> Examples: ...
@@ -35,7 +33,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class NextToken:
-    """Go on with the text: GPT, LLaMA."""
+    """Next-token prediction: GPT, LLaMA."""
 
     start: int
     fields: tuple[str, ...] = ("text",)
@@ -49,7 +47,7 @@ class NextToken:
 
 @dataclass(frozen=True)
 class Translation:
-    """Write the target, looking back at the source: translation, summarisation, anything with two texts."""
+    """Sequence to sequence: translation, summarisation, anything with a source and a target."""
 
     start: int
     fields: tuple[str, ...] = ("src", "tgt")
@@ -63,7 +61,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Classification:
-    """Say which label a text has."""
+    """Predict the label of a text."""
 
     fields: tuple[str, ...] = ("text", "label")
 
@@ -76,14 +74,14 @@ class Classification:
 
 @dataclass(frozen=True)
 class MaskedToken:
-    """Say what stood in the covered places: BERT.
+    """Masked language modelling: BERT.
 
-    Of those, 80 % show the mask, 10 % a random token, 10 % their own.
+    Of the positions to predict, 80 % show the mask token, 10 % a random token, 10 % their own.
     """
 
     mask: int
     vocab: int
-    special: frozenset[int] = frozenset()  # never covered, never shown at random
+    special: frozenset[int] = frozenset()  # never masked, never drawn as a random token
     rate: float = 0.15
     fields: tuple[str, ...] = ("text",)
 
@@ -104,13 +102,13 @@ class MaskedToken:
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Write the spans that were taken out, each behind the sentinel that stands in its place: T5."""
+    """Span corruption: predict the removed spans, each after the sentinel that replaced it: T5."""
 
     start: int
     end: int
     sentinels: tuple[int, ...]
     rate: float = 0.15
-    mean: float = 3.0
+    mean: float = 3.0  # length of a span
     fields: tuple[str, ...] = ("text",)
 
     def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
@@ -127,37 +125,37 @@ class SpanCorruption:
         )
 
     def _corrupt(self, sequence: list[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
-        """What is left of a text, and what was taken from it."""
+        """Source, with sentinels in place of spans, and target, the spans."""
         n = len(sequence)
         if n < 2:
             return [*sequence, self.end], [self.end]
         noise = min(max(round(n * self.rate), 1), n - 1)
         spans = max(1, min(round(noise / self.mean), noise, n - noise, len(self.sentinels)))
+        kept_lengths = _random_partition(n - noise, spans, rng)
+        span_lengths = _random_partition(noise, spans, rng)
         source = []
         target = []
         position = 0
-        for span_index, (kept_length, span_length) in enumerate(
-            zip(_random_partition(n - noise, spans, rng), _random_partition(noise, spans, rng), strict=True)
+        for sentinel, kept_length, span_length in zip(
+            self.sentinels, kept_lengths, span_lengths, strict=False
         ):
-            sentinel = self.sentinels[span_index]
-            source += [*sequence[position : position + kept_length], sentinel]
-            target += [sentinel, *sequence[position + kept_length : position + kept_length + span_length]]
-            position += kept_length + span_length
+            span_start = position + kept_length
+            source += [*sequence[position:span_start], sentinel]
+            position = span_start + span_length
+            target += [sentinel, *sequence[span_start:position]]
         return [*source, self.end], [*target, self.end]
 
 
 @dataclass(frozen=True)
 class Denoising:
-    """Write the text whole again, from one whose sentences were shuffled and whose spans became single masks:
-    BART.
-    """
+    """Denoising: restore a text whose sentences were shuffled and whose spans became single masks: BART."""
 
     start: int
     mask: int
     stops: frozenset[int] = frozenset()  # tokens that end a sentence
     special: frozenset[int] = frozenset()
     rate: float = 0.3
-    mean: float = 3.0
+    mean: float = 3.0  # length of a span
     fields: tuple[str, ...] = ("text",)
 
     def sizes(self, lengths: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
@@ -170,9 +168,9 @@ class Denoising:
         )
 
     def _add_noise(self, sequence: list[int], rng: np.random.Generator) -> list[int]:
-        body, tail = (
-            (sequence[:-1], sequence[-1:]) if sequence and sequence[-1] in self.special else (sequence, [])
-        )
+        body, tail = sequence, []
+        if sequence and sequence[-1] in self.special:
+            body, tail = sequence[:-1], sequence[-1:]
         sentences: list[list[int]] = [[]]
         for token in body:
             sentences[-1].append(token)
@@ -184,10 +182,8 @@ class Denoising:
         while position < len(body):
             if budget > 0 and rng.random() < self.rate / self.mean:
                 span_length = min(int(rng.poisson(self.mean)), budget, len(body) - position)
-                if (
-                    not span_length and len(out) >= position
-                ):  # an empty span may not make the text longer than it was
-                    span_length = 1
+                if not span_length and len(out) >= position:
+                    span_length = 1  # an inserted mask may not make the text longer than it was
                 out.append(self.mask)
                 budget -= max(span_length, 1)
                 position += span_length
@@ -199,7 +195,7 @@ class Denoising:
 
 
 def _random_partition(total: int, parts: int, rng: np.random.Generator) -> list[int]:
-    """Cut a length into so many parts of at least 1, each way as likely."""
+    """Split a length into `parts` lengths of at least 1, uniformly at random."""
     cuts = (
         np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.empty(0, np.int64)
     )

@@ -1,6 +1,4 @@
-"""Pieces of text found by their hashes, many thousand at a time: each different one is broken up once and
-remembered.
-"""
+"""A hash table from pieces of text to token ids, looked up many thousand at a time."""
 
 from __future__ import annotations
 
@@ -10,21 +8,22 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from keepleft.data.ragged import IntArray
+
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-MAX_CACHED_PIECES = 1 << 20  # pieces that are remembered; when there are more, all are forgotten
+MAX_CACHED_PIECES = 1 << 20  # when the table holds more, it is cleared
 
 ByteArray = NDArray[np.uint8]
-Offsets = NDArray[np.int64]
 HashArray = NDArray[np.uint64]
 
 
 class PieceTable:
-    """From pieces of UTF-8 to integers.
+    """From pieces of UTF-8 to token ids; each distinct piece is tokenized once and cached.
 
-    A piece's hash is the sum of its bytes' random numbers, each times a power of a random odd number: sums
-    over all text give every piece's at once, and as the numbers are drawn anew in each process no text can be
-    made to collide. Hashes have 64 bits: two of a million different pieces share one in fewer than one of ten
-    million corpora.
+    A piece's hash is the sum of random numbers, one for each byte value, each times a power of a random odd
+    number: prefix sums over all text give the hashes of all pieces at once, and as the numbers are drawn anew
+    in each process, no text can be made to collide. Hashes have 64 bits: of a million distinct pieces two
+    share one in fewer than one of ten million corpora.
     """
 
     def __init__(self, tokenize: Callable[[list[str]], list[list[int]]], dtype: np.dtype) -> None:
@@ -43,14 +42,15 @@ class PieceTable:
         self._allocate(16)
 
     def _allocate(self, bits: int) -> None:
+        """An empty table of 2^bits slots, with open addressing: key 0 marks an empty slot."""
         self.shift = np.uint64(64 - bits)
         self.slot_mask = (1 << bits) - 1
         self.keys: HashArray = np.zeros(1 << bits, np.uint64)
         self.starts = np.zeros(1 << bits, np.int64)
         self.counts = np.zeros(1 << bits, np.int64)
 
-    def __call__(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> tuple[np.ndarray, Offsets]:
-        """The integers of all pieces, one after the other, and how many each has."""
+    def __call__(self, utf8: ByteArray, starts: IntArray, ends: IntArray) -> tuple[np.ndarray, IntArray]:
+        """The token ids of all pieces utf8[start:end], concatenated, and how many each piece has."""
         if self.num_pieces > MAX_CACHED_PIECES:
             self.clear()
         hashes = self._hashes(utf8, starts, ends)
@@ -72,7 +72,7 @@ class PieceTable:
         index += np.arange(len(index))
         return self.tokens[index], counts
 
-    def _hashes(self, utf8: ByteArray, starts: Offsets, ends: Offsets) -> HashArray:
+    def _hashes(self, utf8: ByteArray, starts: IntArray, ends: IntArray) -> HashArray:
         if len(utf8) > len(self.powers):
             size = 1 << max(16, len(utf8).bit_length())
             self.powers, self.inverse_powers = (
@@ -81,17 +81,15 @@ class PieceTable:
         prefix_sums = np.empty(len(utf8) + 1, np.uint64)
         prefix_sums[0] = 0
         np.cumsum(self.byte_hashes[utf8] * self.powers[: len(utf8)], out=prefix_sums[1:])
-        # 0 is an empty place
+        # odd, since key 0 marks an empty slot
         return ((prefix_sums[ends] - prefix_sums[starts]) * self.inverse_powers[starts]) | np.uint64(1)
 
-    def _first_slots(self, hashes: HashArray) -> Offsets:
-        """Where the search for each begins."""
+    def _first_slots(self, hashes: HashArray) -> IntArray:
+        """The slot at which probing for each hash begins."""
         return ((hashes * HASH_MULTIPLIER) >> self.shift).astype(np.int64)
 
-    def _look_up(self, hashes: HashArray) -> tuple[Offsets, NDArray[np.bool_]]:
-        """The place of each hash, and whether it is known: from its slot on, until it or an empty place is
-        met.
-        """
+    def _look_up(self, hashes: HashArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The slot of each hash, and whether it is known: linear probing until it or an empty slot is met."""
         slots = self._first_slots(hashes)
         stored = self.keys[slots]
         is_known = stored == hashes
@@ -104,7 +102,7 @@ class PieceTable:
         return slots, is_known
 
     def _add(self, keys: HashArray, tokens: list[list[int]]) -> None:
-        """Remember new pieces."""
+        """Cache the token ids of new pieces; the table grows so as to stay at most a third full."""
         counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
         starts = self.tokens_used + np.cumsum(counts) - counts
         self.tokens_used += int(counts.sum())
@@ -121,8 +119,8 @@ class PieceTable:
             self._insert(*entries)
         self._insert(keys, starts, counts)
 
-    def _insert(self, keys: HashArray, starts: Offsets, counts: Offsets) -> None:
-        """Each into the first empty place from its slot on; of several that want one place the first gets it."""
+    def _insert(self, keys: HashArray, starts: IntArray, counts: IntArray) -> None:
+        """Put each key into the first empty slot; where several probe the same one, the first gets it."""
         slots, pending = self._first_slots(keys), np.arange(len(keys))
         while len(pending):
             free = pending[self.keys[slots[pending]] == 0]

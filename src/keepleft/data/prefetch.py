@@ -1,4 +1,4 @@
-"""Work in the background: the next few items of an iterator are made while this one is used."""
+"""Background prefetching: a thread prepares the next few items of an iterator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
-    """The same items, made by a thread up to `depth` ahead.
+    """The same items, prepared by a thread up to `depth` ahead.
 
-    What goes wrong there is raised here; closing ends the thread.
+    An exception in the thread is raised here; closing the generator ends the thread.
     """
     queue: Queue[tuple[bool, T | BaseException | None]] = Queue(depth)
     stop = threading.Event()
@@ -49,7 +49,7 @@ def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
             except Empty:
                 if thread.is_alive():
                     continue
-                raise RuntimeError("the thread that makes batches is gone") from None
+                raise RuntimeError("the prefetch thread has died") from None
             if is_item:
                 yield item  # type: ignore[misc]
             elif item is None:
@@ -63,7 +63,7 @@ def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:
 
 
 class PrefetchedBatches:
-    """Batches made in the background, and pinned where a GPU will fetch them."""
+    """Batches prepared in the background, in pinned memory where `pin` says so."""
 
     def __init__(self, batches: Batches, depth: int = 4, *, pin: bool = False) -> None:
         self.batches = batches

@@ -1,6 +1,4 @@
-"""From texts to a token store, a few thousand records at a time; what cannot be learned from is left out and
-counted.
-"""
+"""Tokenise sources into a token store, a few thousand records at a time; skipped records are counted."""
 
 from __future__ import annotations
 
@@ -16,25 +14,23 @@ from keepleft.data.fast_encode import EncodeFunction
 from keepleft.data.records import Record
 from keepleft.data.token_store import TokenStore, store_writer, token_dtype
 
-MAX_CHUNK_RECORDS = 1 << 12  # records at a time
-MAX_CHUNK_CHARACTERS = 1 << 22  # and, where records are long, characters
-
+MAX_CHUNK_RECORDS = 1 << 12  # tokenised together
+MAX_CHUNK_CHARACTERS = 1 << 22  # where records are long
 
 Overlong = Literal["leave", "cut", "break", "flow"]
 
 
 @dataclass(frozen=True)
 class EncodedField:
-    """One field: how its texts become integers, what goes around each, and what becomes of those that are too
-    long.
+    """How the texts of one field are encoded, and what becomes of those longer than `max_length`.
 
-    They are left out; cut; broken into several texts, each with its own marks; or flow on in several pieces
-    of one text.
+    "leave" skips the record, "cut" truncates it, "break" makes several records of it, each with prefix and
+    suffix, and "flow" cuts it into pieces of one running text.
     """
 
     name: str
     encode: EncodeFunction
-    max_length: int | None = None  # tokens, marks included; None: any number
+    max_length: int | None = None  # tokens, prefix and suffix included; None: any number
     prefix: bytes = b""
     suffix: bytes = b""
     overlong: Overlong = "leave"
@@ -45,14 +41,14 @@ class Counts:
     """What became of the records."""
 
     records: int = 0  # read
-    written: int = 0  # written (pieces of one record count each)
-    empty: int = 0  # left out: nothing in one of the fields
-    overlong: int = 0  # left out
-    truncated: int = 0  # shortened
+    written: int = 0  # each piece of a broken record counts
+    empty: int = 0  # skipped: one of the fields is blank
+    overlong: int = 0  # skipped
+    truncated: int = 0
 
 
 def label_encoder(label_names: Sequence[str], name: str, vocab: int) -> EncodeFunction:
-    """Labels as numbers, by their place in a list."""
+    """Encodes labels by their index in a list; an unknown one is an error that names `name`, the source."""
     dtype = token_dtype(vocab)
     encoded = {label: np.array([n], dtype).tobytes() for n, label in enumerate(label_names)}
 
@@ -71,7 +67,7 @@ def label_encoder(label_names: Sequence[str], name: str, vocab: int) -> EncodeFu
 def prepare(
     parts: Iterable[tuple[Iterable[Record], Sequence[EncodedField]]], folder: Path, *, vocab: int
 ) -> tuple[TokenStore, Counts]:
-    """Write the records of several sources, each with its own columns, into one store."""
+    """Write the records of several sources, each with its own field encoders, into one store."""
     counts, itemsize = Counts(), token_dtype(vocab).itemsize
     parts = list(parts)
     names = [field.name for field in parts[0][1]]
@@ -95,7 +91,7 @@ def prepare(
 
 
 def _chunks(source: Iterable[Record]) -> Iterable[list[Record]]:
-    """Some records at a time, by number and by weight."""
+    """Records in chunks, limited by their number and by their characters."""
     records = iter(source)
     while chunk := list(islice(records, 256)):
         characters = sum(len(text) for record in chunk for text in record)
@@ -116,7 +112,7 @@ def _fit_rows(
     counts: Counts,
     itemsize: int,
 ) -> list[list[bytes]]:
-    """The rows to be written, field by field."""
+    """The rows to write, field by field: too long ones handled, prefix and suffix added."""
     counts.records += len(chunk)
     if (
         len(encoded_fields) == 1
@@ -154,7 +150,7 @@ def _fit_rows(
 
 
 def _split_row(row: bytes, field: EncodedField, itemsize: int) -> list[bytes]:
-    """A long text in pieces."""
+    """The pieces of a row longer than its limit."""
     assert field.max_length is not None
     if field.overlong == "flow":
         row, size = field.prefix + row + field.suffix, field.max_length * itemsize

@@ -1,4 +1,4 @@
-"""Many texts of different lengths as one long array of integers, and the ways to lay them out as a rectangle."""
+"""Token sequences of different lengths as one flat array, and layouts of them in a rectangle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IntArray = NDArray[np.int64]
 
 
 class Ragged(NamedTuple):
-    flat: IntArray  # all tokens, text after text
+    flat: IntArray  # the tokens of all sequences, one after the other
     lengths: IntArray  # (n,)
 
     @property
@@ -24,21 +24,19 @@ class Ragged(NamedTuple):
         return cls(np.array(flat, np.int64), np.array([len(sequence) for sequence in sequences], np.int64))
 
     def to_lists(self) -> list[list[int]]:
-        return (
-            [part.tolist() for part in np.split(self.flat, np.cumsum(self.lengths)[:-1])]
-            if len(self.lengths)
-            else []
-        )
+        if not len(self.lengths):
+            return []
+        return [sequence.tolist() for sequence in np.split(self.flat, np.cumsum(self.lengths)[:-1])]
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """begin, begin + 1, … for each text, one after the other."""
+    """start, start + 1, … for each sequence, concatenated."""
     total = np.cumsum(lengths)
     return np.repeat(starts - (total - lengths), lengths) + np.arange(int(total[-1]) if len(total) else 0)
 
 
 class Layout(NamedTuple):
-    """Where each text goes in a rectangle: its row, its first column, and its number in the row, from 1 on."""
+    """Where each sequence goes in a rectangle: row, first column, and segment number in the row, from 1."""
 
     row: IntArray
     column: IntArray
@@ -46,12 +44,13 @@ class Layout(NamedTuple):
     shape: tuple[int, int]
 
     def scatter(self, sequences: Ragged, fill: int) -> IntArray:
+        """The rectangle, with `fill` where there is no token."""
         out = np.full(self.shape, fill, np.int64)
         out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = sequences.flat
         return out
 
     def segments(self, sequences: Ragged) -> IntArray:
-        """The number of its text for every token, 0 for padding."""
+        """The segment number of every token, 0 for padding."""
         out = np.zeros(self.shape, np.int64)
         out[self._row_indices(sequences), ranges(self.column, sequences.lengths)] = np.repeat(
             self.segment, sequences.lengths
@@ -63,16 +62,16 @@ class Layout(NamedTuple):
 
 
 def pad_layout(sequences: Ragged, *, width: int | None = None, rows: int | None = None) -> Layout:
-    """A row for each text. Rows beyond the texts, where more are asked for, are all padding."""
+    """One row for each sequence; where more rows are requested, the rest are padding."""
     n = len(sequences.lengths)
     shape = (rows or n, width or int(sequences.lengths.max(initial=1)))
     return Layout(np.arange(n), np.zeros(n, np.int64), np.ones(n, np.int64), shape)
 
 
 def pack_layout(rows: list[IntArray], sequences: Ragged, *, width: int, height: int) -> Layout:
-    """Texts one behind the other: `rows` says which make up each row, and they come in that order."""
+    """Sequences packed into rows. `rows` holds the records of each row; sequences come in that order."""
     sizes = np.array([len(row) for row in rows], np.int64)
-    row_first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the text that begins each one's row
+    row_first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the first sequence of each one's row
     column = sequences.starts - sequences.starts[row_first] if len(row_first) else sequences.starts
     ends = column + sequences.lengths
     if int(ends.max(initial=0)) > width:

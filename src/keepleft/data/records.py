@@ -1,4 +1,4 @@
-"""A source: records of strings, read again and again."""
+"""Record sources: iterables of string tuples that can be read again and again."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ StrPath = str | os.PathLike[str]
 
 
 class RecordSource(ABC):
-    """What is iterated anew for every pass; a pass goes through the files in order and holds little of them
-    in memory.
-    """
+    """Each iteration reads the files anew, in order, with little of them in memory."""
 
-    fields: tuple[str, ...]  # what a record's strings are: ("text",), ("src", "tgt"), ("text", "label")
+    fields: tuple[str, ...]  # names of a record's strings: ("text",), ("src", "tgt"), ("text", "label")
     name: str  # for messages: "a.en + a.fr", "data.tsv"
-    size: int | None  # bytes on disk, packed ones as they lie there; None where that is not known
+    size: int | None  # bytes on disk, as compressed there; None where that is not known
 
     @property
     def is_running_text(self) -> bool:
-        """Is it running text, of which a record is just the next piece?"""
+        """Whether the records are consecutive pieces of running text."""
         return False
 
     @abstractmethod
@@ -34,12 +32,12 @@ class RecordSource(ABC):
 
     @abstractmethod
     def location(self, n: int) -> str:
-        """Where record n, counted from 0, is to be found: "data.tsv line 18"."""
+        """Where record n, counted from 0, is found: "data.tsv line 18"."""
 
 
 @dataclass(frozen=True)
 class FileSource(RecordSource):
-    """What one file holds; what is a record is for its kinds to say."""
+    """The records of one file."""
 
     file: TextFile
 
@@ -54,7 +52,7 @@ class FileSource(RecordSource):
 
 @dataclass(frozen=True)
 class ConcatSource(RecordSource):
-    """Sources of the same fields, one after the other."""
+    """Sources with the same fields, one after the other."""
 
     sources: tuple[RecordSource, ...]
 
@@ -89,7 +87,7 @@ class ConcatSource(RecordSource):
 def open_each(
     paths: StrPath | Sequence[StrPath], open_one: Callable[[StrPath], RecordSource]
 ) -> RecordSource:
-    """The source of one place, or of several, joined."""
+    """The source of one path, or of several, concatenated."""
     if isinstance(paths, str | os.PathLike):
         return open_one(paths)
     return concat([open_one(path) for path in paths])
@@ -102,9 +100,13 @@ def concat(sources: Sequence[RecordSource]) -> RecordSource:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Of all together; None if one is not known."""
-    known_sizes = list(sizes)
-    return None if None in known_sizes else sum(size for size in known_sizes if size is not None)
+    """The sum; None if any size is unknown."""
+    known_sizes = []
+    for size in sizes:
+        if size is None:
+            return None
+        known_sizes.append(size)
+    return sum(known_sizes)
 
 
 def basename(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which reader a file asks for: the door of everything that yields records."""
+"""Open a record source by its file ending."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ __all__ = [
 def open_source(
     paths: StrPath | Sequence[StrPath], fields: tuple[str, ...], columns: Columns | None = None
 ) -> RecordSource:
-    """The records of a file, by its ending: .tsv .csv .jsonl .ndjson .json .parquet, with .gz after it or
-    not.
+    """The records of a file by its ending: .tsv, .csv, .jsonl, .ndjson, .json or .parquet, optionally .gz.
 
-    Any other file, and "-", which is stdin, is plain text: a record a line, and where several fields or
-    columns are asked for, tabs between them. "hf:NAME[:CONFIG][:SPLIT]" and a folder of save_to_disk() are
-    Hugging Face datasets. Columns are names, or numbers from 0 on; without them a header is understood, or
-    the first columns are taken.
+    Any other file, and "-" for stdin, is plain text: a record a line, with tabs between columns where several
+    fields or columns are asked for. "hf:NAME[:CONFIG][:SPLIT]" and folders written by save_to_disk() are
+    Hugging Face datasets. Columns are names, or numbers from 0; without them the header decides, or the first
+    columns are taken.
     """
     check_columns(columns, fields)
     return open_each(paths, partial(_open, fields=tuple(fields), columns=columns))
@@ -46,15 +45,13 @@ def open_source(
 def open_table(
     paths: StrPath | Sequence[StrPath], columns: Columns | None, fields: tuple[str, ...]
 ) -> RecordSource:
-    """The records of a table, as open_source() reads it; a file whose ending says nothing is tab-separated."""
+    """The records of a table, as open_source() reads it; a file with any other ending is tab-separated."""
     check_columns(columns, fields)
     return open_each(paths, partial(_open, fields=tuple(fields), columns=columns, tab_separated=True))
 
 
 def count_records(source: RecordSource) -> int:
-    """How many records there are; whatever is wrong with one of them is raised now rather than in the middle
-    of work.
-    """
+    """Read all records once, so that an error in any of them is raised now, and count them."""
     last = deque(enumerate(source, 1), maxlen=1)
     return last[0][0] if last else 0
 

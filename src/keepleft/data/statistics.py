@@ -1,10 +1,11 @@
-"""What a source holds: a look at all of it before training."""
+"""Statistics of a dataset before training: lengths, scripts, labels, duplicates, warnings."""
 
 from __future__ import annotations
 
+import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from operator import eq
@@ -13,37 +14,33 @@ from typing import Any
 import numpy as np
 
 from keepleft.data.records import Record, RecordSource
-from keepleft.data.unicode_scripts import script_shares
 
-MAX_HASHED_RECORDS = (
-    20_000_000  # records compared with one another, at 8 bytes each; beyond these repeats are not counted
-)
-# characters of a field whose every letter is looked at for its script; after these one record in STRIDE
-EXACT_SCRIPT_CHARACTERS = 1 << 21
+MAX_HASHED_RECORDS = 20_000_000  # records compared for duplicates, at 8 bytes each
+EXACT_SCRIPT_CHARACTERS = 1 << 21  # of a field; after these, scripts are those of one record in STRIDE
 SCRIPT_SAMPLE_STRIDE = 16
-MAX_LABELS = 100_000  # different labels counted, at most
-MAX_REPORTED_LABELS = 50  # of them, kept in the report
-MIN_LABEL_EXAMPLES = 5  # a label with fewer examples is hardly learnt
+MAX_LABELS = 100_000  # distinct labels counted
+MAX_REPORTED_LABELS = 50
+MIN_LABEL_EXAMPLES = 5  # a label with fewer is hardly learned
+# a pair is mismatched if one side has more than MAX_LENGTH_RATIO times the words of the other, and more than
+# MIN_RATIO_WORDS
 MAX_LENGTH_RATIO = 3
-MIN_RATIO_WORDS = (
-    10  # a pair is odd if one side has more than RATIO times the words of the other, and more than FROM
-)
-BATCH_CHARACTERS = 1 << 18  # characters looked at together
+MIN_RATIO_WORDS = 10
+BATCH_CHARACTERS = 1 << 18  # characters counted together
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True)
 class LengthStats:
-    """Of one field's texts, in characters or in words."""
+    """Lengths of one field's texts, in characters or in words."""
 
     median: int
-    p95: int  # 95 of 100 are no longer
+    p95: int  # 95th percentile
     max: int
     total: int
 
     @classmethod
     def from_counts(cls, counts: Counter[int]) -> LengthStats:
-        """From how many texts have each length."""
+        """From the number of texts of each length."""
         num_texts = counts.total()
         cumulative = 0
         median = None
@@ -67,37 +64,35 @@ class FieldStats:
     count: int
     empty: int  # nothing but white space
     characters: LengthStats
-    words: LengthStats  # words are what white space separates
+    words: LengthStats  # separated by white space
     scripts: dict[str, float]  # share of the letters, largest first
-    replacement_characters: int  # replacement characters, U+FFFD, which a wrong encoding leaves behind
+    replacement_characters: int  # U+FFFD, which a wrong encoding leaves behind
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """The numbers; lines() says them, record() gives them to a program."""
+    """The statistics of a source; lines() formats them for people, record() for JSON."""
 
     name: str
     size: int | None  # bytes on disk
-    count: int  # records looked at
-    complete: bool  # whether these are all there are
+    count: int  # records read
+    complete: bool  # whether these are all records of the source
     fields: tuple[FieldStats, ...]
-    duplicates: int  # records that repeat an earlier one, letter by letter
-    compared: int  # records that were looked at for that
+    duplicates: int  # records equal to an earlier one
+    compared: int  # records among which duplicates were counted
     half_empty: int | None  # pairs with one side empty; None where records are not pairs of texts
     identical: int | None  # pairs with both sides the same
     length_mismatches: int | None  # pairs of very different length
-    max_words: int | None  # the limit, in words, that was given
-    overlong: int | None  # records with more
-    labels: dict[str, int]  # the commonest, with how often each occurs
-    num_labels: int  # how many different labels there are
+    max_words: int | None  # the limit that was given
+    overlong: int | None  # records beyond it
+    labels: dict[str, int]  # the most common, with how often each occurs
+    num_labels: int  # distinct labels
     sampled: bool  # whether scripts were estimated from a part of the records
     warnings: tuple[str, ...]
-    running_lines: int | None = (
-        None  # lines of a running text, of which a record is just the next piece; None: records stand alone
-    )
+    running_lines: int | None = None  # lines of a running text; None where records are independent
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as lines of text."""
         size = "" if self.size is None else f", {_format_bytes(self.size)} on disk"
         contents = (
             _format_count(self.count, "record")
@@ -106,59 +101,48 @@ class DataReport:
         )
         out = [f"{self.name}: {'' if self.complete else 'the first '}{contents}{size}"]
         for field in self.fields:
-            chars, words = field.characters, field.words
-            length_text = (
-                ""
-                if self.running_lines is not None
-                else (
-                    f"; median, 95 % and longest record {words.median:,}, {words.p95:,} and {words.max:,} words, "
-                    f"{chars.median:,}, {chars.p95:,} and {chars.max:,} characters"
-                )
-            )
-            out.append(
-                f"  {field.name}: {_format_count(words.total, 'word')}, {_format_count(chars.total, 'character')}{length_text}"
-            )
-            if field.empty:
-                out.append(
-                    f"    {_format_count(field.empty, 'record')} empty, {_format_share(field.empty, field.count)}"
-                )
-            if field.scripts:
-                scripts_text = ", ".join(
-                    f"{name} {_format_percent(share)}" for name, share in list(field.scripts.items())[:5]
-                )
-                out.append(
-                    f"    letters: {scripts_text}{' (from one record in ' + str(SCRIPT_SAMPLE_STRIDE) + ')' if self.sampled else ''}"
-                )
-        limit_note = (
-            ""
-            if self.compared == self.count
-            else f" among the first {self.compared:,}; later ones were not compared"
-        )
+            out += self._field_lines(field)
         if self.running_lines is None:
-            out.append(
-                f"  repeated records: {self.duplicates:,} ({_format_share(self.duplicates, self.compared)}){limit_note}"
-            )
+            note = f" among the first {self.compared:,}; later ones were not compared"
+            note = "" if self.compared == self.count else note
+            share = _format_share(self.duplicates, self.compared)
+            out.append(f"  repeated records: {self.duplicates:,} ({share}){note}")
         if self.identical is not None and self.length_mismatches is not None:
             out.append(
-                f"  pairs the same on both sides: {self.identical:,}; {MAX_LENGTH_RATIO} times longer on one side: {self.length_mismatches:,}"
+                f"  pairs the same on both sides: {self.identical:,}; {MAX_LENGTH_RATIO} times longer on one "
+                f"side: {self.length_mismatches:,}"
             )
         if self.overlong is not None:
-            out.append(
-                f"  longer than {self.max_words:,} words: {self.overlong:,} ({_format_share(self.overlong, self.count)})"
-            )
+            share = _format_share(self.overlong, self.count)
+            out.append(f"  longer than {self.max_words:,} words: {self.overlong:,} ({share})")
         if self.labels:
-            more = (
-                f", and {self.num_labels - MAX_REPORTED_LABELS:,} more"
-                if self.num_labels > MAX_REPORTED_LABELS
-                else ""
-            )
-            out.append(
-                "  labels: " + ", ".join(f"{label} {count:,}" for label, count in self.labels.items()) + more
-            )
+            label_counts = ", ".join(f"{label} {count:,}" for label, count in self.labels.items())
+            hidden = self.num_labels - MAX_REPORTED_LABELS
+            out.append(f"  labels: {label_counts}{f', and {hidden:,} more' if hidden > 0 else ''}")
         return out + [f"  warning: {warning}" for warning in self.warnings]
 
+    def _field_lines(self, field: FieldStats) -> Iterator[str]:
+        chars, words = field.characters, field.words
+        totals = (
+            f"  {field.name}: {_format_count(words.total, 'word')}, {_format_count(chars.total, 'character')}"
+        )
+        if self.running_lines is None:
+            totals += (
+                f"; median, 95 % and longest record {words.median:,}, {words.p95:,} and {words.max:,} words, "
+                f"{chars.median:,}, {chars.p95:,} and {chars.max:,} characters"
+            )
+        yield totals
+        if field.empty:
+            share = _format_share(field.empty, field.count)
+            yield f"    {_format_count(field.empty, 'record')} empty, {share}"
+        if field.scripts:
+            largest = list(field.scripts.items())[:5]
+            shares = ", ".join(f"{name} {_format_percent(share)}" for name, share in largest)
+            note = f" (from one record in {SCRIPT_SAMPLE_STRIDE})" if self.sampled else ""
+            yield f"    letters: {shares}{note}"
+
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as data for JSON."""
         out = asdict(self)
         out["fields"] = {field.pop("name"): field for field in out["fields"]}
         out["warnings"] = list(self.warnings)
@@ -166,18 +150,17 @@ class DataReport:
 
 
 class _FieldTally:
-    """What is counted of one field while it passes by."""
+    """Running counts of one field."""
 
     def __init__(self) -> None:
-        self.characters: Counter[int] = Counter()  # how many texts have each length
+        self.characters: Counter[int] = Counter()  # number of texts of each length
         self.words: Counter[int] = Counter()
-        # how often each character occurs, in all of the first texts
-        self.character_counts: Counter[str] = Counter()
-        self.sampled_counts: Counter[str] = Counter()  # and in one in STRIDE of the later ones
+        self.character_counts: Counter[str] = Counter()  # in all of the first texts
+        self.sampled_counts: Counter[str] = Counter()  # in one of SCRIPT_SAMPLE_STRIDE later ones
         self.exact_characters = 0
 
     def add(self, texts: tuple[str, ...], num_seen: int) -> list[int]:
-        """Count more texts, after `seen` others; the words of each are given back."""
+        """Count more texts, after `num_seen` others; returns the number of words of each."""
         self.characters.update(map(len, texts))
         words = [len(text.split()) for text in texts]
         self.words.update(words)
@@ -207,11 +190,11 @@ class _FieldTally:
 
 
 def profile(source: RecordSource, *, max_words: int | None = None, sample: int | None = None) -> DataReport:
-    """Go through a source once.
+    """Read a source once and report on it.
 
-    `longest` is a limit in words to count against; `sample` looks at the first records only.
+    Records with more than `max_words` words are counted; `sample` limits the report to the first records.
 
-    Memory: 8 bytes a record for repeats, of at most 20 million records, and a little for each different
+    Memory: 8 bytes a record for duplicates, for at most 20 million records, and a little for each distinct
     length, character and label. Scripts are exact for the first 2 million characters of a field, then
     estimated from every 16th record.
     """
@@ -229,7 +212,7 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
         columns = list(zip(*batch, strict=True))
         word_counts = [tally.add(column, count) for tally, column in zip(tallies, columns, strict=True)]
         if len(hashes) < MAX_HASHED_RECORDS:
-            # 64 bits: among 20 million a false repeat has a chance of one in 100,000
+            # 64 bits: among 20 million a false duplicate has a chance of one in 100,000
             hashes.extend(map(hash, batch))
         if pair_fields:
             (src, tgt), (src_words, tgt_words) = (
@@ -246,7 +229,7 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
                 and (a > MAX_LENGTH_RATIO * b or b > MAX_LENGTH_RATIO * a)
             )
         if source.is_running_text:
-            line_breaks = line_breaks + sum(piece.count("\n") for (piece,) in batch)
+            line_breaks += sum(piece.count("\n") for (piece,) in batch)
             last_character = batch[-1][0][-1:]
         if max_words is not None:
             overlong += sum(
@@ -283,7 +266,7 @@ def profile(source: RecordSource, *, max_words: int | None = None, sample: int |
 
 
 def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
-    """Many short records or few long ones at a time."""
+    """Batches of many short records or few long ones."""
     batch_size = 16
     while batch := list(islice(records, batch_size)):
         yield batch
@@ -292,7 +275,7 @@ def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
 
 
 def _count_duplicates(hashes: array[int]) -> int:
-    """How many equal an earlier one; sorted where they lie."""
+    """How many hashes equal an earlier one; sorts them in place."""
     if not hashes:
         return 0
     values = np.frombuffer(hashes, dtype=np.int64)
@@ -302,22 +285,26 @@ def _count_duplicates(hashes: array[int]) -> int:
 
 def _warnings(report: DataReport, labels: Counter[str]) -> Iterator[str]:
     if report.half_empty:
-        yield f"{_format_share(report.half_empty, report.count)} of the pairs are empty on one side ({report.half_empty:,})"
+        share = _format_share(report.half_empty, report.count)
+        yield f"{share} of the pairs are empty on one side ({report.half_empty:,})"
     for field in report.fields:
         if report.half_empty is None and field.empty:
-            yield f"{_format_share(field.empty, field.count)} of the records have an empty {field.name} ({field.empty:,})"
+            share = _format_share(field.empty, field.count)
+            yield f"{share} of the records have an empty {field.name} ({field.empty:,})"
         if field.replacement_characters:
-            yield (
-                f"{field.name} holds {'about ' if report.sampled else ''}{_format_count(field.replacement_characters, 'replacement character')} "
-                "(U+FFFD): it was once read in a wrong encoding"
-            )
+            count = _format_count(field.replacement_characters, "replacement character")
+            about = "about " if report.sampled else ""
+            yield f"{field.name} holds {about}{count} (U+FFFD): it was once read in a wrong encoding"
     if report.running_lines is None and 100 * report.duplicates > report.compared:
-        yield f"{_format_share(report.duplicates, report.compared)} of the records repeat an earlier one ({report.duplicates:,})"
+        share = _format_share(report.duplicates, report.compared)
+        yield f"{share} of the records repeat an earlier one ({report.duplicates:,})"
     if report.identical and 100 * report.identical > report.count:
-        yield f"{_format_share(report.identical, report.count)} of the pairs are the same on both sides ({report.identical:,})"
+        share = _format_share(report.identical, report.count)
+        yield f"{share} of the pairs are the same on both sides ({report.identical:,})"
     if report.overlong:
         share = _format_share(report.overlong, report.count)
-        yield f"{share} of the records are longer than {_format_count(report.max_words or 0, 'word')} ({report.overlong:,})"
+        limit = _format_count(report.max_words or 0, "word")
+        yield f"{share} of the records are longer than {limit} ({report.overlong:,})"
     if report.compared < report.count:
         yield f"repeated records were counted among the first {report.compared:,} only, to bound the memory"
     if labels:
@@ -334,7 +321,43 @@ def _label_warnings(report: DataReport, labels: Counter[str]) -> Iterator[str]:
     if len(rare) == 1:
         yield f"labels: {rare[0][1]!r} has only {_format_count(rare[0][0], 'example')}"
     elif rare:
-        yield f"labels: {len(rare):,} have fewer than {MIN_LABEL_EXAMPLES} examples, {min(rare)[1]!r} only {min(rare)[0]}"
+        count, label = min(rare)
+        yield f"labels: {len(rare):,} have fewer than {MIN_LABEL_EXAMPLES} examples, {label!r} only {count}"
+
+
+# scripts --------------------------------------------------------------------------------------
+
+# first words of Unicode names that are not those of a script
+SCRIPT_ALIASES = {
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "FEMININE": "Latin",
+    "MASCULINE": "Latin",
+    "MICRO": "Greek",
+    "MODIFIER": "Other",
+    "ANGSTROM": "Latin",
+    "KELVIN": "Latin",
+}
+
+
+def script(letter: str) -> str:
+    """The script of one letter, by the first word of its Unicode name."""
+    first, *rest = unicodedata.name(letter, "OTHER").split()
+    prefix = rest[0] if first in ("FULLWIDTH", "HALFWIDTH") and rest else first
+    return SCRIPT_ALIASES.get(prefix.split("-")[0], prefix.capitalize())
+
+
+def script_shares(characters: Mapping[str, int]) -> dict[str, float]:
+    """The share of each script among the letters, largest first, from how often each character occurs."""
+    counts: Counter[str] = Counter()
+    for character, count in characters.items():
+        if character.isalpha():
+            counts[script(character)] += count
+    num_letters = counts.total()
+    return {name: count / num_letters for name, count in counts.most_common()}
+
+
+# numbers as text ------------------------------------------------------------------------------
 
 
 def _format_count(count: int, noun: str) -> str:
@@ -346,7 +369,7 @@ def _format_share(part: int, total: int) -> str:
 
 
 def _format_percent(fraction: float) -> str:
-    """Never 0 % of something, nor 100 % of less than all."""
+    """Never "0 %" of something, nor "100 %" of less than all."""
     percent = 100 * fraction
     if percent in (0, 100) or 1 <= percent <= 99:
         return f"{percent:.0f} %"

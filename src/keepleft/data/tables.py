@@ -1,4 +1,4 @@
-"""Records of tables written as text: tab-separated, comma-separated, JSON."""
+"""Records of tables in text files: TSV, CSV, JSON and JSONL readers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from keepleft.data.columns import Columns, extract, header, keys, nested_names, 
 from keepleft.data.records import FileSource, Record
 from keepleft.data.text_file import TextFile
 
-# characters of one cell, or one JSON value, before a quote or bracket must have been left open
-MAX_CELL_CHARACTERS = 1 << 24
+MAX_CELL_CHARACTERS = 1 << 24  # of a cell or JSON value; beyond, a quote or bracket was left open
 
-NumberedRecords = Iterator[tuple[int, Record]]
+NumberedRecords = Iterator[tuple[int, Record]]  # with the line that each begins in
 Reader = Callable[[TextFile, Columns | None, tuple[str, ...]], NumberedRecords]
 
 
 @dataclass(frozen=True)
 class TableSource(FileSource):
-    """One file of rows; a record is the columns asked for of one row."""
+    """One file of rows; a record is the requested columns of a row."""
 
     reader: Reader
     columns: tuple[str | int, ...] | None
@@ -44,13 +43,13 @@ class TableSource(FileSource):
         return f"{self.file.name} line {line}"
 
     def _numbered_records(self) -> NumberedRecords:
-        """Each record with the number of the line it begins in."""
         return self.reader(self.file, self.columns, self.fields)
 
 
 def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """A row a line, a tab between cells, no quoting; empty lines are no rows where more than the first cell
-    is wanted.
+    """A row a line, tabs between cells, no quoting.
+
+    Empty lines are skipped, unless only the first column is wanted.
     """
     numbered_lines = enumerate(file.lines(), 1)
     line_number, line = next(numbered_lines)
@@ -67,10 +66,8 @@ def tsv(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> Num
 
 
 def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """Commas between cells, double quotes around those that hold commas, quotes or line breaks; empty lines
-    are no rows.
-    """
-    # the module's own, 128 KiB, is less than a long article
+    """Commas between cells, double quotes around those with commas, quotes or line breaks; no empty lines."""
+    # the csv module's own limit, 128 KiB, is less than a long article
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARACTERS))
     rows = csv.reader(_lines_with_ends(file), strict=True)
     indices: tuple[int, ...] = ()
@@ -93,12 +90,12 @@ def csv_rows(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -
 
 
 def jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """A JSON object a line."""
+    """One JSON object a line."""
     return _extract_records(_jsonl_objects(file), file, columns, fields)
 
 
 def json_or_jsonl(file: TextFile, columns: Columns | None, fields: tuple[str, ...]) -> NumberedRecords:
-    """One JSON list of objects, or an object a line."""
+    """A JSON list of objects, or one object a line."""
     start = next(file.blocks(allow_partial_lines=True), "").lstrip()
     return _extract_records(
         _json_list_items(file) if start.startswith("[") else _jsonl_objects(file), file, columns, fields
@@ -129,13 +126,13 @@ def _pick_cells(
         separators = {",": "commas", "\t": "tabs"}[separator]
         column_count = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
         raise ValueError(
-            f"{file.name} line {line_number} has {column_count}, column {max(indices) + 1} is wanted ({separators} stand between "
-            f"columns): {_preview(separator.join(cells))}"
+            f"{file.name} line {line_number} has {column_count}, column {max(indices) + 1} is wanted "
+            f"({separators} stand between columns): {_preview(separator.join(cells))}"
         ) from None
 
 
 def _lines_with_ends(file: TextFile) -> Iterator[str]:
-    """Lines with their ends, which within quotes belong to the cell."""
+    """Lines with their endings, which within quotes belong to the cell."""
     for block in file.blocks():
         lines = block.split("\n")
         last = lines.pop()
@@ -179,7 +176,7 @@ def _jsonl_objects(file: TextFile) -> Iterator[tuple[int, Any]]:
 
 
 def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
-    """The members of one list, each with the line it begins in, without the whole file in memory."""
+    """The items of one list, each with the line it begins in, parsed block by block."""
     blocks, decode = file.blocks(allow_partial_lines=True), json.JSONDecoder().raw_decode
     text = next(blocks)
     position = 0
@@ -199,8 +196,9 @@ def _json_list_items(file: TextFile) -> Iterator[tuple[int, Any]]:
             return
         elif expected:
             if text[position] != expected:
+                preview = _preview(text[position : position + 60])
                 raise ValueError(
-                    f"{file.name} line {line} is not JSON: {expected!r} is expected before {_preview(text[position : position + 60])}"
+                    f"{file.name} line {line} is not JSON: {expected!r} is expected before {preview}"
                 )
             position, expected = position + 1, ""
         else:
@@ -220,8 +218,9 @@ def _decode_item(
     blocks: Iterator[str],
     decode: Callable[[str, int], tuple[Any, int]],
 ) -> tuple[Any, int, str, int]:
-    """One value, its end, the text it lies in and where it begins; as many more blocks as it takes, twice as
-    many each time.
+    """One value, its end, the text it lies in and where it begins in that.
+
+    More blocks are appended until it is complete, twice as many each time.
     """
     while True:
         try:
@@ -230,14 +229,13 @@ def _decode_item(
         except (ValueError, RecursionError) as error:
             more_blocks = list(islice(blocks, 1 + (len(text) - position) // (1 << 16)))
             if not more_blocks or len(text) - position > MAX_CELL_CHARACTERS:
-                raise ValueError(
-                    f"{file.name} line {line} is not JSON ({error}): {_preview(text[position : position + 60])}"
-                ) from error
+                preview = _preview(text[position : position + 60])
+                raise ValueError(f"{file.name} line {line} is not JSON ({error}): {preview}") from error
             text, position = "".join([text[position:], *more_blocks]), 0
 
 
 def _check_surrogates(row: Any, location: str) -> None:
-    """Half of a surrogate pair, which JSON can escape, is no character."""
+    """Refuse half of a surrogate pair, which JSON can escape but UTF-8 cannot encode."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Teacher forcing: the one place where decoder inputs and targets are made from a text."""
+"""Teacher forcing: the one place where decoder inputs and targets are made from a sequence."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from keepleft.data.ragged import IntArray, Ragged
 
 
 def shift_right(start: int | IntArray, sequences: Ragged) -> tuple[Ragged, Ragged]:
-    """Inputs and targets of each text: what is asked for at a place is the text there; what is shown is what
-    came before.
+    """Inputs and targets of each sequence: the targets are its tokens, the inputs the same shifted right.
 
-    `start` stands before the first token: one token for all, or one for each text.
+    `start` is the first input: one token for all sequences, or one for each.
     """
     flat = np.empty_like(sequences.flat)
     flat[1:] = sequences.flat[:-1]

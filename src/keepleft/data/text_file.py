@@ -1,4 +1,4 @@
-"""A file becomes text: found, unpacked, decoded, block by block."""
+"""Reading text files: found, decompressed and decoded block by block."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ class TextFile:
     """One file of UTF-8 text, gzipped or not, that can be read again and again."""
 
     path: Path
-    name: str  # as it was given: what messages call it
-    size: int | None  # bytes on disk; None for what came through a pipe
+    name: str  # as given by the user, for messages
+    size: int | None  # bytes on disk; None for a pipe
 
     def blocks(self, *, allow_partial_lines: bool = False) -> Iterator[str]:
-        """The text in pieces of about 64 KiB that end with a line, or where `loose`, at least between two
-        characters.
+        """Blocks of about 64 KiB that end with a line, or with `allow_partial_lines` with a character.
 
-        Joined they are the file, but for a byte order mark. A file without text is an error, once it is read.
+        Joined they are the file, but for a byte order mark. A file without text is an error at its end.
         """
         blank = True
         line = 1
-        offset = 0  # of the first byte of the next piece
+        offset = 0  # of the next block, in bytes
         for data in _rechunk(self._read_bytes(), allow_partial_lines):
             try:
                 text = data.decode()
@@ -64,13 +63,11 @@ class TextFile:
             )
 
     def line_blocks(self) -> Iterator[list[str]]:
-        """The lines of each block, without their ends."""
+        """The lines of each block, without line endings."""
         return map(_split_lines, self.blocks())
 
     def lines(self) -> Iterator[str]:
-        """Line by line; a line ends with a line feed, or carriage return and line feed, and with nothing
-        else.
-        """
+        """Line by line. Only a line feed, alone or after a carriage return, ends a line."""
         return chain.from_iterable(self.line_blocks())
 
     def _read_bytes(self) -> Iterator[bytes]:
@@ -92,7 +89,8 @@ class TextFile:
     def _decode_error_message(self, data: bytes, line: int, offset: int, error: UnicodeDecodeError) -> str:
         for magic, format_name in BINARY_MAGIC.items():
             if offset == 0 and data.startswith(magic):
-                return f"{self.name} is a {format_name} file, not text: unpack it, or end its name as such files do"
+                remedy = "unpack it, or end its name as such files do"
+                return f"{self.name} is a {format_name} file, not text: {remedy}"
         encoding = "utf16" if offset == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         with open(self.path, "rb") as file:
             is_gzip = file.read(2) == GZIP_MAGIC
@@ -102,17 +100,14 @@ class TextFile:
             else f"iconv -f {encoding} -t utf8 {self.name}"
         )
         return (
-            f"{self.name} line {line} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start:,}"
-            f"{' of the unpacked text' if is_gzip else ''} ({error.reason}). "
-            f"If it is {encoding}, convert it: {command} > NEW"
+            f"{self.name} line {line} is not UTF-8: byte 0x{data[error.start]:02x} "
+            f"at offset {offset + error.start:,}{' of the unpacked text' if is_gzip else ''} "
+            f"({error.reason}). If it is {encoding}, convert it: {command} > NEW"
         )
 
 
 def open_text(name: str | os.PathLike[str]) -> TextFile:
-    """The file of that name.
-
-    "-" is stdin; it and other pipes are copied to a temporary file, for they flow only once.
-    """
+    """The file of that name; "-" is stdin. Pipes, readable only once, are copied to a temporary file."""
     if str(name) == "-":
         return _spool(getattr(sys.stdin, "buffer", None), "stdin")
     path = Path(name).expanduser()
@@ -148,14 +143,14 @@ def _spool(pipe: IO[bytes] | None, name: str) -> TextFile:
         if pipe is not None:
             shutil.copyfileobj(pipe, file, BLOCK_BYTES)
         elif sys.stdin is not None:
-            file.write(sys.stdin.read().encode())  # a stand-in for stdin that knows only text
+            file.write(sys.stdin.read().encode())  # stdin replaced by a stream of text only
     text_file = TextFile(Path(path), name, None)
     weakref.finalize(text_file, Path(path).unlink, missing_ok=True)
     return text_file
 
 
 def _rechunk(stream: Iterator[bytes], allow_partial_lines: bool) -> Iterator[bytes]:
-    """Cut again so that no character, and unless `loose` no line, is torn."""
+    """Cut blocks so that none splits a character nor, unless `allow_partial_lines`, a line."""
     pending: list[bytes] = []
     for data in stream:
         cut = data.rfind(b"\n") + 1
@@ -171,7 +166,7 @@ def _rechunk(stream: Iterator[bytes], allow_partial_lines: bool) -> Iterator[byt
 
 
 def _boundary(data: bytes) -> int:
-    """Before the last character, which may lack its last bytes."""
+    """The offset of the last character, whose last bytes may be missing."""
     cut = len(data) - 1
     while cut > len(data) - 4 and cut > 0 and data[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -1,4 +1,4 @@
-"""Records of plain text files: lines, documents, running text, pairs of lines."""
+"""Records of plain text files: lines, documents, running text, parallel text."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TextSource(FileSource):
 
 
 class LineSource(TextSource):
-    """A record is a line, blank ones too."""
+    """A record is a line, blank ones included."""
 
     def __iter__(self) -> Iterator[Record]:
-        return zip(self.file.lines(), strict=False)  # of one iterator: tuples of one string
+        return zip(self.file.lines(), strict=False)  # tuples of one string
 
     def location(self, n: int) -> str:
         return f"{self.file.name} line {n + 1}"
@@ -42,7 +42,7 @@ class LineSource(TextSource):
 
 @dataclass(frozen=True)
 class DocumentSource(TextSource):
-    """A record is what stands between lines that hold only the separator, its own line breaks kept."""
+    """A record is a document, line breaks included; lines that hold only the separator end it."""
 
     separator: str = ""
 
@@ -54,7 +54,7 @@ class DocumentSource(TextSource):
         return f"{self.file.name} line {line}"
 
     def _numbered_documents(self) -> Iterator[tuple[int, str]]:
-        """Each document with its first line's number."""
+        """Each document with the number of its first line."""
         pending: list[str] = []
         line_number = 0
         for line_number, line in enumerate(self.file.lines(), 1):
@@ -74,9 +74,7 @@ class DocumentSource(TextSource):
 
 
 class RunningTextSource(TextSource):
-    """The running text itself, in pieces of about 64 KiB that end with a line where lines are not longer than
-    that.
-    """
+    """Running text in blocks of about 64 KiB, which end with a line unless a line is longer than that."""
 
     @property
     def is_running_text(self) -> bool:
@@ -94,7 +92,7 @@ class RunningTextSource(TextSource):
 
 @dataclass(frozen=True)
 class ParallelTextSource(RecordSource):
-    """Two files of which line n of the one goes with line n of the other."""
+    """Two line-aligned files: line n of one is the translation of line n of the other."""
 
     src: TextFile
     tgt: TextFile
@@ -112,14 +110,14 @@ class ParallelTextSource(RecordSource):
         src, tgt = _CountedLines(self.src), _CountedLines(self.tgt)
         yield from zip(src.lines, tgt.lines, strict=False)
         for side in (src, tgt):
-            deque(side.lines, maxlen=0)  # to its end, so that it is counted
+            deque(side.lines, maxlen=0)  # read the rest, to count it
         if src.count == tgt.count:
             return
         longer = self.src if src.count > tgt.count else self.tgt
         raise ValueError(
-            f"{self.src.name} has {src.count:,} lines, {self.tgt.name} has {tgt.count:,}: they must have as many. "
-            f"The first line without a partner is {longer.name} line {min(src.count, tgt.count) + 1}; "
-            "the files may be out of step long before it"
+            f"{self.src.name} has {src.count:,} lines, {self.tgt.name} has {tgt.count:,}: they must have as "
+            f"many. The first line without a partner is {longer.name} line "
+            f"{min(src.count, tgt.count) + 1}; the files may be out of step long before it"
         )
 
     def location(self, n: int) -> str:
@@ -127,7 +125,7 @@ class ParallelTextSource(RecordSource):
 
 
 class _CountedLines:
-    """Lines that know, at their end, how many they were."""
+    """Lines, and at their end how many there were."""
 
     def __init__(self, file: TextFile) -> None:
         self.count = 0
@@ -140,26 +138,22 @@ class _CountedLines:
 
 
 def lines(paths: StrPath | Sequence[StrPath]) -> RecordSource:
-    """A text file, a record for each line."""
+    """A record for each line of the text files."""
     return open_each(paths, lambda path: LineSource(open_text(path)))
 
 
 def documents(paths: StrPath | Sequence[StrPath], *, separator: str = "\n\n") -> RecordSource:
-    """A text file, a record for each document; between them stand lines that hold only the separator: blank
-    ones.
-    """
+    """A record for each document; lines that hold only the separator, by default blank ones, end it."""
     return open_each(paths, lambda path: DocumentSource(open_text(path), separator=separator.strip()))
 
 
 def running_text(paths: StrPath | Sequence[StrPath]) -> RecordSource:
-    """A text file as it runs: the records, joined, are the file to the letter, carriage returns included."""
+    """Running text: the records, joined, are the files character by character, carriage returns included."""
     return open_each(paths, lambda path: RunningTextSource(open_text(path)))
 
 
 def parallel_text(src: StrPath | Sequence[StrPath], tgt: StrPath | Sequence[StrPath]) -> RecordSource:
-    """Two line-aligned text files, a pair of strings for each line; or two lists, the first file with the
-    first.
-    """
+    """A pair of strings for each line of two aligned text files, or of two lists of files, pair by pair."""
     src_paths, tgt_paths = (
         [side] if isinstance(side, str | os.PathLike) else list(side) for side in (src, tgt)
     )

@@ -1,4 +1,4 @@
-"""Records of integers on disk or in memory: for each field one long array, and where each record ends."""
+"""Token store: for each field one array of all tokens, memory-mapped, and where each record ends."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DTYPES: dict[str, np.dtype] = {"uint16": np.dtype(np.uint16), "uint32": np.dtype
 
 
 class Column:
-    """One field of all records."""
+    """One field of all records: its tokens, and the end of each record in them."""
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray) -> None:
         self.tokens = tokens
         self.ends = ends
 
     def take(self, rows: IntArray) -> Ragged:
-        """These records, copied out."""
+        """A copy of these records."""
         ends = self.ends[rows].astype(np.int64)
         starts = np.where(rows > 0, self.ends[np.maximum(rows - 1, 0)], 0).astype(np.int64)
         lengths = ends - starts
@@ -37,9 +37,9 @@ class Column:
 
 
 class ColumnSubset(Column):
-    """Some rows of a column, as a column.
+    """A selection of a column's rows, as a column.
 
-    Its tokens are those of all rows, and its ends mean nothing but their number.
+    `tokens` are still those of all rows, and only the length of `ends` has a meaning.
     """
 
     def __init__(self, column: Column, rows: IntArray) -> None:
@@ -55,7 +55,7 @@ class ColumnSubset(Column):
 
 
 class TokenStore:
-    """All records of one source, field by field. Opened from disk it is mapped, not read."""
+    """All records of a dataset, field by field; memory-mapped when opened from disk."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self.columns = dict(columns)
@@ -72,7 +72,7 @@ class TokenStore:
 
     @classmethod
     def from_lists(cls, **fields: list[list[int]]) -> TokenStore:
-        """A small one in memory."""
+        """A small store in memory."""
         return cls(
             {
                 name: Column(
@@ -84,7 +84,7 @@ class TokenStore:
         )
 
     def split_random(self, n: int, seed: int = 0) -> tuple[TokenStore, TokenStore]:
-        """All records but n drawn by chance, and these: what is trained on, and what is held out."""
+        """All records but n drawn at random, and those n: training and validation set."""
         held_out = np.zeros(len(self), bool)
         held_out[np.random.Generator(np.random.Philox([seed, 0x68656C64])).permutation(len(self))[:n]] = True
         parts = [
@@ -94,9 +94,9 @@ class TokenStore:
         return TokenStore(parts[0]), TokenStore(parts[1])
 
     def split_tail(self, fraction: float) -> tuple[TokenStore, TokenStore]:
-        """Running text in two: the last part, of this share of the tokens, is held out.
+        """Running text split at the tail: the last `fraction` of the tokens is held out.
 
-        Borders of records are forgotten.
+        Record boundaries are dropped.
         """
         head_columns, tail_columns = {}, {}
         for name, column in self.columns.items():
@@ -108,6 +108,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
+        """Map a store from disk; an incomplete one is a ValueError."""
         try:
             metadata = json.loads((folder / METADATA_FILE).read_text("utf-8"))
             fields = {
@@ -116,7 +117,7 @@ class TokenStore:
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{folder} is not a whole token store ({error}): remove it, and it is made again"
+                f"{folder} is not a complete token store ({error}): remove it, and it is made again"
             ) from error
         return cls(
             {
@@ -130,7 +131,7 @@ class TokenStore:
 
 
 class StoreWriter:
-    """Adds records, a piece at a time; memory stays flat."""
+    """Appends records to the files of a store, in constant memory."""
 
     def __init__(self, files: dict[str, tuple[BinaryIO, BinaryIO]], dtype: np.dtype) -> None:
         self.files = files
@@ -139,7 +140,7 @@ class StoreWriter:
         self.record_counts = dict.fromkeys(files, 0)
 
     def add(self, field: str, rows: Sequence[bytes]) -> None:
-        """Many records of one field, each the bytes of integers of the store's type."""
+        """Append records of one field, each the bytes of its tokens in the store's dtype."""
         if not rows:
             return
         ends = self.token_counts[field] + np.cumsum(
@@ -154,7 +155,7 @@ class StoreWriter:
 
 @contextmanager
 def store_writer(folder: Path, fields: Iterable[str], *, vocab: int) -> Iterator[StoreWriter]:
-    """Fill a new store; it appears under its name when it is complete."""
+    """Write a new store; the folder appears when it is complete."""
     dtype = token_dtype(vocab)
     with explain_os_error(f"the token store {folder}"), atomic.atomic_folder(folder) as temp_folder:
         with ExitStack() as open_files:
@@ -181,14 +182,14 @@ def store_writer(folder: Path, fields: Iterable[str], *, vocab: int) -> Iterator
 
 
 def token_dtype(vocab: int) -> np.dtype:
-    """The smallest type of integer that has room for a vocabulary."""
+    """The smallest integer type that holds every token of a vocabulary."""
     return np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
 
 
 def _memmap(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists() or path.stat().st_size != count * dtype.itemsize:
         raise ValueError(
-            f"{path} does not hold the {count} numbers that {METADATA_FILE} promises: remove {path.parent}, and it is "
-            "made again"
+            f"{path} does not hold the {count} numbers that {METADATA_FILE} promises: remove {path.parent}, "
+            "and it is made again"
         )
     return np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)

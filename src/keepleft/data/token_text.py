@@ -1,21 +1,23 @@
-"""Tokens as text to look at: what each of them adds to the text before it."""
+"""Tokens as readable text: what each of them adds to the text before it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-CONTEXT_TOKENS = 16  # tokens before it that can matter for how a token reads
-REPLACEMENT_CHARACTER = "\ufffd"  # a character of which bytes are missing
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONTEXT_TOKENS = 16  # preceding tokens that can change how a token decodes
+REPLACEMENT_CHARACTER = "\ufffd"  # decodes from an incomplete character
 
 
-def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """What each of these tokens would add after `before`; bytes of a character that is not whole yet as
-    \\xe0.
+def token_texts(tokenizer: Tokenizer | None, prefix: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """What each of these tokens would add after `prefix`; bytes of an incomplete character as \\xe0.
 
-    A token that adds nothing to the text goes by its name in the vocabulary; without a tokenizer all go by
-    their number.
+    A token that adds no text is given by its name in the vocabulary; without a tokenizer all are given by
+    their id.
     """
     if tokenizer is None:
         return [f"#{token}" for token in tokens]
@@ -23,7 +25,7 @@ def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) ->
     context_text, *extended_texts = tokenizer.decode_batch(
         [context, *([*context, int(token)] for token in tokens)], skip_special_tokens=False
     )
-    # the next token may make these characters whole
+    # the next token may complete these characters
     context_text = context_text.rstrip(REPLACEMENT_CHARACTER)
     return [
         _added_text(tokenizer, context_text, text, int(token))
@@ -31,7 +33,7 @@ def token_texts(tokenizer: Any, prefix: Sequence[int], tokens: Sequence[int]) ->
     ]
 
 
-def token_pieces(tokenizer: Any, tokens: Sequence[int], begin: int = 0) -> list[str]:
+def token_pieces(tokenizer: Tokenizer | None, tokens: Sequence[int], begin: int = 0) -> list[str]:
     """What each token from `begin` on adds to those before it."""
     if tokenizer is None:
         return token_texts(None, (), tokens[begin:])
@@ -49,22 +51,22 @@ def token_pieces(tokenizer: Any, tokens: Sequence[int], begin: int = 0) -> list[
     ]
 
 
-def decode_with_special(tokenizer: Any, tokens: Sequence[int]) -> str:
+def decode_with_special(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> str:
     """The text of tokens, special ones included."""
     if tokenizer is None:
         return " ".join(f"#{token}" for token in tokens)
     return str(tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
 
 
-def token_bytes(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes of a token of a byte-level vocabulary; None where the vocabulary is of characters."""
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """The bytes of a token of a byte-level vocabulary; None in a vocabulary of characters."""
     name, byte_of_char = tokenizer.id_to_token(token), _byte_alphabet()
     if name is None or "ByteLevel" not in str(tokenizer.decoder):
         return None
     return bytes(byte_of_char[char] for char in name) if all(char in byte_of_char for char in name) else None
 
 
-def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: int) -> str:
+def _added_text(tokenizer: Tokenizer, context_text: str, extended_text: str, token: int) -> str:
     text = (
         extended_text[len(context_text) :]
         if extended_text.startswith(context_text)
@@ -74,14 +76,14 @@ def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: in
     if name is None:
         return f"#{token}"
     if text and REPLACEMENT_CHARACTER not in text:
-        # a space that stands between all words is no token's own
+        # a space that the decoder puts between all words belongs to no token
         return str(name if text.strip(" ") == name else text)
     byte_of_char = _byte_alphabet()
     if not text or any(char not in byte_of_char for char in name):
         return str(name)
     piece_bytes = bytes(byte_of_char[char] for char in name)
     complete_text = text.rstrip(REPLACEMENT_CHARACTER)
-    # where a character begins that is not whole yet
+    # where the incomplete character begins
     incomplete_start = max((n for n, byte in enumerate(piece_bytes) if byte >= 0xC0), default=-1)
     if REPLACEMENT_CHARACTER in complete_text or incomplete_start < 0:
         return piece_bytes.decode("utf-8", "backslashreplace")
@@ -90,8 +92,9 @@ def _added_text(tokenizer: Any, context_text: str, extended_text: str, token: in
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The letter that byte-level vocabularies write for each byte: itself where it can be seen, else one
-    beyond the 256.
+    """From the character that byte-level vocabularies write for each byte, as GPT-2's, to the byte.
+
+    A printable byte stands for itself, the others have characters from U+0100 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]

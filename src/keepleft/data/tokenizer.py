@@ -1,6 +1,4 @@
-"""Tokenizers: learn one from text, find the special tokens of any, and encode a text as a sequence of
-integers.
-"""
+"""Tokenizers: train one, load one, find its special tokens."""
 
 from __future__ import annotations
 
@@ -25,39 +23,35 @@ MASK_TOKEN = "<mask>"
 SPECIAL_TOKENS = (PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNK_TOKEN, MASK_TOKEN)
 SENTINEL_FORMAT = "<extra_id_{}>"
 
-# Letters, digits and other marks apart, each with at most one space before it; every line break by itself.
-# Classes are spelt
-# out, so that every regular expression engine reads them alike. Beyond ASCII everything is a letter but the
-# marks named here:
-# so the vowel signs of Devanagari stay with their consonants.
+# Letters, digits and punctuation are separate pieces, each with at most one space before it; a line break is
+# a piece of its own. Classes are spelt out, so that every regular expression engine reads them alike. Beyond
+# ASCII everything is a letter but the punctuation named here, so the vowel signs of Devanagari stay with
+# their consonants.
 _PUNCTUATION = r"!-/:-@\[-`{-\x7f\x00-\x08\x0b\x0c\x0e-\x1f" "¡«»¿\u0964\u0965\u2010-\u206f\u3000-\u303f"
 PIECE_REGEX = (
-    rf" ?[A-Za-z]+| ?[^ \t\n\rA-Za-z0-9{_PUNCTUATION}][^ \t\n\r0-9{_PUNCTUATION}]*| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]+"
+    rf" ?[A-Za-z]+| ?[^ \t\n\rA-Za-z0-9{_PUNCTUATION}][^ \t\n\r0-9{_PUNCTUATION}]*"
+    rf"| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]+"
     r"|\n|[ \t\r]+(?![^ \t\n\r])|[ \t\r]+"
 )
 
 WORD_REGEX = r"\n|[^ \t\n\r]+"
 
-_TOKEN_NAMES = {  # what others call them, the likeliest first
+# names of the special tokens in published tokenizers, the likeliest first
+# fmt: off
+_TOKEN_NAMES = {
     "pad": (PAD_TOKEN, "[PAD]", "<|pad|>", "<|endoftext|>", EOS_TOKEN, "<|end_of_text|>"),
-    "start": (
-        BOS_TOKEN,
-        "[CLS]",
-        "<|startoftext|>",
-        "<|begin_of_text|>",
-        "<|im_start|>",
-        "<|endoftext|>",
-        PAD_TOKEN,
-    ),
+    "start": (BOS_TOKEN, "[CLS]", "<|startoftext|>", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>",
+              PAD_TOKEN),
     "end": (EOS_TOKEN, "[SEP]", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>"),
     "unknown": (UNK_TOKEN, "[UNK]"),
     "mask": (MASK_TOKEN, "[MASK]"),
 }
+# fmt: on
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The integers of the special tokens; None where a tokenizer has none of that kind."""
+    """The ids of the special tokens; None where the tokenizer has none of that kind."""
 
     pad: int | None
     start: int | None
@@ -66,27 +60,27 @@ class SpecialTokens:
     mask: int | None
 
     def require(self, *names: str) -> tuple[int, ...]:
-        """Those that a task cannot do without."""
+        """The ids of these tokens; a ValueError names those that are missing."""
         if missing := [name for name in names if getattr(self, name) is None]:
             raise ValueError(
                 f"the tokenizer has no token for {', '.join(missing)}: add one called "
-                f"{' and '.join(_TOKEN_NAMES[name][0] for name in missing)}, or learn a new tokenizer"
+                f"{' and '.join(_TOKEN_NAMES[name][0] for name in missing)}, or train a new tokenizer"
             )
         return tuple(getattr(self, name) for name in names)
 
     def ids(self) -> frozenset[int]:
+        """All of them but unknown, which may stand for text."""
         return frozenset(n for n in (self.pad, self.start, self.end, self.mask) if n is not None)
 
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    return SpecialTokens(
-        **{
-            name: next(
-                (n for candidate in candidates if (n := tokenizer.token_to_id(candidate)) is not None), None
-            )
-            for name, candidates in _TOKEN_NAMES.items()
-        }
-    )
+    """The special tokens of any tokenizer, by their usual names."""
+
+    def find(candidates: tuple[str, ...]) -> int | None:
+        ids = map(tokenizer.token_to_id, candidates)
+        return next((token_id for token_id in ids if token_id is not None), None)
+
+    return SpecialTokens(**{name: find(candidates) for name, candidates in _TOKEN_NAMES.items()})
 
 
 def train_tokenizer(
@@ -98,11 +92,11 @@ def train_tokenizer(
     extra_special_tokens: Sequence[str] = (),
     min_frequency: int = 2,
 ) -> Tokenizer:
-    """A new tokenizer of at most `size` tokens. `more` are further special ones (language tags, sentinels).
+    """Train a tokenizer of at most `size` tokens, special tokens included (language tags, sentinels …).
 
-    bpe and unigram break words into pieces, word and char do not. Text that is `running` is left as it is;
-    otherwise a text begins as a word in its middle does, with a space, which decoding takes away again. Words
-    and pieces seen fewer than `least` times are not learned.
+    "bpe" and "unigram" split words into pieces, "word" and "char" do not. `running_text` is encoded as it is;
+    other texts get a space in front, so that their first word is encoded as in the middle of a text, and
+    decoding removes it again. Words and pieces seen fewer than `min_frequency` times are not learned.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -112,7 +106,8 @@ def train_tokenizer(
     min_learned = {"bpe": 256, "unigram": 64}.get(kind, 1)
     if size < len(all_special) + min_learned:
         raise ValueError(
-            f"a vocabulary of {size} is too small: {len(all_special)} special tokens and {min_learned} more is the least"
+            f"a vocabulary of {size} is too small: it needs at least {len(all_special)} special tokens and "
+            f"{min_learned} more"
         )
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
@@ -144,7 +139,7 @@ def train_tokenizer(
         if kind == "char":
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
             tokenizer.decoder = decoders.Fuse()
-        elif running_text:  # a line break is a word too
+        elif running_text:  # a line break is a word
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_REGEX), "removed", invert=True)
         else:
             tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -155,10 +150,8 @@ def train_tokenizer(
             min_frequency=1 if kind == "char" else min_frequency,
         )
     tokenizer.train_from_iterator(texts, trainer)
-    if kind in (
-        "word",
-        "char",
-    ):  # "<unk>" may stand in the text, and the trainer would number it a second time
+    if kind in ("word", "char"):
+        # "<unk>" may stand in the text, and the trainer would give it a second id
         vocab = tokenizer.get_vocab()
         learned = sorted(vocab.keys() - set(all_special), key=vocab.__getitem__)[: size - len(all_special)]
         tokenizer.model = models.WordLevel(
@@ -170,7 +163,7 @@ def train_tokenizer(
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """How many integers a model must know: one more than the highest, for some tokenizers leave holes."""
+    """The vocabulary size a model needs: one more than the highest id, since some tokenizers leave gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
