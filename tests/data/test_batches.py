@@ -1,7 +1,8 @@
-"""Batches: every record once an epoch, an order that can be taken up anywhere, and nothing lost in the layout."""
+"""Batches: every record once an epoch, resumable at any step, and nothing lost in the layout."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, islice
 
 import numpy as np
@@ -22,7 +23,7 @@ texts = st.lists(
     min_size=1,
     max_size=40,
 )
-shapes = st.sampled_from(
+layouts = st.sampled_from(
     [
         BucketedLayout(),
         BucketedLayout(4),
@@ -34,45 +35,43 @@ shapes = st.sampled_from(
 
 
 def pairs(n: int, seed: int = 0) -> TokenStore:
-    chance = np.random.default_rng(seed)
-    text = lambda: [*chance.integers(5, 40, chance.integers(1, 12)).tolist(), END]
+    rng = np.random.default_rng(seed)
+    text = lambda: [*rng.integers(5, 40, rng.integers(1, 12)).tolist(), END]
     return TokenStore.from_lists(src=[text() for _ in range(n)], tgt=[text() for _ in range(n)])
 
 
-def told(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
-    """What a batch shows and asks, text by text: the layout undone."""
+def undo_layout(batch) -> list[tuple[list[int], list[int], list[int] | None]]:
+    """Inputs, targets and source of each sequence in a batch."""
     out = []
     for row in range(len(batch.targets)):
         segments = batch.inputs["segments"][row]
         for segment in sorted(set(segments.tolist()) - {0}):
-            here = segments == segment
+            own = segments == segment
             source = None
             if "source" in batch.inputs:
                 source = batch.inputs["source"][row][batch.inputs["source_segments"][row] == segment].tolist()
-            out.append(
-                (batch.inputs["tokens"][row][here].tolist(), batch.targets[row][here].tolist(), source)
-            )
+            out.append((batch.inputs["tokens"][row][own].tolist(), batch.targets[row][own].tolist(), source))
     return out
 
 
 @settings(deadline=None, max_examples=60)
-@given(texts, shapes, st.integers(0, 3), st.integers(1, 3), st.booleans())
-def test_an_epoch_shows_every_record_once_and_shifted_by_one(records, shape, epoch, accumulate, shuffled):
+@given(texts, layouts, st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_an_epoch_shows_every_record_once_and_shifted_by_one(records, layout, epoch, accumulate, shuffle):
     store = TokenStore.from_lists(src=[text[::-1] for text in records], tgt=records)
-    batches = Batches(store, Translation(START), shape, 48, accumulate, seed=7, shuffle=shuffled)
-    found = [
-        one
+    batches = Batches(store, Translation(START), layout, 48, accumulate, seed=7, shuffle=shuffle)
+    examples = [
+        example
         for n, step in enumerate(batches.plan(epoch))
         for batch in batches.shard(step, epoch, n)
-        for one in told(batch)
+        for example in undo_layout(batch)
     ]
-    assert sorted(found) == sorted(([START, *text[:-1]], text, text[::-1]) for text in records)
+    assert sorted(examples) == sorted(([START, *text[:-1]], text, text[::-1]) for text in records)
 
 
 @settings(deadline=None, max_examples=40)
-@given(shapes, st.integers(1, 4))
-def test_a_batch_holds_no_more_than_its_budget_and_counts_what_is_asked(shape, accumulate):
-    batches = Batches(pairs(150), Translation(START), shape, 96, accumulate)
+@given(layouts, st.integers(1, 4))
+def test_a_batch_holds_no_more_than_its_budget_and_counts_what_is_asked(layout, accumulate):
+    batches = Batches(pairs(150), Translation(START), layout, 96, accumulate)
     for n, step in enumerate(batches.plan(0)):
         assert len(step) <= accumulate
         for batch in batches.shard(step, 0, n):
@@ -81,20 +80,20 @@ def test_a_batch_holds_no_more_than_its_budget_and_counts_what_is_asked(shape, a
             assert (batch.targets[batch.inputs["segments"] == 0] == IGNORE_INDEX).all()
 
 
-@pytest.mark.parametrize("shape", [BucketedLayout(), PackedLayout(24), WindowLayout(16)], ids=str)
+@pytest.mark.parametrize("layout", [BucketedLayout(), PackedLayout(24), WindowLayout(16)], ids=str)
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 60))
-def test_the_order_can_be_taken_up_anywhere(shape, stop):
+def test_the_order_can_be_resumed_at_any_step(layout, stop):
     store = pairs(80)
-    if isinstance(shape, WindowLayout):
-        batches = Batches(TokenStore({"text": store["tgt"]}), NextToken(START), shape, 64, seed=3)
+    if isinstance(layout, WindowLayout):
+        batches = Batches(TokenStore({"text": store["tgt"]}), NextToken(START), layout, 64, seed=3)
     else:
-        batches = Batches(store, Translation(START), shape, 64, 2, seed=3)
-    whole = list(islice(batches.steps(), stop + 4))
-    place = whole[stop - 1][0] if stop else BatchCursor()
-    for (a, one), (b, other) in zip(whole[stop:], batches.steps(place), strict=False):
+        batches = Batches(store, Translation(START), layout, 64, 2, seed=3)
+    uninterrupted = list(islice(batches.steps(), stop + 4))
+    cursor = uninterrupted[stop - 1][0] if stop else BatchCursor()
+    for (a, step), (b, resumed_step) in zip(uninterrupted[stop:], batches.steps(cursor), strict=False):
         assert a == b
-        for x, y in zip(one, other, strict=True):
+        for x, y in zip(step, resumed_step, strict=True):
             assert x.identity == y.identity
             assert torch.equal(x.targets, y.targets)
             assert all(torch.equal(x.inputs[name], y.inputs[name]) for name in x.inputs)
@@ -102,26 +101,16 @@ def test_the_order_can_be_taken_up_anywhere(shape, stop):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 4))
-def test_processes_share_a_step_out_and_keep_in_step(accumulate, world):
-    whole = Batches(pairs(60), Translation(START), BucketedLayout(), 64, accumulate, seed=5)
-    alone = list(islice(whole.steps(), 6))
-    shared = [
-        list(
-            islice(
-                Batches(
-                    whole.store, whole.objective, whole.layout, 64, accumulate, 5, True, rank, world
-                ).steps(),
-                6,
-            )
-        )
-        for rank in range(world)
-    ]
-    for n, (place, step) in enumerate(alone):
-        parts = [rank[n] for rank in shared]
-        assert {part[0] for part in parts} == {place}
+def test_processes_share_a_step_out_and_keep_in_step(accumulate, world_size):
+    single = Batches(pairs(60), Translation(START), BucketedLayout(), 64, accumulate, seed=5)
+    shards = [replace(single, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shard_steps = [list(islice(shard.steps(), 6)) for shard in shards]
+    for n, (cursor, step) in enumerate(islice(single.steps(), 6)):
+        parts = [steps[n] for steps in shard_steps]
+        assert {part[0] for part in parts} == {cursor}
         assert len({len(part[1]) for part in parts}) == 1  # all have as much to do
-        asked = sorted(batch.identity for _, batches in parts for batch in batches if batch.tokens)
-        assert asked == sorted(batch.identity for batch in step)
+        identities = sorted(batch.identity for _, batches in parts for batch in batches if batch.tokens)
+        assert identities == sorted(batch.identity for batch in step)
 
 
 def test_epochs_differ_and_runs_do_not():
@@ -143,10 +132,10 @@ def test_windows_go_through_the_text_without_a_gap():
         27,
         shuffle=False,
     )
-    shown = [row for batch in batches.one_epoch() for row in batch.inputs["tokens"].tolist()]
-    asked = [row for batch in batches.one_epoch() for row in batch.targets.tolist()]
-    assert list(chain.from_iterable(shown)) == text[:99]
-    assert list(chain.from_iterable(asked)) == text[1:100]
+    inputs = [row for batch in batches.one_epoch() for row in batch.inputs["tokens"].tolist()]
+    targets = [row for batch in batches.one_epoch() for row in batch.targets.tolist()]
+    assert list(chain.from_iterable(inputs)) == text[:99]
+    assert list(chain.from_iterable(targets)) == text[1:100]
     assert "segments" not in next(iter(batches.one_epoch())).inputs
 
 
@@ -175,7 +164,7 @@ def test_what_does_not_fit_is_refused_by_name():
         next(Batches(TokenStore.from_lists(text=[]), NextToken(START), BucketedLayout(), 64).steps())
 
 
-def test_work_in_the_background_keeps_order_and_errors():
+def test_prefetching_keeps_order_and_errors():
     assert list(prefetch(range(20), 3)) == list(range(20))
 
     def broken():
@@ -188,4 +177,4 @@ def test_work_in_the_background_keeps_order_and_errors():
         next(items)
     endless = prefetch(iter(int, 1), 2)
     assert next(endless) == 0
-    endless.close()  # and the thread goes
+    endless.close()  # ends the thread

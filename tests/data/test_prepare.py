@@ -1,4 +1,4 @@
-"""Preparation: texts become stores, whole or not at all; what cannot be learned from is counted."""
+"""Preparation: texts become complete token stores or none; skipped records are counted."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer
     )
     assert texts(cut, "text", tokenizer) == ["a b c", "f g"]
     assert counts.truncated == 1
-    one, two = (np.array([n], TYPE).tobytes() for n in (1, 2))
-    found = {}
-    for long in ("cut", "break", "flow"):
-        column = EncodedField("text", encoder(tokenizer, TYPE), 4, one, two, long)
-        found[long], _ = prepare([(records, [column])], tmp_path / long, vocab=300)
+    prefix, suffix = (np.array([n], TYPE).tobytes() for n in (1, 2))
+    stores = {}
+    for overlong in ("cut", "break", "flow"):
+        column = EncodedField("text", encoder(tokenizer, TYPE), 4, prefix, suffix, overlong)
+        stores[overlong], _ = prepare([(records, [column])], tmp_path / overlong, vocab=300)
     rows = {
-        long: [
+        overlong: [
             [n if n < 3 else 9 for n in row] for row in store["text"].take(np.arange(len(store))).to_lists()
         ]
-        for long, store in found.items()
+        for overlong, store in stores.items()
     }
     assert rows["cut"] == [[1, 9, 9, 2], [1, 9, 9, 2]]
     assert rows["break"] == [[1, 9, 9, 2], [1, 9, 9, 2], [1, 9, 2], [1, 9, 9, 2]]
@@ -61,18 +61,10 @@ def test_long_texts_are_cut_or_broken_up_where_that_is_right(tmp_path, tokenizer
 
 def test_a_label_never_seen_is_named(tmp_path, tokenizer):
     known = label_encoder(["bad", "good"], "dev.tsv", 300)
-    said = r"dev\.tsv has the label 'fine', which was never seen in training: there are 'bad', 'good'"
-    with pytest.raises(ValueError, match=said):
-        prepare(
-            [
-                (
-                    [("a", "good"), ("b", "fine")],
-                    [EncodedField("text", encoder(tokenizer, TYPE)), EncodedField("label", known)],
-                )
-            ],
-            tmp_path / "store",
-            vocab=300,
-        )
+    message = r"dev\.tsv has the label 'fine', which was never seen in training: there are 'bad', 'good'"
+    fields = [EncodedField("text", encoder(tokenizer, TYPE)), EncodedField("label", known)]
+    with pytest.raises(ValueError, match=message):
+        prepare([([("a", "good"), ("b", "fine")], fields)], tmp_path / "store", vocab=300)
     assert not list(tmp_path.iterdir())  # nothing half-written
 
 
@@ -86,7 +78,7 @@ def test_nothing_left_is_an_error_and_leaves_nothing(tmp_path, tokenizer):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_store_that_is_not_whole_is_refused(tmp_path):
+def test_an_incomplete_store_is_refused(tmp_path):
     with store_writer(tmp_path / "s", ["text"], vocab=300) as writer:
         writer.add("text", [np.array([1, 2, 3], TYPE).tobytes(), np.array([4], TYPE).tobytes()])
     store = TokenStore.open(tmp_path / "s")
@@ -113,27 +105,27 @@ def test_a_crash_while_writing_leaves_the_old_store(tmp_path):
 
 
 def test_a_large_vocabulary_has_room(tmp_path):
-    kind = token_dtype(100_000)
+    dtype = token_dtype(100_000)
     with store_writer(tmp_path / "s", ["text"], vocab=100_000) as writer:
-        writer.add("text", [np.array([99_999], kind).tobytes()])
+        writer.add("text", [np.array([99_999], dtype).tobytes()])
     assert TokenStore.open(tmp_path / "s")["text"].take(np.array([0])).to_lists() == [[99_999]]
     assert json.loads((tmp_path / "s" / "store.json").read_text())["fields"]["text"]["type"] == "uint32"
 
 
 def test_parts_of_a_store():
     store = TokenStore.from_lists(text=[[n] * (n + 1) for n in range(10)])
-    rest, held = store.split_random(2, seed=1)
-    parts = [part["text"].take(np.arange(len(part))).to_lists() for part in (rest, held)]
+    train, held_out = store.split_random(2, seed=1)
+    parts = [part["text"].take(np.arange(len(part))).to_lists() for part in (train, held_out)]
     assert [len(part) for part in parts] == [8, 2]
     assert sorted(parts[0] + parts[1]) == [[n] * (n + 1) for n in range(10)]
-    assert store.split_random(2, seed=1)[1]["text"].lengths().tolist() == held["text"].lengths().tolist()
-    first, last = store.split_tail(0.2)
-    assert last["text"].tokens.tolist() == [8] + [9] * 10
-    assert len(first["text"].tokens) == 44
+    assert store.split_random(2, seed=1)[1]["text"].lengths().tolist() == held_out["text"].lengths().tolist()
+    head, tail = store.split_tail(0.2)
+    assert tail["text"].tokens.tolist() == [8] + [9] * 10
+    assert len(head["text"].tokens) == 44
 
 
 def test_a_full_disk_is_said_by_name_and_leaves_nothing(tmp_path):
-    said = "the token store .*/s could not be written .*: free some space"
-    with pytest.raises(OSError, match=said), store_writer(tmp_path / "s", ["text"], vocab=300):
+    message = "the token store .*/s could not be written .*: free some space"
+    with pytest.raises(OSError, match=message), store_writer(tmp_path / "s", ["text"], vocab=300):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What was written is read back to the letter, in little memory; what is wrong is said with its file and line."""
+"""What was written is read back exactly, in little memory; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -43,31 +43,33 @@ def rows(part):
     return st.lists(st.tuples(part.map(lambda text: "x" + text), part), min_size=1, max_size=9)
 
 
-def written(path: Path, text: str | bytes, *, packed: bool = False, mark: bool = False) -> Path:
+def write(path: Path, text: str | bytes, *, packed: bool = False, mark: bool = False) -> Path:
+    """A file, gzipped if `packed`, with a byte order mark if `mark`."""
     data = text if isinstance(text, bytes) else text.encode()
     data = b"\xef\xbb\xbf" + data if mark else data
     path.write_bytes(gzip.compress(data) if packed else data)
     return path
 
 
-def put(folder: Path, **files: str | bytes) -> Path:
+def write_files(folder: Path, **files: str | bytes) -> Path:
+    """Files by name; an underscore stands for a dot."""
     for name, text in files.items():
-        written(folder / name.replace("_", "."), text)
+        write(folder / name.replace("_", "."), text)
     return folder
 
 
-# What was written is read
+# reading back ---------------------------------------------------------------------------------
 
 
 @given(pairs=rows(line), end=ends, last=st.booleans(), packed=st.booleans(), mark=st.booleans())
 def test_aligned_lines_read_back(tmp_path, pairs, end, last, packed, mark):
-    places, pairs = [], [("first", "first"), *pairs]  # a file must hold some text
+    paths, pairs = [], [("first", "first"), *pairs]  # a file must hold some text
     for side, name in enumerate(PAIR):
         text = end.join(pair[side] for pair in pairs) + (end if last or not pairs[-1][side] else "")
-        places.append(written(tmp_path / name, text, packed=packed, mark=mark))
-    source = parallel_text(*places)
+        paths.append(write(tmp_path / name, text, packed=packed, mark=mark))
+    source = parallel_text(*paths)
     assert list(source) == pairs == list(source)
-    assert list(lines(places[0])) == [(a,) for a, _ in pairs]
+    assert list(lines(paths[0])) == [(a,) for a, _ in pairs]
     assert count_records(source) == len(pairs)
 
 
@@ -83,7 +85,7 @@ def test_tabs_read_back(tmp_path, pairs, end, packed, mark, header, swapped):
     table_rows = [("Source", "TARGET")] * header + pairs
     if swapped:
         table_rows = [(b, a) for a, b in table_rows]
-    path = written(
+    path = write(
         tmp_path / "d.tsv", "".join("\t".join(row) + end for row in table_rows), packed=packed, mark=mark
     )
     columns = None if header or not swapped else (1, 0)
@@ -104,7 +106,7 @@ def csv_line(cells: tuple, end: str) -> str:
 def test_commas_read_back(tmp_path, pairs, end, packed, mark, header):
     table = [("id", "summary", "text")] * header + [(n, b, a) for n, (a, b) in enumerate(pairs)]
     content = "".join(csv_line(cells, end) for cells in table)
-    path = written(tmp_path / "d.csv", content, packed=packed, mark=mark)
+    path = write(tmp_path / "d.csv", content, packed=packed, mark=mark)
     assert list(open_source(path, PAIR, None if header else (2, 1))) == pairs
     starts = [int(open_source(path, PAIR, (2, 1)).location(n).rsplit(" ", 1)[1]) for n in range(len(pairs))]
     assert all(a < b for a, b in pairwise(starts))
@@ -125,7 +127,7 @@ def test_json_reads_back(tmp_path, pairs, packed, mark, ascii_only, indent, list
     else:
         path = tmp_path / "d.jsonl"
         text = "".join(json.dumps(o, ensure_ascii=ascii_only) + "\n" for o in objects)
-    written(path, text, packed=packed, mark=mark)
+    write(path, text, packed=packed, mark=mark)
     assert list(open_source(path, PAIR)) == pairs
     assert list(open_table(path, ("n", "Text"), ("label", "text"))) == [
         (str(n), a) for n, (a, _) in enumerate(pairs)
@@ -133,53 +135,53 @@ def test_json_reads_back(tmp_path, pairs, packed, mark, ascii_only, indent, list
 
 
 @given(text=any_text.map(lambda text: "x" + text), times=st.integers(1, 40_000))
-def test_running_text_is_the_file_to_the_letter(tmp_path, text, times):
+def test_running_text_is_the_file_exactly(tmp_path, text, times):
     text = text * min(times, 300_000 // len(text) + 1)
-    source = running_text(written(tmp_path / "t", text))
+    source = running_text(write(tmp_path / "t", text))
     pieces = [piece for (piece,) in source]
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= 1 << 17
 
 
 def test_documents_stand_between_blank_lines(tmp_path):
-    path = written(tmp_path / "t.txt", "\n\none\ntwo\n \t\n\nthree\r\n  four\n\n")
+    path = write(tmp_path / "t.txt", "\n\none\ntwo\n \t\n\nthree\r\n  four\n\n")
     source = documents(path)
     assert list(source) == [("one\ntwo",), ("three\n  four",)]
     assert [source.location(n) for n in (0, 1)] == [f"{path} line 3", f"{path} line 7"]
-    marked = documents(written(tmp_path / "m.txt", "one\n\ntwo\n<end>\nthree\n<end>\n"), separator="<end>")
+    marked = documents(write(tmp_path / "m.txt", "one\n\ntwo\n<end>\nthree\n<end>\n"), separator="<end>")
     assert list(marked) == [("one\n\ntwo",), ("three",)]
 
 
 def test_a_long_json_list_is_read_piece_by_piece(tmp_path):
     objects = [{"text": f"{'long ' * (n % 7) * 9000}{n}"} for n in range(50)]
-    assert list(open_source(written(tmp_path / "d.json", json.dumps(objects)), ("text",))) == [
+    assert list(open_source(write(tmp_path / "d.json", json.dumps(objects)), ("text",))) == [
         (o["text"],) for o in objects
     ]
 
 
 def test_only_line_feeds_end_lines_and_nulls_are_characters(tmp_path):
-    path = written(tmp_path / "t", "a\x00b\x0bc\u2028d\x85e\rf\n\n")
+    path = write(tmp_path / "t", "a\x00b\x0bc\u2028d\x85e\rf\n\n")
     assert list(lines(path)) == [("a\x00b\x0bc\u2028d\x85e\rf",), ("",)]
 
 
 def test_files_follow_one_another_whatever_their_kind(tmp_path):
-    put(
+    write_files(
         tmp_path,
         a_tsv="a\tb\n",
         c_jsonl='{"src": "c", "tgt": "d"}\n\n{"src": "e", "tgt": "f"}\n',
         g_csv="src,tgt\n\ng,h\n",
     )
-    places = [tmp_path / "a.tsv", tmp_path / "c.jsonl", tmp_path / "g.csv"]
-    source = open_source(places, PAIR)
+    paths = [tmp_path / "a.tsv", tmp_path / "c.jsonl", tmp_path / "g.csv"]
+    source = open_source(paths, PAIR)
     assert list(source) == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")] == list(source)
-    spots = ["a.tsv line 1", "c.jsonl line 1", "c.jsonl line 3", "g.csv line 3"]
-    assert [source.location(n) for n in range(4)] == [str(tmp_path / spot) for spot in spots]
-    assert source.size == sum(place.stat().st_size for place in places)
+    locations = ["a.tsv line 1", "c.jsonl line 1", "c.jsonl line 3", "g.csv line 3"]
+    assert [source.location(n) for n in range(4)] == [str(tmp_path / location) for location in locations]
+    assert source.size == sum(path.stat().st_size for path in paths)
     assert (source.name, source.fields) == ("a.tsv and 2 more", PAIR)
 
 
 def test_aligned_lists_go_file_by_file(tmp_path):
-    put(tmp_path, a_en="1\n2\n", b_en="3\n", a_fr="un\ndeux\n", b_fr="trois\n")
+    write_files(tmp_path, a_en="1\n2\n", b_en="3\n", a_fr="un\ndeux\n", b_fr="trois\n")
     source = parallel_text([tmp_path / "a.en", tmp_path / "b.en"], [tmp_path / "a.fr", tmp_path / "b.fr"])
     assert list(source) == [("1", "un"), ("2", "deux"), ("3", "trois")]
     assert source.location(2) == f"{tmp_path / 'b.en'} line 1 and {tmp_path / 'b.fr'} line 1"
@@ -188,14 +190,14 @@ def test_aligned_lists_go_file_by_file(tmp_path):
 
 
 def test_blank_lines_of_a_pair_are_kept(tmp_path):
-    put(tmp_path, a_en="1\n\n3\n", a_fr="\n\ntrois")
+    write_files(tmp_path, a_en="1\n\n3\n", a_fr="\n\ntrois")
     source = parallel_text(tmp_path / "a.en", tmp_path / "a.fr")
     assert list(source) == [("1", ""), ("", ""), ("3", "trois")]
     assert source.name == "a.en + a.fr"
 
 
 @pytest.mark.parametrize(
-    ("first", "fields", "columns", "found"),
+    ("first", "fields", "columns", "expected"),
     [
         ("sentence\tlabel", ("text", "label"), None, ("c0", "c1")),
         ("id\tClass\tText", ("text", "label"), None, ("c2", "c1")),
@@ -209,26 +211,26 @@ def test_blank_lines_of_a_pair_are_kept(tmp_path):
         ("a\tb\tc", PAIR, ("c", 0), ("c2", "c0")),
     ],
 )
-def test_a_header_is_understood(tmp_path, first, fields, columns, found):
-    put(tmp_path, d_tsv=f"{first}\nc0\tc1\tc2\n", d_csv=f"{first}\nc0\tc1\tc2\n".replace("\t", ","))
-    assert list(open_table(tmp_path / "d.tsv", columns, fields)) == [found]
-    assert list(open_table(tmp_path / "d.csv", columns, fields)) == [found]
+def test_a_header_is_understood(tmp_path, first, fields, columns, expected):
+    write_files(tmp_path, d_tsv=f"{first}\nc0\tc1\tc2\n", d_csv=f"{first}\nc0\tc1\tc2\n".replace("\t", ","))
+    assert list(open_table(tmp_path / "d.tsv", columns, fields)) == [expected]
+    assert list(open_table(tmp_path / "d.csv", columns, fields)) == [expected]
 
 
 def test_without_a_header_the_first_columns_are_taken(tmp_path):
-    put(tmp_path, d_tsv='"good"\t1\textra\n\nbad "quote\t0\n')
+    write_files(tmp_path, d_tsv='"good"\t1\textra\n\nbad "quote\t0\n')
     assert list(open_source(tmp_path / "d.tsv", ("text", "label"))) == [('"good"', "1"), ('bad "quote', "0")]
 
 
 def test_plain_text_is_lines_or_where_more_is_asked_for_tabs(tmp_path):
-    put(tmp_path, d_txt="a\tb\n\nc\td\n")
+    write_files(tmp_path, d_txt="a\tb\n\nc\td\n")
     assert list(open_source(tmp_path / "d.txt", ("text",))) == [("a\tb",), ("",), ("c\td",)]
     assert list(open_source(tmp_path / "d.txt", PAIR)) == [("a", "b"), ("c", "d")]
     assert list(open_source(tmp_path / "d.txt", ("text",), (1,))) == [("b",), ("d",)]
 
 
 def test_json_values_become_strings_and_rows_within_rows_are_named_with_a_dot(tmp_path):
-    put(
+    write_files(
         tmp_path,
         d_jsonl='{"text": "a", "label": 3}\n{"label": true, "text": "b"}\n{"text": "c", "label": 0.5}\n',
         t_jsonl='{"translation": {"en": "a", "fr": "b"}}\n{"translation": {"fr": "d", "en": "c"}}\n',
@@ -271,12 +273,12 @@ def test_a_pipe_is_kept_too(tmp_path):
 
 
 def test_two_passes_at_once_do_not_disturb_each_other(tmp_path):
-    source = lines(put(tmp_path, t_txt="a\nb\n") / "t.txt")
+    source = lines(write_files(tmp_path, t_txt="a\nb\n") / "t.txt")
     assert list(zip(source, source, strict=True)) == [(("a",), ("a",)), (("b",), ("b",))]
 
 
 def test_a_source_can_be_sent_to_another_process(tmp_path):
-    put(tmp_path, a_txt="a\tb\n", d_csv="a,b\n")
+    write_files(tmp_path, a_txt="a\tb\n", d_csv="a,b\n")
     text, commas = tmp_path / "a.txt", tmp_path / "d.csv"
     for source in (
         lines(text),
@@ -288,7 +290,7 @@ def test_a_source_can_be_sent_to_another_process(tmp_path):
         assert list(pickle.loads(pickle.dumps(source))) == list(source)
 
 
-# Little memory
+# memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,29 +327,30 @@ def test_fifty_megabytes_pass_through_less_than_five(tmp_path, kind):
     assert peak < 5_000_000
 
 
-# What is wrong is said
+# errors ---------------------------------------------------------------------------------------
 
 
-def refused(source, kind=ValueError):
-    with pytest.raises(kind) as error:
+def error_message(source, error_type=ValueError) -> str:
+    """What reading the source raises."""
+    with pytest.raises(error_type) as error:
         list(source)
     return str(error.value)
 
 
 def test_unequal_files_are_counted_to_the_end(tmp_path):
-    put(tmp_path, a_en="x\n" * 70_000, a_fr="x\n" * 50_017)
+    write_files(tmp_path, a_en="x\n" * 70_000, a_fr="x\n" * 50_017)
     for order in (("a.en", "a.fr"), ("a.fr", "a.en")):
         with pytest.raises(ValueError, match="as many") as error:
             count_records(parallel_text(*(tmp_path / name for name in order)))
-        said = str(error.value)
-        assert "a.en has 70,000" in said
-        assert "a.fr has 50,017" in said
-        assert "without a partner is" in said
-        assert "a.en line 50018" in said
+        message = str(error.value)
+        assert "a.en has 70,000" in message
+        assert "a.fr has 50,017" in message
+        assert "without a partner is" in message
+        assert "a.en line 50018" in message
 
 
 def test_pairs_are_given_until_one_side_ends(tmp_path):
-    put(tmp_path, a_en="1\n2\n3\n", a_fr="un\ndeux\n")
+    write_files(tmp_path, a_en="1\n2\n3\n", a_fr="un\ndeux\n")
     pairs = iter(parallel_text(tmp_path / "a.en", tmp_path / "a.fr"))
     assert [next(pairs), next(pairs)] == [("1", "un"), ("2", "deux")]
     with pytest.raises(ValueError, match="line 3"):
@@ -357,58 +360,58 @@ def test_pairs_are_given_until_one_side_ends(tmp_path):
 @pytest.mark.parametrize("text", ["", "\n", " \n\t\n\r\n", "\ufeff"])
 @pytest.mark.parametrize("name", ["t.txt", "t.tsv", "t.csv", "t.jsonl", "t.json", "t.gz"])
 def test_a_file_without_text_is_refused(tmp_path, text, name):
-    path = written(tmp_path / name, text, packed=name == "t.gz")
-    assert f"{path} holds no text" in refused(open_source(path, ("text",)))
-    assert f"{path} holds no text" in refused(running_text(path))
-    assert f"{path} holds no text" in refused(documents(path))
-    assert f"{path} holds no text" in refused(parallel_text(path, path))
+    path = write(tmp_path / name, text, packed=name == "t.gz")
+    assert f"{path} holds no text" in error_message(open_source(path, ("text",)))
+    assert f"{path} holds no text" in error_message(running_text(path))
+    assert f"{path} holds no text" in error_message(documents(path))
+    assert f"{path} holds no text" in error_message(parallel_text(path, path))
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.csv"])
 def test_a_header_alone_is_no_text(tmp_path, name):
-    path = written(tmp_path / name, "text\n")
-    assert f"{path} holds no text: it has no rows" in refused(open_source(path, ("text",)))
-    written(tmp_path / "t.json", " [ ]\n")
-    assert "holds no text" in refused(open_source(tmp_path / "t.json", ("text",)))
+    path = write(tmp_path / name, "text\n")
+    assert f"{path} holds no text: it has no rows" in error_message(open_source(path, ("text",)))
+    write(tmp_path / "t.json", " [ ]\n")
+    assert "holds no text" in error_message(open_source(tmp_path / "t.json", ("text",)))
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_another_encoding_is_told_with_line_and_offset(tmp_path, packed):
+def test_another_encoding_is_reported_with_line_and_offset(tmp_path, packed):
     good = "déjà vu\n" * 20_000
-    path = written(tmp_path / "t.txt", good.encode() + "café\n".encode("latin1"), packed=packed)
+    path = write(tmp_path / "t.txt", good.encode() + "café\n".encode("latin1"), packed=packed)
     for source in (lines(path), running_text(path), documents(path), open_table(path, None, PAIR[:1])):
-        said = refused(source)
-        assert f"{path} line 20001 is not UTF-8" in said
-        assert f"byte 0xe9 at offset {len(good.encode()) + 3:,}" in said
-        assert "iconv -f latin1 -t utf8" in said
-        assert ("zcat" in said) is packed
+        message = error_message(source)
+        assert f"{path} line 20001 is not UTF-8" in message
+        assert f"byte 0xe9 at offset {len(good.encode()) + 3:,}" in message
+        assert "iconv -f latin1 -t utf8" in message
+        assert ("zcat" in message) is packed
 
 
-def test_a_character_cut_off_at_the_end_is_told(tmp_path):
-    source = lines(written(tmp_path / "t", b"abc\nd\xc3"))
-    assert "line 2 is not UTF-8: byte 0xc3 at offset 5 (unexpected end of data)" in refused(source)
+def test_a_character_cut_off_at_the_end_is_reported(tmp_path):
+    source = lines(write(tmp_path / "t", b"abc\nd\xc3"))
+    assert "line 2 is not UTF-8: byte 0xc3 at offset 5 (unexpected end of data)" in error_message(source)
 
 
 def test_utf16_and_packed_files_are_called_by_their_name(tmp_path):
-    assert "iconv -f utf16" in refused(lines(written(tmp_path / "t", "text".encode("utf-16"))))
-    assert "is a zstd file" in refused(lines(written(tmp_path / "z", b"\x28\xb5\x2f\xfd\x00\xff")))
+    assert "iconv -f utf16" in error_message(lines(write(tmp_path / "t", "text".encode("utf-16"))))
+    assert "is a zstd file" in error_message(lines(write(tmp_path / "z", b"\x28\xb5\x2f\xfd\x00\xff")))
 
 
 @pytest.mark.parametrize(
     "spoil", [lambda data: data[:-20], lambda data: data[:40] + b"\xff" * 20 + data[60:]]
 )
-def test_broken_gzip_is_told(tmp_path, spoil):
+def test_broken_gzip_is_reported(tmp_path, spoil):
     path = tmp_path / "t.gz"
     path.write_bytes(spoil(gzip.compress(os.urandom(500).hex().encode())))
-    assert f"{path} is broken gzip" in refused(lines(path))
+    assert f"{path} is broken gzip" in error_message(lines(path))
 
 
 def test_text_called_gz_is_text(tmp_path):
-    assert list(lines(written(tmp_path / "t.gz", "plain\n"))) == [("plain",)]
+    assert list(lines(write(tmp_path / "t.gz", "plain\n"))) == [("plain",)]
 
 
 def test_a_missing_file_is_named_and_a_close_one_suggested(tmp_path):
-    put(tmp_path, train_en="x", other_fr_gz="x")
+    write_files(tmp_path, train_en="x", other_fr_gz="x")
     with pytest.raises(FileNotFoundError, match=r"no file .*trian\.en: did you mean .*train\.en\?"):
         lines(tmp_path / "trian.en")
     with pytest.raises(FileNotFoundError, match=r"did you mean .*other\.fr\.gz\?"):
@@ -420,43 +423,45 @@ def test_a_missing_file_is_named_and_a_close_one_suggested(tmp_path):
 
 
 def test_a_directory_is_no_file(tmp_path):
-    put(tmp_path, train_en="x")
+    write_files(tmp_path, train_en="x")
     with pytest.raises(
         IsADirectoryError, match=r"is a directory: name the files in it \(it holds train\.en\)"
     ):
         open_source(tmp_path, ("text",))
 
 
-def test_too_few_columns_are_told_with_the_line(tmp_path):
-    put(tmp_path, d_tsv="a\tb\nc\n", d_csv='a,b\n"x\ny",z\nc\n', e_txt="only one\n", f_tsv="a\tb\nc\td\n")
+def test_too_few_columns_are_reported_with_the_line(tmp_path):
+    write_files(
+        tmp_path, d_tsv="a\tb\nc\n", d_csv='a,b\n"x\ny",z\nc\n', e_txt="only one\n", f_tsv="a\tb\nc\td\n"
+    )
     few = "has 1 column, column 2 is wanted"
-    assert f"d.tsv line 2 {few} (tabs stand between columns): 'c'" in refused(
+    assert f"d.tsv line 2 {few} (tabs stand between columns): 'c'" in error_message(
         open_source(tmp_path / "d.tsv", PAIR)
     )
-    assert f"d.csv line 4 {few} (commas stand between columns): 'c'" in refused(
+    assert f"d.csv line 4 {few} (commas stand between columns): 'c'" in error_message(
         open_source(tmp_path / "d.csv", PAIR)
     )
-    assert "e.txt line 1 has 1 column" in refused(open_source(tmp_path / "e.txt", PAIR))
-    assert "f.tsv line 1 has 2 columns, column 6 is wanted" in refused(
+    assert "e.txt line 1 has 1 column" in error_message(open_source(tmp_path / "e.txt", PAIR))
+    assert "f.tsv line 1 has 2 columns, column 6 is wanted" in error_message(
         open_source(tmp_path / "f.tsv", PAIR, (0, 5))
     )
 
 
-def test_a_column_that_is_not_there_is_told(tmp_path):
-    put(tmp_path, d_tsv="a\tb\nc\td\n", d_jsonl='{"a": "x"}\n')
-    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in refused(
+def test_a_missing_column_is_reported(tmp_path):
+    write_files(tmp_path, d_tsv="a\tb\nc\td\n", d_jsonl='{"a": "x"}\n')
+    assert "d.tsv line 1 has no column 'z': there are 'a', 'b'" in error_message(
         open_table(tmp_path / "d.tsv", ("a", "z"), PAIR)
     )
-    assert "d.jsonl line 1 has no column 'z': there are 'a'" in refused(
+    assert "d.jsonl line 1 has no column 'z': there are 'a'" in error_message(
         open_table(tmp_path / "d.jsonl", ("z",), ("text",))
     )
-    assert "no column for each of src, tgt: there are 'a'" in refused(
+    assert "no column for each of src, tgt: there are 'a'" in error_message(
         open_table(tmp_path / "d.jsonl", None, PAIR)
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('a,b\n"c,d\ne,f\n', "line 2 is not CSV: unexpected end of data"),
         ('a,b\n"c"d,e\n', "line 2 is not CSV: ',' expected after '\"'"),
@@ -464,18 +469,18 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
         ("a,b\n" + "c" * 17_000_000 + ",d\n", "line 2 is not CSV: field larger than field limit"),
     ],
 )
-def test_bad_quoting_is_told_with_the_line(tmp_path, text, said):
-    assert said in refused(open_source(written(tmp_path / "d.csv", text), PAIR))
+def test_bad_quoting_is_reported_with_the_line(tmp_path, text, message):
+    assert message in error_message(open_source(write(tmp_path / "d.csv", text), PAIR))
 
 
 def test_a_long_cell_is_no_error(tmp_path):
-    assert list(open_source(written(tmp_path / "d.csv", "c" * 1_000_000 + ",d\n"), PAIR)) == [
+    assert list(open_source(write(tmp_path / "d.csv", "c" * 1_000_000 + ",d\n"), PAIR)) == [
         ("c" * 1_000_000, "d")
     ]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('{"text": "b"', "line 3 is not JSON (Expecting ',' delimiter"),
         ("[" * 100_000, "line 3 is not JSON ("),
@@ -486,30 +491,30 @@ def test_a_long_cell_is_no_error(tmp_path):
         ('{"text": "\\ud83d"}', "line 3 holds half a character (a lone \\ud83d)"),
     ],
 )
-def test_a_bad_json_row_is_told_with_the_line(tmp_path, line, said):
-    assert said in refused(
-        open_source(written(tmp_path / "d.jsonl", f'{{"text": "a"}}\n\n{line}\n'), ("text",))
+def test_a_bad_json_row_is_reported_with_the_line(tmp_path, line, message):
+    assert message in error_message(
+        open_source(write(tmp_path / "d.jsonl", f'{{"text": "a"}}\n\n{line}\n'), ("text",))
     )
     if line != "[" * 100_000:
-        assert said in refused(
-            open_source(written(tmp_path / "d.json", f'[{{"text": "a"}},\n\n{line}]\n'), ("text",))
+        assert message in error_message(
+            open_source(write(tmp_path / "d.json", f'[{{"text": "a"}},\n\n{line}]\n'), ("text",))
         )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[{"text": "a"}', "ends in the middle of its JSON list"),
         ('[{"text": "a"}\n{"text": "b"}]', "line 2 is not JSON: ',' is expected"),
         ('[{"text": "a"},\n{"text": b}]', "line 2 is not JSON (Expecting value"),
     ],
 )
-def test_a_bad_json_list_is_told_with_the_line(tmp_path, text, said):
-    assert said in refused(open_source(written(tmp_path / "d.json", text), ("text",)))
+def test_a_bad_json_list_is_reported_with_the_line(tmp_path, text, message):
+    assert message in error_message(open_source(write(tmp_path / "d.json", text), ("text",)))
 
 
 @pytest.mark.parametrize(
-    ("columns", "fields", "said"),
+    ("columns", "fields", "message"),
     [
         (("a",), PAIR, "not one for each of the fields src, tgt"),
         ("ab", PAIR, "not one for each"),
@@ -518,8 +523,8 @@ def test_a_bad_json_list_is_told_with_the_line(tmp_path, text, said):
         (None, (), "no fields are asked for"),
     ],
 )
-def test_columns_that_make_no_sense_are_refused_at_once(tmp_path, columns, fields, said):
-    with pytest.raises(ValueError, match=said):
+def test_columns_that_make_no_sense_are_refused_at_once(tmp_path, columns, fields, message):
+    with pytest.raises(ValueError, match=message):
         open_source(tmp_path / "d.tsv", fields, columns)
 
 
@@ -530,7 +535,7 @@ def test_no_files_and_stdin_twice_are_refused():
         parallel_text("-", "-")
 
 
-# Column stores
+# Parquet and datasets -------------------------------------------------------------------------
 
 
 def test_a_hub_name_is_taken_apart():
@@ -546,50 +551,50 @@ def test_a_hub_name_is_taken_apart():
             open_source(wrong, ("text",))
 
 
-def test_a_missing_library_is_told_with_its_extra(tmp_path, monkeypatch):
+def test_a_missing_library_is_reported_with_its_extra(tmp_path, monkeypatch):
     for name in ("pyarrow", "pyarrow.parquet", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    path = written(tmp_path / "d.parquet", b"PAR1")
-    assert "keepleft[parquet]" in refused(open_source(path, ("text",)), ImportError)
-    assert "keepleft[datasets]" in refused(open_source("hf:imdb", ("text",)), ImportError)
+    path = write(tmp_path / "d.parquet", b"PAR1")
+    assert "keepleft[parquet]" in error_message(open_source(path, ("text",)), ImportError)
+    assert "keepleft[datasets]" in error_message(open_source("hf:imdb", ("text",)), ImportError)
 
 
-class StandIn:
-    """As much of a dataset as is asked of it, in place of the library."""
+class FakeDataset:
+    """As much of a `datasets.Dataset` as the source uses."""
 
     def __init__(self, features, columns):
         self.features = features
         self.columns = columns
 
     def select_columns(self, names):
-        return StandIn(self.features, {name: self.columns[name] for name in names})
+        return FakeDataset(self.features, {name: self.columns[name] for name in names})
 
     def iter(self, batch_size):
         yield self.columns
 
 
-def test_a_dataset_gives_its_labels_as_words(monkeypatch):
-    words = SimpleNamespace(int2str=lambda n: ("bad", "good")[n])
-    stand_in = StandIn(
-        {"id": None, "sentence": None, "label": words},
+def test_a_dataset_gives_its_labels_as_text(monkeypatch):
+    label_feature = SimpleNamespace(int2str=lambda n: ("bad", "good")[n])
+    dataset = FakeDataset(
+        {"id": None, "sentence": None, "label": label_feature},
         {"id": [0, 1], "sentence": ["a", "b"], "label": [1, -1]},
     )
-    asked = []
-    library = SimpleNamespace(load_dataset=lambda *names, split: asked.append((*names, split)) or stand_in)
+    requests = []
+    library = SimpleNamespace(load_dataset=lambda *names, split: requests.append((*names, split)) or dataset)
     monkeypatch.setitem(sys.modules, "datasets", library)
     source = open_source("hf:glue:sst2:validation", ("text", "label"))
     assert list(source) == [("a", "good"), ("b", "-1")]
-    assert asked == [("glue", "sst2", "validation")]
+    assert requests == [("glue", "sst2", "validation")]
     assert (source.location(1), source.size) == ("hf:glue:sst2:validation row 2", None)
 
 
 def test_a_dataset_of_translations_is_named_with_a_dot(monkeypatch):
-    stand_in = StandIn(
+    dataset = FakeDataset(
         {"translation": SimpleNamespace(languages=("en", "fr"))}, {"translation": [{"en": "a", "fr": "b"}]}
     )
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, split: stand_in))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *names, split: dataset))
     assert list(open_source("hf:wmt14:fr-en", PAIR, ("translation.fr", "translation.en"))) == [("b", "a")]
-    assert "there are 'translation', 'translation.en', 'translation.fr'" in refused(
+    assert "there are 'translation', 'translation.en', 'translation.fr'" in error_message(
         open_source("hf:wmt14:fr-en", PAIR)
     )
 
@@ -604,20 +609,20 @@ def test_parquet_reads_back(tmp_path):
     assert list(source) == [(row["text"], row["summary"]) for row in rows] == list(source)
     assert list(open_source(path, PAIR, ("t.en", 0)))[7] == ("x", "7")
     assert source.location(7) == f"{path} row 8"
-    assert "no column 'z'" in refused(open_source(path, ("text",), ("z",)))
-    assert "is not a Parquet file" in refused(
-        open_source(written(tmp_path / "e.parquet", b"text"), ("text",))
+    assert "no column 'z'" in error_message(open_source(path, ("text",), ("z",)))
+    assert "is not a Parquet file" in error_message(
+        open_source(write(tmp_path / "e.parquet", b"text"), ("text",))
     )
     parquet.write_table(pyarrow.table({"text": ["a", None]}), path)
-    assert "row 2: 'text' is null" in refused(open_source(path, ("text",)))
+    assert "row 2: 'text' is null" in error_message(open_source(path, ("text",)))
 
 
 def test_a_saved_dataset_reads_back(tmp_path):
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]})
-    made = made.cast_column("label", datasets.ClassLabel(names=["bad", "good"]))
-    made.save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "two")
+    dataset = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]})
+    dataset = dataset.cast_column("label", datasets.ClassLabel(names=["bad", "good"]))
+    dataset.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "two")
     for folder in ("one", "two/test"):
         assert list(open_source(tmp_path / folder, ("text", "label"))) == [("a", "good"), ("b", "bad")]
     with pytest.raises(ValueError, match=r"name one of .*test, .*train"):

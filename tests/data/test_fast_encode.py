@@ -1,4 +1,4 @@
-"""The quick way from text to integers says what the tokenizer says."""
+"""The fast encoder gives the token ids that the tokenizer gives."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TEXTS = [
 TYPE = np.dtype(np.uint16)
 
 
-def made(kind: str, running: bool):
-    return train_tokenizer(kind, TEXTS, 600, running_text=running, min_frequency=1)
-
-
-TOKENIZERS = {(kind, running): made(kind, running) for kind in TOKENIZER_KINDS for running in (False, True)}
+TOKENIZERS = {
+    (kind, running_text): train_tokenizer(kind, TEXTS, 600, running_text=running_text, min_frequency=1)
+    for kind in TOKENIZER_KINDS
+    for running_text in (False, True)
+}
 blanks = st.lists(
     st.sampled_from([" ", "  ", "   ", "\n", "\t", "\r\n", "a", "1", ".", "é"]), max_size=12
 ).map("".join)
-wild = blanks | st.text(
+any_text = blanks | st.text(
     st.one_of(
         st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\t\r.,'’«»।abcé१1̀हैं\x00\x85\u2028▁")
     ),
@@ -47,32 +47,32 @@ wild = blanks | st.text(
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
 @settings(max_examples=150, deadline=None)
-@given(texts=st.lists(wild, max_size=4))
-def test_quick_encoding_says_what_the_tokenizer_says(key, texts):
+@given(texts=st.lists(any_text, max_size=4))
+def test_fast_encoding_gives_what_the_tokenizer_gives(key, texts):
     tokenizer = TOKENIZERS[key]
-    found = [np.frombuffer(row, TYPE) for row in encoder(tokenizer, TYPE)(texts)]
-    plain = [
-        [never(n, tokenizer) for n in one.ids]
-        for one in tokenizer.encode_batch(texts, add_special_tokens=False)
+    rows = [np.frombuffer(row, TYPE) for row in encoder(tokenizer, TYPE)(texts)]
+    expected = [
+        [special_to_unknown(token_id, tokenizer) for token_id in encoding.ids]
+        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)
     ]
-    assert [row.tolist() for row in found] == plain
+    assert [row.tolist() for row in rows] == expected
 
 
-def never(n: int, tokenizer) -> int:
+def special_to_unknown(token_id: int, tokenizer) -> int:
     """A special token cannot come from a text: there it is an unknown word."""
-    return special_tokens(tokenizer).unknown if n in special_tokens(tokenizer).ids() else n
+    return special_tokens(tokenizer).unknown if token_id in special_tokens(tokenizer).ids() else token_id
 
 
 @pytest.mark.parametrize("key", TOKENIZERS, ids=str)
-def test_the_quick_way_is_taken(key):
+def test_the_fast_path_is_taken(key):
     assert fast_encoder(TOKENIZERS[key], json.loads(TOKENIZERS[key].to_str()), TYPE) is not None
 
 
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("running_text", [False, True])
 @settings(deadline=None)
-@given(text=wild)
-def test_byte_level_pieces_lose_nothing(running, text):
-    tokenizer = TOKENIZERS["bpe", running]
+@given(text=any_text)
+def test_byte_level_pieces_lose_nothing(running_text, text):
+    tokenizer = TOKENIZERS["bpe", running_text]
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -84,7 +84,7 @@ def test_a_special_token_cannot_be_written_in_a_text(key):
 
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
-def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hole(kind):
+def test_special_words_in_training_text_leave_no_gap_in_the_vocabulary(kind):
     tokenizer = train_tokenizer(
         kind, [*TEXTS, "the <unk> of <unk> and </s> <unk> <pad>"], 600, min_frequency=1
     )
@@ -95,13 +95,13 @@ def test_special_words_in_the_text_that_a_tokenizer_is_learned_from_leave_no_hol
         assert np.frombuffer(row, TYPE).tolist() == [3, 3, tokenizer.token_to_id("The")]
 
 
-def test_the_span_of_a_tokenizer_counts_its_holes():
+def test_the_vocabulary_size_counts_gaps():
     from tokenizers import Tokenizer, models
 
     assert vocab_size(Tokenizer(models.WordLevel({"a": 0, "b": 7}, "a"))) == 8
 
 
-def test_what_goes_around_a_text():
+def test_prefix_and_suffix_go_around_each_text():
     rows = encoder(TOKENIZERS["bpe", False], TYPE, prefix=[1], suffix=[2])(["sea", ""])
     first, second = (np.frombuffer(row, TYPE).tolist() for row in rows)
     assert (first[0], first[-1], second) == (1, 2, [1, 2])
@@ -114,23 +114,23 @@ def test_a_vocabulary_too_small_is_refused():
         train_tokenizer("sound", TEXTS, 1000)
 
 
-def test_many_words_are_found_again_and_all_may_be_forgotten(monkeypatch):
-    asked = []
+def test_pieces_are_tokenized_once_until_the_table_is_cleared(monkeypatch):
+    tokenized = []
 
-    def ask(words: list[str]) -> list[list[int]]:
-        asked.extend(words)
+    def tokenize(words: list[str]) -> list[list[int]]:
+        tokenized.extend(words)
         return [[len(word), sum(map(ord, word)) % 1000] for word in words]
 
-    units = PieceTable(ask, TYPE)
+    table = PieceTable(tokenize, TYPE)
     words = [f" w{n * 7919 % 100_003}" for n in range(30_000)]
     text = "".join(words).encode()
-    begins = np.cumsum([0, *map(len, words)])
+    starts = np.cumsum([0, *map(len, words)])
     for _ in range(2):
-        tokens, counts = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
+        tokens, counts = table(np.frombuffer(text, np.uint8), starts[:-1], starts[1:])
         assert tokens.tolist() == [n for word in words for n in (len(word), sum(map(ord, word)) % 1000)]
         assert set(counts.tolist()) == {2}
-    assert len(asked) == len(set(words))
+    assert len(tokenized) == len(set(words))
     monkeypatch.setattr("keepleft.data.piece_table.MAX_CACHED_PIECES", 10)
-    tokens, _ = units(np.frombuffer(text, np.uint8), begins[:-1], begins[1:])
+    tokens, _ = table(np.frombuffer(text, np.uint8), starts[:-1], starts[1:])
     assert len(tokens) == 60_000
-    assert len(asked) == 2 * len(set(words))
+    assert len(tokenized) == 2 * len(set(words))
