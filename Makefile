@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo weights page test long lint soak bench docs mutants clean
+.PHONY: help setup demo weights page check test long lint soak bench docs mutants clean
 
 help:
 	@echo "make demo      see it work (sets up .venv the first time)"
 	@echo "make weights   fetch two small published models (SmolLM2-135M, all-MiniLM) for the demo to use"
 	@echo "make page      build the explorer's web page (wants Node; make sets it up where it is there)"
+	@echo "make check     linters, types, laws and the quick half of the tests: two minutes, for daily work"
 	@echo "make test      every test, the linters and the type checker"
 	@echo "make long      tests that take minutes: the whole demo, a corpus of a gigabyte"
 	@echo "make soak      a server under load for 20 minutes: its memory stays flat"
@@ -53,8 +54,13 @@ page:
 
 lint: .venv/.test
 	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+check: lint
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not long" \
+	    tests/laws tests/attention tests/nn tests/models tests/training tests/evaluation tests/data tests/test_surface.py
 
 test: lint
 	@$(PYTHON) web/bundle.py --no-fetch || true
