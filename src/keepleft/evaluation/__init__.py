@@ -1,1 +1,1 @@
-"""How good is it."""
+"""Metrics: likelihood, perplexity, BLEU, chrF, TER, ROUGE, exact match, labels, calibration, significance."""

@@ -1,31 +1,50 @@
-"""How well a model foresees texts: the mean cross-entropy and accuracy over all that is asked."""
+"""Mean cross-entropy, perplexity and accuracy of a model over batches of any objective."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Protocol, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from keepleft.models.loss import model_loss
 
 
+class TargetBatch(Protocol):
+    """What is needed of a batch: keepleft.data.batch.Batch has it."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]: ...  # arguments of the model
+
+    @property
+    def targets(self) -> Tensor: ...  # (B, T) tokens or (B,) labels
+
+    @property
+    def tokens(self) -> int: ...  # number of targets
+
+    def to(self, device: torch.device) -> Self: ...
+
+
 @torch.no_grad()
-def likelihood(model: nn.Module, batches: Iterable[Any], *, label_smoothing: float = 0.0) -> dict[str, float]:
-    """loss (plain cross-entropy per target), perplexity and accuracy; with smoothing also the label-smoothed
-    loss.
+def likelihood(
+    model: nn.Module, batches: Iterable[TargetBatch], *, label_smoothing: float = 0.0
+) -> dict[str, float]:
+    """loss (cross-entropy per target), perplexity, accuracy; with label smoothing also smoothed, that loss.
+
+    Raises ValueError if the batches have no targets.
     """
     device = next(model.parameters()).device
-    sums, num_targets = torch.zeros(3, dtype=torch.float64), 0
+    sums = torch.zeros(3, dtype=torch.float64)
+    num_targets = 0
     for batch in batches:
         device_batch = batch.to(device)
         loss_sums = model_loss(model, device_batch.inputs, device_batch.targets, label_smoothing)
         sums += torch.stack([value.double().cpu() for value in loss_sums])
         num_targets += batch.tokens
     if not num_targets:
-        raise ValueError("nothing is asked in these batches: there is no text to evaluate on")
+        raise ValueError("these batches have no targets: there is no text to evaluate on")
     smoothed_loss, loss, accuracy = (sums / num_targets).tolist()
     out = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}
     return out | {"smoothed": smoothed_loss} if label_smoothing else out

@@ -1,6 +1,4 @@
-"""How good written texts are beside references: BLEU, chrF and TER, by sacrebleu, with the signatures to cite
-them by.
-"""
+"""BLEU, chrF and TER by sacrebleu, with the signatures to cite them by."""
 
 from __future__ import annotations
 
@@ -16,28 +14,28 @@ LOWER_IS_BETTER = frozenset({"ter"})
 
 @dataclass(frozen=True)
 class MetricScore:
-    """One number, and how it came about."""
+    """A score, and how it was computed."""
 
     name: str  # as sacrebleu writes it: BLEU, chrF2, TER
-    score: float  # from 0 to 100; TER may be more, and is better the lower it is
-    signature: str  # sacrebleu's: to be printed beside the number
+    score: float  # from 0 to 100; TER may be higher, and lower is better
+    signature: str  # sacrebleu's, to cite with the score
 
 
 @dataclass(frozen=True)
 class PairedBootstrapResult:
-    """Two systems by one metric, by sacrebleu's paired bootstrap."""
+    """Two systems compared by one metric, with sacrebleu's paired bootstrap."""
 
     name: str
     scores: tuple[float, float]
-    half_widths: tuple[float, float]  # half of each score's 95 % interval
-    difference: float  # the first one's score minus the second one's
+    half_widths: tuple[float, float]  # half the width of each score's 95 % interval
+    difference: float  # score of the first minus score of the second
     p: float
     signature: str
     sentence: str
 
 
 def metrics() -> tuple[Any, Any]:
-    """sacrebleu's BLEU and CHRF."""
+    """sacrebleu's classes BLEU and CHRF. Raises ImportError, naming the extra, if sacrebleu is missing."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError as error:
@@ -48,10 +46,7 @@ def metrics() -> tuple[Any, Any]:
 def translation(
     predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, float]:
-    """bleu, chrf and exact (the share of texts that are the reference to the letter).
-
-    For text that is already split into words, tokenize="none".
-    """
+    """bleu, chrf and exact (the share of texts that equal their reference). Options: see `corpus_metrics`."""
     _check_lengths(predictions, references)
     results = corpus_metrics(
         predictions, references, metric_names=("bleu", "chrf"), tokenize=tokenize, lowercase=lowercase
@@ -73,7 +68,8 @@ def corpus_metrics(
 ) -> dict[str, MetricScore]:
     """Each metric with its signature.
 
-    `tokenize` is BLEU's: "13a", or "zh", "ja-mecab", "ko-mecab", "none" …
+    `tokenize` is BLEU's: "13a", "zh", "ja-mecab", "ko-mecab" …, or "none" for text that is already split into
+    words. Raises ValueError for an unknown metric, or if there are not as many texts as references.
     """
     _check_lengths(predictions, references)
     out = {}
@@ -95,9 +91,9 @@ def paired_bootstrap(
     samples: int = 1000,
     names: tuple[str, str] = ("the first", "the second"),
 ) -> dict[str, PairedBootstrapResult]:
-    """Two systems on the same texts.
+    """Compare two systems on the same texts, by metric.
 
-    sacrebleu draws sentences again; its seed is in the signature (SACREBLEU_SEED sets it).
+    sacrebleu resamples the sentences; its seed is in the signature (SACREBLEU_SEED sets it).
     """
     _check_lengths(first, references)
     _check_lengths(second, references)
@@ -116,16 +112,18 @@ def paired_bootstrap(
     for metric_name, name in zip(metric_names, signatures, strict=True):
         base, system = results[name]
         difference = float(system.score - base.score)
-        # sacrebleu's p of a system beside itself is the smallest there is
+        # sacrebleu gives the smallest p there is to a system compared with itself
         p = float(system.p_value) if difference else 1.0
-        scores, half_widths = (float(system.score), float(base.score)), (float(system.ci), float(base.ci))
+        scores = (float(system.score), float(base.score))
+        half_widths = (float(system.ci), float(base.ci))
         verdict = verdict_sentence(
             names,
             difference,
             p,
             unit=name,
             lower_is_better=metric_name in LOWER_IS_BETTER,
-            details=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, paired bootstrap",
+            details=f"{scores[0]:.1f} beside {scores[1]:.1f}, p = {p:.2g}, {len(references)} texts, "
+            "paired bootstrap",
         )
         out[metric_name] = PairedBootstrapResult(
             name, scores, half_widths, difference, p, str(signatures[name]), verdict
@@ -143,12 +141,13 @@ def _metric(metric_name: str, tokenize: str, lowercase: bool) -> Any:
         case "ter":
             from sacrebleu.metrics import TER
 
-            return TER()  # takes no notice of case, as its authors had it
+            return TER()  # ignores case, as its authors had it
     raise ValueError(f"no metric is called {metric_name!r}: there are {', '.join(METRIC_NAMES)}")
 
 
 def _check_lengths(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not predictions:
         raise ValueError(
-            f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at least one"
+            f"{len(predictions)} texts beside {len(references)} references: there must be as many, and at "
+            "least one"
         )

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 import keepleft as kl
 import peers
-from keepleft.evaluation import token_logprobs as foreseeing
+from keepleft.evaluation import token_logprobs
 from keepleft.evaluation.perplexity import Perplexity, perplexity, sliding_windows, token_nll
 
 LENGTH = 37  # positions of the peers' GPT-2
@@ -115,7 +115,7 @@ def test_scores_worked_out_some_at_a_time_are_the_same(ours_and_theirs, monkeypa
     ours, _ = ours_and_theirs
     text = torch.randint(peers.V, (50,)).tolist()
     whole = token_nll(ours, text, window=20)
-    monkeypatch.setattr(foreseeing, "MAX_LOGITS", 3 * peers.V)
+    monkeypatch.setattr(token_logprobs, "MAX_LOGITS", 3 * peers.V)
     torch.testing.assert_close(token_nll(ours, text, window=20), whole)
 
 
@@ -128,7 +128,7 @@ def test_wrong_use_is_told(ours_and_theirs):
             token_nll(ours, [1] * 60, window=8, stride=stride)
     with pytest.raises(ValueError, match="token 53 is not in the vocabulary"):
         token_nll(ours, [1, 53])
-    with pytest.raises(ValueError, match="nothing to foresee"):
+    with pytest.raises(ValueError, match="nothing to predict"):
         perplexity(ours, letters(), ["", "a"])
     with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
         token_nll(kl.build(kl.presets.small(kl.presets.gpt2)), [1, 2])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepleft.evaluation.exact_match import exact_match, matches
 from keepleft.evaluation.rouge import ROUGE_TYPES, mean_rouge, rouge, signature
-from keepleft.evaluation.word_split import split_words
+from keepleft.evaluation.rouge import split_words
 
 pytest.importorskip("rouge_score")
 from rouge_score.rouge_scorer import RougeScorer
