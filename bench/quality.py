@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from keepleft.evaluation.translation import translation
-from keepleft.pipelines.generate_targets import generate_targets
+from keepleft.pipelines.text_generation import generate_targets
 from keepleft.runs import job as jobs
 from keepleft.runs.train import TrainingFinished, run_job
 from keepleft.training.loop import TrainReport

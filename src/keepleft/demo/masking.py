@@ -39,7 +39,7 @@ from keepleft.models.build import build
 from keepleft.models.design import Design, StackDesign
 from keepleft.models.transformer import EncoderDecoder
 from keepleft.nn.loss import classification_loss
-from keepleft.pipelines.generate_targets import generate_targets
+from keepleft.pipelines.text_generation import generate_targets
 from keepleft.plots.charts import bar_chart, line_chart
 from keepleft.training.loop import TrainReport, train
 from keepleft.training.recipe import Recipe

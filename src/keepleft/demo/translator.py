@@ -25,7 +25,7 @@ from keepleft.models.build import build
 from keepleft.models.design import Design, StackDesign
 from keepleft.models.presets import vaswani
 from keepleft.nn.feedforward import FeedForward
-from keepleft.pipelines.generate_targets import generate_targets
+from keepleft.pipelines.text_generation import generate_targets
 from keepleft.plots import cross_attention
 from keepleft.training.loop import TrainReport, train
 from keepleft.training.recipe import Recipe

@@ -1,1 +1,1 @@
-"""A model directory in use: generate, classify, score, evaluate."""
+"""A model directory in use: generate, classify, fill in masks, score, embed, evaluate."""

@@ -1,30 +1,37 @@
-"""How good a model is on texts with known answers, alone or beside another one."""
+"""Evaluate a model directory on texts with known answers, alone or against a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from keepleft.data import sources
+from keepleft.data.records import RecordSource
 from keepleft.decoding.generation_config import GenerationConfig, from_model_directory
 from keepleft.evaluation.significance import bootstrap, mcnemar
 from keepleft.models.design import ClassificationHead
 from keepleft.pipelines.predictor import load_predictor
 from keepleft.pipelines.text_generation import load_generator
 
+if TYPE_CHECKING:
+    from keepleft.evaluation.perplexity import Perplexity
+
 EvalTask = Literal["translate", "summarize", "classify", "lm"]
+ProgressCallback = Callable[[int, int], None]  # texts done, texts in all
+
+BATCH_SIZE = 32  # texts at a time
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Numbers with their names, how they were computed, and the verdict beside another system."""
+    """Metrics by name, the signatures to cite them by, and the verdict against each other system."""
 
     task: EvalTask
-    count: int
+    count: int  # texts; tokens for a language model
     measures: dict[str, float]
     signatures: dict[str, str] = field(default_factory=dict)
     verdicts: list[str] = field(default_factory=list)
@@ -41,12 +48,13 @@ def evaluate(
     device: str | None = None,
     tag: str | None = None,
     limit: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: ProgressCallback = lambda done, total: None,
 ) -> EvalResult:
-    """`data`: a table of source and target or of text and label, two aligned files, or a text.
+    """Evaluate a model directory on `data`, by default for the task that its design suggests.
 
-    `against`: another model, or a file of what another system wrote, a line each. int8 is told beside
-    float32.
+    `data` names a table of source and target or of text and label, two aligned files, or a running text.
+    `baseline` is another model, or a file of another system's outputs, one on each line. An int8 model is
+    also compared with its own float32 weights. `limit` evaluates only the first so many texts.
     """
     eval_task = task or _infer_task(model_path)
     if eval_task == "lm":
@@ -57,26 +65,29 @@ def evaluate(
         return _evaluate_perplexity(model_path, data, baseline, dtype, device)
     if eval_task == "classify":
         return _evaluate_labels(model_path, data, baseline, dtype, device, limit)
-    rows = [(str(a), str(b)) for a, b in _open_pairs(data)][:limit]
+    rows = [(str(source), str(target)) for source, target in _open_pairs(data)][:limit]
     if not rows:
         raise ValueError(f"{', '.join(data)} holds no text: there is nothing to evaluate on")
-    texts, references = ([row[n] for row in rows] for n in (0, 1))
+    texts = [source for source, _ in rows]
+    references = [target for _, target in rows]
     generate_with = lambda path, precision: _generate_texts(
         path, texts, options or GenerationConfig(), precision, device, tag, on_progress
     )
     outputs = generate_with(model_path, dtype)
     other_outputs = {"float32": generate_with(model_path, "float32")} if dtype == "int8" else {}
     if baseline is not None:
-        read_lines = lambda: Path(baseline).read_text("utf-8").removesuffix("\n").split("\n")
-        other_outputs[baseline] = read_lines() if Path(baseline).is_file() else generate_with(baseline, dtype)
-        if len(other_outputs[baseline]) != len(texts):
+        if Path(baseline).is_file():
+            baseline_outputs = Path(baseline).read_text("utf-8").removesuffix("\n").split("\n")
+        else:
+            baseline_outputs = generate_with(baseline, dtype)
+        if len(baseline_outputs) != len(texts):
             raise ValueError(
-                f"{baseline} has {len(other_outputs[baseline])} lines, and there are {len(texts)} texts: they must be as "
-                "many"
+                f"{baseline} has {len(baseline_outputs)} lines, and there are {len(texts)} texts: they must "
+                "be as many"
             )
-    return (_evaluate_summaries if eval_task == "summarize" else _evaluate_translations)(
-        eval_task, outputs, references, other_outputs, model_path
-    )
+        other_outputs[baseline] = baseline_outputs
+    evaluate_outputs = _evaluate_summaries if eval_task == "summarize" else _evaluate_translations
+    return evaluate_outputs(eval_task, outputs, references, other_outputs, model_path)
 
 
 def _evaluate_translations(
@@ -90,17 +101,15 @@ def _evaluate_translations(
     from keepleft.evaluation.translation import corpus_metrics, paired_bootstrap
 
     metrics = corpus_metrics(outputs, references)
-    measures = {name: result.score for name, result in metrics.items()} | {
-        "exact": exact_match(outputs, references)
-    }
+    measures = {name: result.score for name, result in metrics.items()}
+    measures["exact"] = exact_match(outputs, references)
+    signatures = {name: result.signature for name, result in metrics.items()}
     verdicts = [
         f"{name}: {result.sentence}".replace("the first", model_path).replace("the second", baseline)
         for baseline, baseline_outputs in other_outputs.items()
         for name, result in paired_bootstrap(outputs, baseline_outputs, references).items()
     ]
-    return EvalResult(
-        task, len(outputs), measures, {name: result.signature for name, result in metrics.items()}, verdicts
-    )
+    return EvalResult(task, len(outputs), measures, signatures, verdicts)
 
 
 def _evaluate_summaries(
@@ -112,14 +121,14 @@ def _evaluate_summaries(
 ) -> EvalResult:
     from keepleft.evaluation import rouge
 
-    rouge_scores = rouge.rouge(outputs, references)["rougeL"]
-    verdicts = [
-        f"rougeL: {bootstrap(rouge_scores, rouge.rouge(baseline_outputs, references)['rougeL'], names=(model_path, baseline)).sentence}"
-        for baseline, baseline_outputs in other_outputs.items()
-    ]
-    return EvalResult(
-        task, len(outputs), rouge.mean_rouge(outputs, references), {"rouge": rouge.signature()}, verdicts
-    )
+    scores = rouge.rouge(outputs, references)["rougeL"]
+    verdicts = []
+    for baseline, baseline_outputs in other_outputs.items():
+        baseline_scores = rouge.rouge(baseline_outputs, references)["rougeL"]
+        verdict = bootstrap(scores, baseline_scores, names=(model_path, baseline))
+        verdicts.append(f"rougeL: {verdict.sentence}")
+    measures = rouge.mean_rouge(outputs, references)
+    return EvalResult(task, len(outputs), measures, {"rouge": rouge.signature()}, verdicts)
 
 
 def _evaluate_labels(
@@ -136,24 +145,23 @@ def _evaluate_labels(
     if dtype == "int8":
         raise ValueError("int8 is for models that write: leave --dtype out for a classifier")
     rows = list(sources.open_source(data[0], ("text", "label"), None))[:limit]
-    texts, true_labels = [str(text) for text, _ in rows], [str(label) for _, label in rows]
+    texts = [str(text) for text, _ in rows]
+    true_labels = [str(label) for _, label in rows]
 
     def predict(path: str) -> tuple[list[str], torch.Tensor, list[str]]:
+        """Predicted labels, (texts, labels) probabilities, and the names of the labels."""
         predictor = load_predictor(path, dtype=dtype, device=device)
-        probabilities = torch.cat([predictor.classify(texts[n : n + 32]) for n in range(0, len(texts), 32)])
-        return (
-            [predictor.labels[n] for n in probabilities.argmax(-1).tolist()],
-            probabilities,
-            predictor.labels,
-        )
+        batches = (texts[n : n + BATCH_SIZE] for n in range(0, len(texts), BATCH_SIZE))
+        probabilities = torch.cat([predictor.classify(batch) for batch in batches])
+        labels = predictor.labels
+        return [labels[n] for n in probabilities.argmax(-1).tolist()], probabilities, labels
 
     predictions, probabilities, label_names = predict(model_path)
     if unknown_labels := sorted(set(true_labels) - set(label_names)):
         raise ValueError(f"the label {unknown_labels[0]!r} is none of the model's: {', '.join(label_names)}")
     metrics = classification_metrics(predictions, true_labels, names=label_names)
-    calibration_metrics = calibration(
-        probabilities.numpy(), [label_names.index(label) for label in true_labels]
-    )
+    label_ids = [label_names.index(label) for label in true_labels]
+    calibration_metrics = calibration(probabilities.numpy(), label_ids)
     verdicts = []
     if baseline is not None:
         baseline_predictions, _, _ = predict(baseline)
@@ -163,18 +171,13 @@ def _evaluate_labels(
             names=(model_path, baseline),
         )
         verdicts = [f"accuracy: {verdict.sentence}"]
-    return EvalResult(
-        "classify",
-        len(rows),
-        {
-            "accuracy": metrics.accuracy,
-            "macro_f1": metrics.macro_f1,
-            "calibration_error": calibration_metrics.error,
-            "brier": calibration_metrics.brier,
-        },
-        {},
-        verdicts,
-    )
+    measures = {
+        "accuracy": metrics.accuracy,
+        "macro_f1": metrics.macro_f1,
+        "calibration_error": calibration_metrics.error,
+        "brier": calibration_metrics.brier,
+    }
+    return EvalResult("classify", len(rows), measures, {}, verdicts)
 
 
 def _evaluate_perplexity(
@@ -184,14 +187,10 @@ def _evaluate_perplexity(
 
     texts = ["".join(text for (text,) in sources.running_text(path)) for path in data]
 
-    def measure(path: str, precision: str) -> Any:
+    def measure(path: str, precision: str) -> Perplexity:
         generator = load_generator(path, dtype=precision, device=device)
-        return perplexity(
-            generator.model,
-            generator.tokenizer,
-            texts,
-            prefix_token_id=from_model_directory(generator.model.notes).bos_or_eos,
-        )
+        prefix_token_id = from_model_directory(generator.model.notes).bos_or_eos
+        return perplexity(generator.model, generator.tokenizer, texts, prefix_token_id=prefix_token_id)
 
     result = measure(model_path, dtype)
     other_results = {} if baseline is None else {baseline: measure(baseline, dtype)}
@@ -201,13 +200,8 @@ def _evaluate_perplexity(
         f"perplexity {result.perplexity:.4f} beside {other.perplexity:.4f} of {name}"
         for name, other in other_results.items()
     ]
-    return EvalResult(
-        "lm",
-        result.tokens,
-        {"perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte},
-        {},
-        verdicts,
-    )
+    measures = {"perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte}
+    return EvalResult("lm", result.tokens, measures, {}, verdicts)
 
 
 def _generate_texts(
@@ -217,30 +211,30 @@ def _generate_texts(
     dtype: str,
     device: str | None,
     tag: str | None,
-    on_progress: Callable[[int, int], None],
+    on_progress: ProgressCallback,
 ) -> list[str]:
+    """The best completion of each text, generated in batches of texts of similar length."""
     generator = load_generator(model_path, dtype=dtype, device=device)
     resolved_options = generator.resolve(options)
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     out = [""] * len(texts)
-    for first in range(0, len(order), 32):
-        indices = order[first : first + 32]
-        for n, completions in zip(
-            indices, generator.generate([texts[n] for n in indices], resolved_options, tag=tag), strict=True
-        ):
+    for start in range(0, len(order), BATCH_SIZE):
+        indices = order[start : start + BATCH_SIZE]
+        results = generator.generate([texts[n] for n in indices], resolved_options, tag=tag)
+        for n, completions in zip(indices, results, strict=True):
             out[n] = completions[0].text
-        on_progress(min(len(order), first + 32), len(order))
+        on_progress(min(len(order), start + BATCH_SIZE), len(order))
     return out
 
 
-def _open_pairs(data: Sequence[str]) -> Any:
+def _open_pairs(data: Sequence[str]) -> RecordSource:
     if len(data) == 2:
         return sources.parallel_text(*data)
     return sources.open_source(data[0], ("src", "tgt"), None)
 
 
 def _infer_task(model_path: str) -> EvalTask:
-    """What a model is for, by what it is made of."""
+    """The task that a model is for, by its design. Raises ValueError for an encoder without labels."""
     from keepleft.weights.model_directory import load
 
     design = load(model_path, device="meta")[0].design

@@ -1,27 +1,34 @@
-"""A model directory, opened for use: the model, its tokenizer, and that of the source where it has its own."""
+"""Load a model directory for inference: the model, its tokenizer, and the source's where it has its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
+from keepleft.data.tokenizer import load_tokenizer
 from keepleft.devices import pick_device
-from keepleft.weights.model_directory import load
+from keepleft.weights.model_directory import AnyModel, load
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LoadedModel(NamedTuple):
-    model: Any
-    tokenizer: Any
-    source_tokenizer: Any = None
+    model: AnyModel
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None = None
 
 
 def load_for_inference(model_path: str, *, dtype: str = "float32", device: str | None = None) -> LoadedModel:
-    """Ready to run, on a GPU where there is one and nothing else is said; int8 packs the weights for a CPU."""
+    """Load a model directory in eval mode, by default on a GPU where there is one.
+
+    int8 prepacks the weights for a CPU. Raises ValueError if there is no tokenizer, or for int8 on another
+    device.
+    """
     device_name = str(pick_device(device))
     if dtype == "int8" and device_name != "cpu":
         raise ValueError(f"int8 is for CPUs, not for {device_name}: give --device cpu, or --dtype bfloat16")
@@ -32,9 +39,6 @@ def load_for_inference(model_path: str, *, dtype: str = "float32", device: str |
         from keepleft.inference.prepack import prepack
 
         model = prepack(model.eval(), "int8")
-    source_tokenizer_path = Path(model_path) / "source_tokenizer.json"
-    return LoadedModel(
-        model.eval(),
-        tokenizer,
-        read_tokenizer(source_tokenizer_path) if source_tokenizer_path.exists() else None,
-    )
+    source_path = Path(model_path) / "source_tokenizer.json"
+    source_tokenizer = load_tokenizer(source_path) if source_path.exists() else None
+    return LoadedModel(model.eval(), tokenizer, source_tokenizer)

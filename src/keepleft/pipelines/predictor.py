@@ -1,10 +1,10 @@
-"""What models say of texts that are there: a label, a missing word, how likely they are."""
+"""Predictions about a text that is there: its label, its masked tokens, its likelihood, its embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,70 +15,67 @@ from keepleft.decoding.generation_config import decoder_start_token, from_model_
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.models.design import ClassificationHead, MaskedLMHead, PoolingHead
 from keepleft.models.heads import Pooler
+from keepleft.models.transformer import EncoderDecoder
 from keepleft.pipelines.loading import load_for_inference
+from keepleft.weights.model_directory import AnyModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
 class Predictor:
-    model: Any
-    tokenizer: Any
-    source_tokenizer: Any = None
+    model: AnyModel
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @property
     def labels(self) -> list[str]:
+        """The names of a classifier's labels. Raises ValueError if the model is none."""
         id2label = self.model.notes.get("id2label", {})
-        return [str(id2label.get(str(n), n)) for n in range(self.model.design.head.labels)]
+        return [str(id2label.get(str(n), n)) for n in range(self._classification_head().labels)]
 
     def classify(self, texts: Sequence[str]) -> Tensor:
-        """(texts, labels) probabilities; texts are cut to what the model reaches."""
+        """(texts, labels) probabilities; texts are cut to the model's positions and must not be empty."""
         max_positions = self.model.design.max_positions
-        rows = [
-            row if max_positions is None else row[:max_positions]
-            for row in (self.tokenizer.encode(text).ids for text in texts)
-        ]
+        rows = [self.tokenizer.encode(text).ids[:max_positions] for text in texts]
         if empty := [n for n, row in enumerate(rows) if not row]:
-            raise ValueError(f"text {empty[0]} is empty: there is nothing to judge")
+            raise ValueError(f"text {empty[0]} is empty: there is nothing to classify")
         return self.probabilities(rows)
 
     @torch.no_grad()
     def probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """(rows, labels) probabilities for rows of tokens"""
-        if not isinstance(self.model.design.head, ClassificationHead):
-            raise ValueError("this model has no labels: train one with --task classify")
-        tokens, segments = pad_batch(rows, next(self.model.parameters()).device, left=False)
+        """(rows, labels) probabilities of rows of tokens. Raises ValueError if the model is no classifier."""
+        self._classification_head()
+        tokens, segments = pad_batch(rows, self.device, left=False)
         return self.model(tokens, segments=segments).float().softmax(-1).cpu()
 
     @torch.no_grad()
     def embed(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """(rows, dim): what the model makes of each row of tokens as a whole; by its own head, or the mean
-        over all tokens.
-        """
+        """(rows, dim) embeddings of rows of tokens: by the model's pooling head, or the mean hidden state."""
         model = self.model
-        tokens, segments = pad_batch(rows, next(model.parameters()).device, left=False)
+        tokens, segments = pad_batch(rows, self.device, left=False)
         if isinstance(model.design.head, PoolingHead):
             return model(tokens, segments=segments).float().cpu()
-        encode = (
-            model.encode
-            if model.design.encoder is not None and model.design.decoder is not None
-            else model.hidden_states
-        )
-        return (
-            Pooler(PoolingHead("mean"), model.design)(
-                encode(tokens, segments=segments), model.token, segments
-            )
-            .float()
-            .cpu()
-        )
+        encode = model.encode if isinstance(model, EncoderDecoder) else model.hidden_states
+        mean_pooler = Pooler(PoolingHead("mean"), model.design)
+        return mean_pooler(encode(tokens, segments=segments), model.token, segments).float().cpu()
 
     @torch.no_grad()
     def fill(self, text: str, count: int) -> list[list[tuple[str, float]]]:
-        """For each mask in a text the likeliest tokens, with their probabilities."""
+        """The `count` likeliest tokens for each mask in a text, with their probabilities.
+
+        Raises ValueError if the model is no masked language model, or the text has no mask.
+        """
         if not isinstance(self.model.design.head, MaskedLMHead):
             raise ValueError("this model does not fill gaps: take a BERT with its masked-language-model head")
         mask_id = special_tokens(self.tokenizer).mask
         if mask_id is None:
             raise ValueError("the tokenizer has no mask: there is no way to say where the gap is")
-        mask_token = self.tokenizer.id_to_token(mask_id)
         self.tokenizer.encode_special_tokens = False  # here, and only here, the mask in a text is the mask
         try:
             row = self.tokenizer.encode(text).ids
@@ -86,27 +83,30 @@ class Predictor:
             self.tokenizer.encode_special_tokens = True
         positions = [n for n, token in enumerate(row) if token == mask_id]
         if not positions:
+            mask_token = self.tokenizer.id_to_token(mask_id)
             raise ValueError(f"there is no {mask_token} in {text!r}: write it where the gap is")
-        probabilities = (
-            self.model(torch.tensor([row], device=next(self.model.parameters()).device))[0, positions]
-            .float()
-            .softmax(-1)
-        )
+        logits = self.model(torch.tensor([row], device=self.device))[0, positions]
+        probabilities = logits.float().softmax(-1)
         top = probabilities.topk(min(count, probabilities.shape[-1]))
         return [
             [
-                (self.tokenizer.decode([token]) or self.tokenizer.id_to_token(token), value)
+                (self.tokenizer.decode([token]) or str(self.tokenizer.id_to_token(token)), value)
                 for token, value in zip(tokens, values, strict=True)
             ]
             for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
 
     def score(self, text: str, source: str | None = None) -> list[ScoredToken]:
-        """Each token of a text: after its beginning, or after a source."""
-        options, design = from_model_directory(self.model.notes), self.model.design
+        """The log-probability of each token of a text, given those before it and an encoder-decoder's source.
+
+        Raises ValueError for an encoder, and for an encoder-decoder without a source.
+        """
+        options = from_model_directory(self.model.notes)
+        design = self.model.design
         if design.decoder is None:
             raise ValueError(
-                "this model does not write, so no text is more or less likely to it: take a decoder or a pair"
+                "this model is an encoder, and no text is more or less likely to it: take a decoder or an "
+                "encoder-decoder"
             )
         if design.encoder is not None:
             if source is None:
@@ -122,7 +122,13 @@ class Predictor:
             return score_tokens(self.model, [bos], tokens)
         return score_tokens(self.model, tokens[:1], tokens[1:])
 
+    def _classification_head(self) -> ClassificationHead:
+        head = self.model.design.head
+        if not isinstance(head, ClassificationHead):
+            raise ValueError("this model has no labels: train one with --task classify")
+        return head
+
 
 def load_predictor(model_path: str, *, dtype: str = "float32", device: str | None = None) -> Predictor:
-    """A model directory, ready to judge."""
+    """Load a model directory for predictions."""
     return Predictor(*load_for_inference(model_path, dtype=dtype, device=device))

@@ -1,4 +1,4 @@
-"""A model in use: everything that a command needs to write with it."""
+"""A loaded model that generates: texts and options in, completions out."""
 
 from __future__ import annotations
 
@@ -8,73 +8,61 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from keepleft.data.fast_encode import encoder
+from keepleft.data.ragged import Ragged
+from keepleft.data.tokenizer import special_tokens
 from keepleft.decoding import grammar
 from keepleft.decoding.batch import DecodeBatch, encode_prefixes, encode_prompts, warn_no_room
+from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import decode_steps, make_strategy
-from keepleft.decoding.generate import Completion, completions, resolve_options, stream, to_completion
+from keepleft.decoding.generate import (
+    Completion,
+    completions,
+    generate,
+    resolve_options,
+    stream,
+    to_completion,
+)
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token, unsupported_fields
-from keepleft.decoding.hypotheses import FinishedSequence
+from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor
+from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import score_tokens
+from keepleft.models.transformer import Model
 from keepleft.pipelines.loading import load_for_inference
+from keepleft.weights.model_directory import AnyModel
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BATCH_SIZE = 128  # sources that generate_targets takes at a time
 
 
 @dataclass(frozen=True)
 class GenerationResult(Completion):
-    """An answer with what was asked for besides."""
+    """A completion with its log-probabilities and its alignment, where they were requested."""
 
     logprobs: list[dict[str, Any]] | None = None
-    alignment: str | None = None
-
-
-class LogitsCaptureProcessor:
-    """A transform that changes nothing and keeps what it saw."""
-
-    logits: Any = None
-
-    def __call__(self, logits: Any, hypotheses: Any) -> Any:
-        self.logits = logits if self.logits is None else self.logits
-        return logits
-
-    def top_tokens(self, count: int) -> list[int]:
-        """So many tokens of the first text, fewer where fewer may come."""
-        top = self.logits[0].topk(min(count, self.logits.shape[-1]))
-        return [
-            token
-            for token, logit in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            if logit > -math.inf
-        ]
-
-
-@dataclass(frozen=True)
-class ForcedFirstTokenProcessor:
-    """A transform that lets a text begin with one token alone."""
-
-    token: int
-
-    def __call__(self, logits: Any, hypotheses: Any) -> Any:
-        if hypotheses.new_width:
-            return logits
-        out = torch.full_like(logits, -math.inf)
-        out[:, self.token] = logits[:, self.token]
-        return out
+    alignment: str | None = None  # Pharaoh pairs, such as "0-0 1-2"
 
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A model and its tokenizers."""
+    """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding."""
 
-    model: Any
-    tokenizer: Any
-    source_tokenizer: Any = None
-    draft_model: Any = None
+    model: AnyModel
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None = None
+    draft_model: AnyModel | None = None
 
     @property
-    def input_tokenizer(self) -> Any:
-        """The tokenizer of what is read."""
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer of prompts, or of the sources of an encoder-decoder."""
         return self.source_tokenizer or self.tokenizer
 
     @property
@@ -82,10 +70,11 @@ class TextGenerator:
         return self.model.design.encoder is not None and self.model.design.decoder is not None
 
     def resolve(self, options: GenerationConfig) -> GenerationConfig:
+        """The options, completed by the model directory's own."""
         return resolve_options(self.model, options, {})
 
     def prompt(self, text: str, tag: str | None) -> str | list[int]:
-        """A text, or its tokens where a tag goes before it."""
+        """The text, or its tokens where a tag (such as <2fr>) precedes it. An unknown tag is a ValueError."""
         if tag is None:
             return text
         special_ids = {
@@ -93,7 +82,7 @@ class TextGenerator:
             for token_id, token in self.input_tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
-        if tag not in special_ids:  # an ordinary word is none
+        if tag not in special_ids:  # a word of the vocabulary is no tag
             language_tags = [name for name in special_ids if name.startswith("<2") and name.endswith(">")]
             raise ValueError(
                 f"the model has no tag {tag!r}: "
@@ -111,7 +100,12 @@ class TextGenerator:
         logprobs: int | None = None,
         alignments: bool = False,
     ) -> list[list[GenerationResult]]:
-        """What is written for each text."""
+        """The completions of each text.
+
+        `alternatives` asks for a completion from each of so many likeliest first tokens, `logprobs` for the
+        log-probability of each token and of so many likeliest ones in its place, `alignments` for the source
+        token that each token of an encoder-decoder attended to most.
+        """
         prompts = [self.prompt(text, tag) for text in texts]
         if alternatives:
             results = [
@@ -134,6 +128,7 @@ class TextGenerator:
         ]
 
     def stream(self, text: str, options: GenerationConfig, *, tag: str | None = None) -> Iterator[str]:
+        """The completion of one text, piece by piece."""
         return stream(
             self.model,
             self.tokenizer,
@@ -143,57 +138,70 @@ class TextGenerator:
             options=options,
         )
 
+    def plot(self, path: Path, text: str, options: GenerationConfig, *, tag: str | None = None) -> Path:
+        """Draw how one text is completed, into an .svg file; see `plots.generation`."""
+        from keepleft.plots.generation import plot_generation
+
+        (prompt_tokens,) = encode_prompts(self.model, self.input_tokenizer, [self.prompt(text, tag)], options)
+        return plot_generation(
+            path,
+            self.model,
+            self.tokenizer,
+            prompt_tokens,
+            options,
+            title=text,
+            prefix=self._prefix(options),
+            source_tokenizer=self.source_tokenizer,
+            draft_model=self.draft_model,
+        )
+
     def _decoder_start(self, options: GenerationConfig) -> list[int]:
-        """What a text of an encoder-decoder begins with."""
+        """The token that the target of an encoder-decoder begins with; nothing for a decoder."""
         return [decoder_start_token(options)] if self.is_encoder_decoder else []
 
     def _prefix(self, options: GenerationConfig) -> list[int]:
-        """What the text has to begin with, of options for one text."""
+        """The tokens that the completion has to begin with, from options for one text."""
         return (encode_prefixes(self.tokenizer, options, 1) or [[]])[0]
 
     def _alternatives(
         self, prompt: str | list[int], options: GenerationConfig, count: int
     ) -> list[Completion]:
-        """One text for each of the likeliest next tokens, with its log-probability."""
+        """A completion from each of the `count` likeliest first tokens, scored by its log-probability."""
         if grammar.grammar_from_options(options) is not None or options.num_sequences > 1:
             raise ValueError(
                 "alternatives are texts that begin differently: leave grammars and num_return_sequences out"
             )
-        (row,) = encode_prompts(self.model, self.input_tokenizer, [prompt], options)
+        (prompt_tokens,) = encode_prompts(self.model, self.input_tokenizer, [prompt], options)
         prefix = self._prefix(options)
-        warn_no_room(self.model, [row], options, [prefix])
-        batch = DecodeBatch.build(self.model, [row], options, [prefix])
+        warn_no_room(self.model, [prompt_tokens], options, [prefix])
+        batch = DecodeBatch.build(self.model, [prompt_tokens], options, [prefix])
         if batch.max_new_tokens[0] < 1:
-            return [to_completion(self.tokenizer, row, FinishedSequence(prefix, 0.0), options, len(prefix))]
+            empty = FinishedSequence(prefix, 0.0)
+            return [to_completion(self.tokenizer, prompt_tokens, empty, options, len(prefix))]
+
+        def strategy_with(
+            strategy_options: GenerationConfig, processor: LogitsProcessor
+        ) -> SamplingStrategy | Beam:
+            strategy = make_strategy(self.tokenizer, strategy_options, batch)
+            return replace(strategy, processors=(*strategy.processors, processor))
+
+        capture = LogitsCaptureProcessor()
         single_options = replace(options, num_beams=1)
-        run_steps = lambda base_strategy, step_options, processor: decode_steps(
-            self.model,
-            batch,
-            replace(base_strategy, processors=(*base_strategy.processors, processor)),
-            step_options,
-        )
-        next(
-            run_steps(
-                make_strategy(self.tokenizer, single_options, batch),
-                single_options,
-                capture := LogitsCaptureProcessor(),
-            )
-        )
+        next(decode_steps(self.model, batch, strategy_with(single_options, capture), single_options))
         out = []
         for token in capture.top_tokens(count):
-            strategy = make_strategy(self.tokenizer, options, batch)
-            last_state = deque(run_steps(strategy, options, ForcedFirstTokenProcessor(token)), maxlen=1)[0]
+            strategy = strategy_with(options, ForcedFirstTokenProcessor(token))
+            last_state = deque(decode_steps(self.model, batch, strategy, options), maxlen=1)[0]
             tokens = [*prefix, *strategy.results(last_state)[0][0].tokens]  # type: ignore[arg-type]
-            token_logprobs = score_tokens(
+            scored_tokens = score_tokens(
                 self.model,
-                self._decoder_start(options) or row,
+                self._decoder_start(options) or prompt_tokens,
                 tokens,
-                source=row if self.is_encoder_decoder else None,
+                source=prompt_tokens if self.is_encoder_decoder else None,
             )
-            finished = FinishedSequence(
-                tokens, sum(token_logprob.logprob for token_logprob in token_logprobs[len(prefix) :])
-            )
-            out.append(to_completion(self.tokenizer, row, finished, options, len(prefix)))
+            score = sum(scored_token.logprob for scored_token in scored_tokens[len(prefix) :])
+            finished = FinishedSequence(tokens, score)
+            out.append(to_completion(self.tokenizer, prompt_tokens, finished, options, len(prefix)))
         return out
 
     def _to_result(
@@ -204,7 +212,7 @@ class TextGenerator:
         )
         context = self._decoder_start(options) if self.is_encoder_decoder else completion.prompt
         if logprobs is not None:
-            token_logprobs = score_tokens(
+            scored_tokens = score_tokens(
                 self.model,
                 context,
                 completion.tokens,
@@ -216,11 +224,11 @@ class TextGenerator:
                 result,
                 logprobs=[
                     {
-                        "token": token_name(t.token),
-                        "logprob": round(t.logprob, 6),
-                        "top": {token_name(n): round(value, 6) for n, value in t.top_logprobs},
+                        "token": token_name(scored.token),
+                        "logprob": round(scored.logprob, 6),
+                        "top": {token_name(n): round(value, 6) for n, value in scored.top_logprobs},
                     }
-                    for t in token_logprobs
+                    for scored in scored_tokens
                 ],
             )
         if alignments:
@@ -228,53 +236,50 @@ class TextGenerator:
 
             if not self.is_encoder_decoder:
                 raise ValueError(
-                    "an alignment is of source and target, and this model has no source: leave --alignments out"
+                    "an alignment is of source and target, and this model has no source: leave --alignments "
+                    "out"
                 )
             weights = alignment_weights(self.model, completion.prompt, [*context, *completion.tokens])
             result = replace(result, alignment=" ".join(f"{i}-{j}" for i, j in pharaoh_pairs(weights)))
         return result
 
-    def plot(self, path: Path, text: str, options: GenerationConfig, *, tag: str | None = None) -> Path:
-        """One text drawn while it is written: the tree of beams, the alignment, or the distribution at each
-        step.
-        """
-        from keepleft.data.token_text import token_pieces
-        from keepleft.plots.beam_tree import plot_beam_tree
-        from keepleft.plots.cross_attention import alignment_weights, plot_alignment
-        from keepleft.plots.next_token import plot_distributions, step_distributions
 
-        (row,) = encode_prompts(self.model, self.input_tokenizer, [self.prompt(text, tag)], options)
-        prefix = self._prefix(options)
-        batch = DecodeBatch.build(self.model, [row], options, [prefix])
-        strategy = make_strategy(self.tokenizer, options, batch)
-        step_states = list(decode_steps(self.model, batch, strategy, options, self.draft_model))
-        if options.beam_count > 1:
-            return plot_beam_tree(path, step_states, self.tokenizer, title=text, prefix=prefix)  # type: ignore[arg-type]
-        tokens = [*prefix, *strategy.results(step_states[-1])[0][0].tokens]  # type: ignore[arg-type]
-        if self.is_encoder_decoder:
-            weights = alignment_weights(self.model, row, [*self._decoder_start(options), *tokens])
-            return plot_alignment(
-                path,
-                token_pieces(self.input_tokenizer, row),
-                token_pieces(self.tokenizer, tokens),
-                weights,
-                title=text,
-            )
-        return plot_distributions(
-            path,
-            step_distributions(
-                self.model,
-                self.tokenizer,
-                [*row, *tokens],
-                len(row) + len(prefix),
-                processors=strategy.processors,
-            ),
-            title=text,
-        )
+class LogitsCaptureProcessor:
+    """A logits processor that changes nothing and keeps the logits of the first step."""
+
+    logits: Tensor | None = None
+
+    def __call__(self, logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        self.logits = logits if self.logits is None else self.logits
+        return logits
+
+    def top_tokens(self, count: int) -> list[int]:
+        """The `count` likeliest tokens of the first row; fewer where fewer are allowed."""
+        assert self.logits is not None
+        top = self.logits[0].topk(min(count, self.logits.shape[-1]))
+        return [
+            token
+            for token, logit in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            if logit > -math.inf
+        ]
+
+
+@dataclass(frozen=True)
+class ForcedFirstTokenProcessor:
+    """A logits processor that allows only one token at the first step."""
+
+    token: int
+
+    def __call__(self, logits: Tensor, hypotheses: Hypotheses) -> Tensor:
+        if hypotheses.new_width:
+            return logits
+        out = torch.full_like(logits, -math.inf)
+        out[:, self.token] = logits[:, self.token]
+        return out
 
 
 def options_slice(options: GenerationConfig, first: int, count: int) -> GenerationConfig:
-    """The options of some of the texts, where there is a seed or a prefix for each."""
+    """The options of `count` texts from `first` on, where seed or prefix is a list with one for each text."""
     sliced: dict[str, Any] = {
         name: getattr(options, name)[first : first + count]
         for name in ("seed", "prefix")
@@ -282,8 +287,8 @@ def options_slice(options: GenerationConfig, first: int, count: int) -> Generati
     }
     if too_short := [name for name, value in sliced.items() if len(value) != count]:
         raise ValueError(
-            f"{too_short[0]} has {len(getattr(options, too_short[0]))} values, and there are more texts: give one, or one "
-            "for each"
+            f"{too_short[0]} has {len(getattr(options, too_short[0]))} values, and there are more texts: "
+            "give one, or one for each"
         )
     return replace(options, **sliced)
 
@@ -291,15 +296,61 @@ def options_slice(options: GenerationConfig, first: int, count: int) -> Generati
 def load_generator(
     model_path: str, *, dtype: str = "float32", device: str | None = None, draft_path: str | None = None
 ) -> TextGenerator:
-    """A model directory, ready to write."""
+    """Load a model directory for generation. Raises ValueError for an encoder."""
     loaded = load_for_inference(model_path, dtype=dtype, device=device)
     if loaded.model.design.decoder is None:
         raise ValueError(
-            f"{model_path} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be meant"
+            f"{model_path} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be "
+            "meant"
         )
     for name in unsupported_fields(loaded.model.notes):
         warnings.warn(f"generation_config.json asks for {name}, which is not done here", stacklevel=2)
-    return TextGenerator(
-        *loaded,
-        None if draft_path is None else load_for_inference(draft_path, dtype=dtype, device=device).model,
+    draft = None if draft_path is None else load_for_inference(draft_path, dtype=dtype, device=device).model
+    return TextGenerator(loaded.model, loaded.tokenizer, loaded.source_tokenizer, draft)
+
+
+# Targets of an encoder-decoder in memory: in training it has no model directory yet ------------
+
+
+def generate_targets(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    source_tokenizer: Tokenizer | None = None,
+    tag: str | None = None,
+    **options: Any,
+) -> list[str]:
+    """The target of each source text; `tag` goes before each source, options are those of `generate`."""
+    dtype = np.dtype(np.int64)
+    source_tokenizer = source_tokenizer or tokenizer
+    (eos_id,) = special_tokens(source_tokenizer).require("end")
+    prefix = []
+    if tag is not None:
+        tag_id = source_tokenizer.token_to_id(tag)
+        if tag_id is None:
+            raise ValueError(f"the source tokenizer has no tag {tag!r}: leave it out")
+        prefix.append(tag_id)
+    encode = encoder(source_tokenizer, dtype, prefix=prefix, suffix=[eos_id])
+    rows = [np.frombuffer(row, dtype).tolist() for row in encode(texts)]
+    return _generate_rows(model, tokenizer, rows, options)
+
+
+def generate_from_ids(model: Model, tokenizer: Tokenizer, sources: Ragged, **options: Any) -> list[str]:
+    """The target of each source that is encoded already, with its special tokens."""
+    return _generate_rows(model, tokenizer, sources.to_lists(), options)
+
+
+def _generate_rows(
+    model: Model, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], options: dict[str, Any]
+) -> list[str]:
+    start, end = special_tokens(tokenizer).require("start", "end")
+    return generate(
+        model,
+        tokenizer,
+        [list(map(int, row)) for row in rows],
+        decoder_start_token_id=start,
+        eos_token_id=end,
+        batch_size=BATCH_SIZE,
+        **options,
     )

@@ -323,10 +323,11 @@ def translation_metrics(
 ) -> dict[str, float]:
     """BLEU and its like on the first texts of a validation store, written greedily."""
     from keepleft.evaluation.translation import translation
-    from keepleft.pipelines.generate_targets import generate_from_ids
+    from keepleft.pipelines.text_generation import generate_from_ids
 
     assert valid is not None
     assert isinstance(model, Model)
     rows = np.arange(min(max_texts, len(valid.store)))
     references = [tokenizers.target.decode(tokens) for tokens in valid.store["tgt"].take(rows).to_lists()]
-    return translation(generate_from_ids(model, tokenizers.target, valid.store["src"].take(rows)), references)
+    sources = valid.store["src"].take(rows)
+    return translation(generate_from_ids(model, tokenizers.target, sources), references)

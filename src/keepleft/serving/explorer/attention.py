@@ -101,6 +101,7 @@ def alignment(explorer: Explorer, params: Params) -> dict[str, Any]:
         )
     source_tokens = display.encode_prompt(params.text("source"))
     tokens = explorer.new_tokens(params)
+    assert model.design.decoder is not None  # an encoder-decoder has one
     num_layers = model.design.decoder.layers
     layer = params.integer_or_choice("layer", num_layers, ["mean"])
     head = params.integer_or_choice("head", model.design.heads, ["mean"])
