@@ -1,1 +1,1 @@
-"""Pictures as SVG: attention, next-token distributions, beam trees, curves."""
+"""SVG pictures: beam trees, next-token distributions, cross-attention alignments, charts."""

@@ -1,36 +1,43 @@
-"""Beam search as a tree: which texts went on, which were given up, which ended and how good they were."""
+"""Beam search as a tree: hypotheses that were continued, dropped, or finished, with their scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keepleft import svg
 from keepleft.data.token_text import decode_with_special, token_texts
 from keepleft.decoding.beam import EXCLUDED_SCORE, BeamHypotheses
 
-MAX_COLUMNS, MAX_ROWS = 40, 24  # steps, and texts of one step, in one picture
-TOP = 78
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_COLUMNS = 40  # steps in one picture
+MAX_ROWS = 24  # hypotheses of one step in one picture
+TOP = 78  # of the first row, in pixels
 BOX_HEIGHT = 37
 ROW_HEIGHT = 45
-COLUMN_GAP = 26  # where the first row is, the height of a box and of a row, the room between columns
-LEGEND = "bold: the best text;  dashed: given up;  double frame: ended, = its final score;  other numbers: log-probability"
+COLUMN_GAP = 26
+LEGEND = (
+    "bold: the best text;  dashed: given up;  double frame: ended, = its final score;  other numbers: "
+    "log-probability"
+)
 
-NodeKey = tuple[int, tuple[int, ...]]  # a group of beams, and the tokens added
+NodeKey = tuple[int, tuple[int, ...]]  # beam group, and the new tokens
 
 
 @dataclass(frozen=True)
 class Node:
-    """A text after some step; it grew out of the one that lacks its last token."""
+    """A hypothesis after some step. Its parent is the hypothesis without its last token."""
 
     group: int
-    tokens: tuple[int, ...]  # added so far
-    score: float  # log-probability, or what it is ranked by where it has ended
+    tokens: tuple[int, ...]  # new tokens, without the prompt
+    score: float  # log-probability; the score that a finished one is ranked by
     finished: bool
-    survives: bool  # leads to a text that was shown in the end, or still could be
-    best: bool  # leads to the best
+    survives: bool  # leads to a result, or to a hypothesis that still may become one
+    best: bool  # leads to the best result
 
     @property
     def key(self) -> NodeKey:
@@ -42,43 +49,47 @@ class Node:
 
 
 def beam_nodes(steps: Sequence[BeamHypotheses], row: int = 0) -> list[Node]:
-    """Every text that the beams of one prompt held after some step, step by step."""
+    """Every hypothesis that the beams of one prompt held after some step, shorter ones first.
+
+    Raises ValueError if there are no steps or no such row, and TypeError for steps of another strategy.
+    """
     if not steps:
         raise ValueError("there are no steps to draw: give the list of what kl.decode() yields with a beam")
     if not isinstance(steps[0], BeamHypotheses):
         raise TypeError(
-            f"a step is {type(steps[0]).__name__}: only beam search has a tree; plot_distributions() draws other texts"
+            f"a step is {type(steps[0]).__name__}: only beam search has a tree; plot_distributions() draws "
+            "other texts"
         )
     if not 0 <= row < len(steps[0].finished_tokens):
         raise ValueError(
             f"prompt {row} was asked for, and there are {len(steps[0].finished_tokens)}: count from 0"
         )
-    live = [_live_beams(candidates, row) for candidates in steps]
-    finished_by_step = [_finished_beams(candidates, row) for candidates in steps]
+    live_by_step = [_live_beams(beams, row) for beams in steps]
+    finished_by_step = [_finished_beams(beams, row) for beams in steps]
+    last_live = live_by_step[-1]
+    last_finished = finished_by_step[-1]
     all_done = bool(steps[-1].done.view(len(steps[-1].finished_tokens), -1)[row].all())
-    final = (
-        finished_by_step[-1] if finished_by_step[-1] and all_done else {**live[-1], **finished_by_step[-1]}
-    )
-    ranked = finished_by_step[-1] or live[-1]  # all of these are as long
-    best = max(ranked, key=ranked.__getitem__, default=(0, ()))
+    final = last_finished if last_finished and all_done else {**last_live, **last_finished}
+    ranked = last_finished or last_live  # live ones are all as long, so log-probabilities rank them
+    best_group, best_tokens = max(ranked, key=ranked.__getitem__, default=(0, ()))
     surviving = {(group, tokens[:n]) for group, tokens in final for n in range(len(tokens) + 1)}
     finished = {key: score for scores in finished_by_step for key, score in scores.items()}
-    candidates = {key: score for scores in live for key, score in scores.items()} | finished
+    candidates = {key: score for scores in live_by_step for key, score in scores.items()} | finished
     return [
         Node(
             group,
             tokens,
             score,
-            (group, tokens) in finished,
-            (group, tokens) in surviving,
-            group == best[0] and tokens == best[1][: len(tokens)],
+            finished=(group, tokens) in finished,
+            survives=(group, tokens) in surviving,
+            best=group == best_group and tokens == best_tokens[: len(tokens)],
         )
         for (group, tokens), score in sorted(candidates.items(), key=lambda item: len(item[0][1]))
     ]
 
 
 def _live_beams(beams: BeamHypotheses, row: int) -> dict[NodeKey, float]:
-    """What goes on for one prompt, and how likely it is."""
+    """The unfinished hypotheses of one prompt, with their log-probabilities."""
     width, groups = beams.finished_tokens.shape[1], beams.can_improve.shape[1]
     rows = slice(row * width, (row + 1) * width)
     new_tokens = beams.tokens[rows, beams.prompt_width :].tolist()
@@ -90,7 +101,7 @@ def _live_beams(beams: BeamHypotheses, row: int) -> dict[NodeKey, float]:
 
 
 def _finished_beams(beams: BeamHypotheses, row: int) -> dict[NodeKey, float]:
-    """What has ended for one prompt, and what it is ranked by."""
+    """The finished hypotheses of one prompt, with the scores that they are ranked by."""
     width, groups = beams.finished_tokens.shape[1], beams.can_improve.shape[1]
     entries = zip(
         beams.finished_tokens[row, :, beams.prompt_width :].tolist(),
@@ -111,6 +122,8 @@ def _finished_beams(beams: BeamHypotheses, row: int) -> dict[NodeKey, float]:
 
 @dataclass(frozen=True)
 class NodePosition:
+    """Where the box of a hypothesis is drawn."""
+
     node: Node
     label: str
     x: float
@@ -121,7 +134,7 @@ class NodePosition:
 def plot_beam_tree(
     path: str | Path,
     steps: Sequence[BeamHypotheses],
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     *,
     title: str,
     row: int = 0,
@@ -129,10 +142,10 @@ def plot_beam_tree(
     max_rows: int = MAX_ROWS,
     prefix: Sequence[int] = (),
 ) -> Path:
-    """The tree of one prompt into an .svg file: a column for each step, the best text along the top, ended
-    texts below it.
+    """Draw the tree of one prompt into an .svg file.
 
-    `prefix`: the tokens that all texts had to begin with.
+    There is a column for each step; the best hypothesis runs along the top, finished ones are listed below
+    the tree. `prefix` are the tokens that every hypothesis had to begin with.
     """
     nodes = beam_nodes(steps, row)
     first_beam = row * steps[0].finished_tokens.shape[1]
@@ -161,28 +174,24 @@ def plot_beam_tree(
     if left_out:
         bottom += 20
         out.append(svg.text(svg.MARGIN, bottom - 4, f"… {' and '.join(left_out)} are not shown"))
-    for node in sorted(
-        (node for node in nodes if node.finished and node.survives), key=lambda node: -node.score
-    )[:MAX_ROWS]:
+    results = [node for node in nodes if node.finished and node.survives]
+    for node in sorted(results, key=lambda node: -node.score)[:MAX_ROWS]:
         bottom += 19
         out.append(svg.text(svg.MARGIN + 56, bottom, f"= {node.score:.3f}", anchor="end", bold=node.best))
         text = svg.show_invisibles(decode_with_special(tokenizer, [*prefix, *node.tokens]), spaces=False)
-        out.append(
-            svg.text(svg.MARGIN + 68, bottom, svg.truncate(text, width - svg.MARGIN - 110), bold=node.best)
-        )
+        text = svg.truncate(text, width - svg.MARGIN - 110)
+        out.append(svg.text(svg.MARGIN + 68, bottom, text, bold=node.best))
     return svg.write_svg(path, title, width, bottom + 20, out)
 
 
 def _order_columns(nodes: Sequence[Node], max_columns: int, max_rows: int) -> list[list[Node]]:
-    """The texts of each column from top to bottom, children beside their parents, so that no lines cross."""
+    """The hypotheses of each column from top to bottom, siblings together, so that no lines cross."""
+    rank = lambda node: (not node.best, not node.survives, node.group, -node.score)
     out: list[list[Node]] = []
     parent_keys: list[NodeKey] = []
     for step in range(1, min(max_columns, max((len(node.tokens) for node in nodes), default=0)) + 1):
         children: dict[NodeKey, list[Node]] = {}
-        for node in sorted(
-            (node for node in nodes if len(node.tokens) == step),
-            key=lambda node: (not node.best, not node.survives, node.group, -node.score),
-        ):
+        for node in sorted((node for node in nodes if len(node.tokens) == step), key=rank):
             children.setdefault(node.parent, []).append(node)
         out.append([node for key in parent_keys or children for node in children.get(key, [])][:max_rows])
         parent_keys = [node.key for node in out[-1]]
@@ -190,20 +199,18 @@ def _order_columns(nodes: Sequence[Node], max_columns: int, max_rows: int) -> li
 
 
 def _layout_nodes(
-    columns: Sequence[Sequence[Node]], tokenizer: Any, context: list[int]
+    columns: Sequence[Sequence[Node]], tokenizer: Tokenizer | None, context: list[int]
 ) -> tuple[dict[NodeKey, NodePosition], float]:
-    """Where each text is drawn, and where the picture ends."""
-    x, out = float(svg.MARGIN), {}
+    """The position of each hypothesis, and the right edge of the tree."""
+
+    def label_of(node: Node) -> str:
+        (token_text,) = token_texts(tokenizer, [*context, *node.tokens[:-1]], node.tokens[-1:])
+        return svg.truncate(svg.show_invisibles(token_text), 110)
+
+    x = float(svg.MARGIN)
+    out = {}
     for column in columns:
-        labels = [
-            svg.truncate(
-                svg.show_invisibles(
-                    token_texts(tokenizer, [*context, *node.tokens[:-1]], node.tokens[-1:])[0]
-                ),
-                110,
-            )
-            for node in column
-        ]
+        labels = [label_of(node) for node in column]
         column_width = max(58.0, 18 + 1.15 * max(map(svg.width, labels)))
         for n, (node, label) in enumerate(zip(column, labels, strict=True)):
             out[node.key] = NodePosition(node, label, x, TOP + n * ROW_HEIGHT, column_width)
@@ -219,10 +226,8 @@ def _draw_edge(parent: NodePosition | None, child: NodePosition) -> str:
     x_end = child.x
     y_end = child.y + BOX_HEIGHT / 2
     x_middle = (x + x_end) / 2
-    return (
-        f'<path d="M {x:.1f} {y:.1f} C {x_middle:.1f} {y:.1f} {x_middle:.1f} {y_end:.1f} {x_end:.1f} {y_end:.1f}" fill="none" '
-        f"{_stroke(child)}/>"
-    )
+    curve = f"M {x:.1f} {y:.1f} C {x_middle:.1f} {y:.1f} {x_middle:.1f} {y_end:.1f} {x_end:.1f} {y_end:.1f}"
+    return f'<path d="{curve}" fill="none" {_stroke(child)}/>'
 
 
 def _draw_box(position: NodePosition) -> list[str]:
@@ -230,7 +235,8 @@ def _draw_box(position: NodePosition) -> list[str]:
     score_text = f"= {node.score:.2f}" if node.finished else f"{node.score:.2f}"
     colour = svg.INK if node.survives else svg.DIM
     rect = lambda inset, style, content="": (
-        f'<rect x="{position.x + inset:.1f}" y="{position.y + inset:.1f}" width="{position.width - 2 * inset:.1f}" height="{BOX_HEIGHT - 2 * inset:.1f}" '
+        f'<rect x="{position.x + inset:.1f}" y="{position.y + inset:.1f}" '
+        f'width="{position.width - 2 * inset:.1f}" height="{BOX_HEIGHT - 2 * inset:.1f}" '
         f'rx="4" fill="{svg.PAPER}" {style}>{content}</rect>'
     )
     inner = [rect(4, f'stroke="{colour}" stroke-width="0.8"')] if node.finished else []
@@ -246,8 +252,6 @@ def _draw_box(position: NodePosition) -> list[str]:
 def _stroke(position: NodePosition) -> str:
     if position.node.best:
         return f'stroke="{svg.BLUE}" stroke-width="2.6"'
-    return (
-        f'stroke="{svg.INK}"'
-        if position.node.survives
-        else f'stroke="{svg.DIM}" stroke-dasharray="3 3" stroke-opacity="0.6"'
-    )
+    if position.node.survives:
+        return f'stroke="{svg.INK}"'
+    return f'stroke="{svg.DIM}" stroke-dasharray="3 3" stroke-opacity="0.6"'

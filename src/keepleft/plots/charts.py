@@ -1,7 +1,4 @@
-"""Numbers to look at: curves and bars as hand-written .svg files.
-
-Dashes and hatching tell them apart without colour too.
-"""
+"""Line and bar charts as .svg files. Dashes and hatching tell the series apart without colour too."""
 
 from __future__ import annotations
 
@@ -15,12 +12,13 @@ from keepleft.svg import BLUE, FAINT, INK, LETTER_WIDTH, PAPER, text, title_tag
 
 COLOURS = (BLUE, "#c2410c", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 2", "1 2")
-WIDTH = 720
-HEIGHT = 300
+WIDTH = 720  # of the picture
+HEIGHT = 300  # of the plot area
+# the margins around the plot area
 LEFT = 74
 RIGHT = 24
 TOP = 66
-BOTTOM = 52  # of the plot: its height, and the room around it
+BOTTOM = 52
 
 Point = tuple[float, float]
 
@@ -35,26 +33,19 @@ def line_chart(
     log_y: bool = False,
     captions: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """A curve for each series of (x, y) into an .svg file; `below` are lines of text under it, each with a
-    name.
+    """Draw a curve for each series of (x, y) into an .svg file; `captions` are (name, text) lines below it.
 
-    A point that has no place on its axis (not a number, or not above 0 where the axis is logarithmic) is left
-    out.
+    A point that has no place on its axis (not finite, or not above 0 where the axis is logarithmic) is left
+    out. Raises ValueError if no point is left.
     """
     finite_series = {
-        name: [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log_y)]
+        name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and (y > 0 or not log_y)]
         for name, points in series.items()
     }
-    x_axis = _axis(
-        [a for points in finite_series.values() for a, _ in points],
-        LEFT,
-        WIDTH - RIGHT,
-        log=False,
-        title=title,
-    )
-    y_axis = _axis(
-        [b for points in finite_series.values() for _, b in points], TOP + HEIGHT, TOP, log=log_y, title=title
-    )
+    xs = [x for points in finite_series.values() for x, _ in points]
+    ys = [y for points in finite_series.values() for _, y in points]
+    x_axis = _axis(xs, LEFT, WIDTH - RIGHT, log=False, title=title)
+    y_axis = _axis(ys, TOP + HEIGHT, TOP, log=log_y, title=title)
     out = [
         *_draw_y_ticks(y_axis, y_label),
         text((LEFT + WIDTH - RIGHT) / 2, TOP + HEIGHT + 38, x_label, anchor="middle"),
@@ -64,11 +55,11 @@ def line_chart(
         ),
     ]
     for n, (name, points) in enumerate(finite_series.items()):
-        coordinates = [f"{x_axis.to_pixels(a):.1f},{y_axis.to_pixels(b):.1f}" for a, b in points]
-        if len(coordinates) == 1:
-            coordinates *= 2  # a single point is a dot: a line to itself with round ends
+        pixels = [f"{x_axis.to_pixels(x):.1f},{y_axis.to_pixels(y):.1f}" for x, y in points]
+        if len(pixels) == 1:
+            pixels *= 2  # a single point is a dot: a line to itself with round ends
         out.append(
-            f'<polyline points="{" ".join(coordinates)}" fill="none" {_stroke(n)}>{title_tag(name)}</polyline>'
+            f'<polyline points="{" ".join(pixels)}" fill="none" {_stroke(n)}>{title_tag(name)}</polyline>'
         )
     legend_keys = [
         f'<line x1="{{x:g}}" y1="{{y:g}}" x2="{{to:g}}" y2="{{y:g}}" {_stroke(n)}/>'
@@ -88,15 +79,15 @@ def bar_chart(
     log_y: bool = False,
     captions: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """A group of bars for each name in `groups`, with one bar for each series, its value above it, into an
-    .svg file.
+    """Draw a group of bars for each name in `groups` into an .svg file: one bar for each series, labelled.
 
     Bars stand on 0; on a logarithmic axis they stand on 1 or, if some value is smaller, on a round number
-    below it.
+    below it. Raises ValueError if a series has another number of values, or a value no place on the axis.
     """
     if wrong_counts := {name: len(values) for name, values in series.items() if len(values) != len(groups)}:
         raise ValueError(
-            f"the chart {title!r} has {len(groups)} groups, but {wrong_counts} values: give one for each group"
+            f"the chart {title!r} has {len(groups)} groups, but {wrong_counts} values: give one for each "
+            "group"
         )
     values = [value for heights in series.values() for value in heights]
     for value in values:
@@ -115,10 +106,12 @@ def bar_chart(
         center = LEFT + (g + 0.5) * group_width
         out.append(text(center, TOP + HEIGHT + 18, group, anchor="middle"))
         for n, (name, heights) in enumerate(series.items()):
-            bar_left, bar_top = center + (n - len(series) / 2) * bar_width, y_axis.to_pixels(heights[g])
+            bar_left = center + (n - len(series) / 2) * bar_width
+            bar_top = y_axis.to_pixels(heights[g])
+            tooltip = title_tag(f"{name}, {group}: {heights[g]:g}")
             out.append(
-                f'<rect x="{bar_left + 1:.1f}" y="{bar_top:.1f}" width="{bar_width - 2:.1f}" height="{TOP + HEIGHT - bar_top:.1f}" '
-                f"{_fill(n)}>{title_tag(f'{name}, {group}: {heights[g]:g}')}</rect>"
+                f'<rect x="{bar_left + 1:.1f}" y="{bar_top:.1f}" width="{bar_width - 2:.1f}" '
+                f'height="{TOP + HEIGHT - bar_top:.1f}" {_fill(n)}>{tooltip}</rect>'
             )
             out.append(text(bar_left + bar_width / 2, bar_top - 5, f"{heights[g]:.3g}", anchor="middle"))
     legend_keys = [
@@ -134,9 +127,11 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Axis:
+    """Maps values between `low` and `high` to pixels between `begin` and `end`."""
+
     low: float
     high: float
-    begin: float  # where in the picture the low end is
+    begin: float
     end: float
     ticks: list[float]
     log: bool
@@ -158,7 +153,7 @@ def nice_ticks(low: float, high: float) -> list[float]:
     if low == high:
         low, high = min(low, 0.0), max(high, 0.0) or low + 1.0
     if 0 < low < 0.5 * high:
-        low = 0.0  # a curve that falls far is seen from the ground up
+        low = 0.0  # a curve that falls far is shown down to zero
     rough = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(rough))
     spacing = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
@@ -167,8 +162,9 @@ def nice_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten from at most low to at least high, nine at most; over two of them or fewer also 2 and 5
-    times each.
+    """Powers of ten from at most low to at least high, nine at most.
+
+    Over two decades or fewer also 2 and 5 times each power.
     """
     first = math.floor(math.log10(low) + 1e-9)
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
@@ -194,7 +190,7 @@ def _draw_y_ticks(y_axis: Axis, y_label: str) -> list[str]:
 
 
 def _format_number(number: float) -> str:
-    """As short as it can be read: 20,000 and 0.05 and 1e-07."""
+    """A number in few characters: 20,000 and 0.05 and 1e-07."""
     return f"{number:,.0f}" if 1000 <= abs(number) < 1e7 else f"{number:.6g}"
 
 
@@ -202,11 +198,10 @@ def _format_number(number: float) -> str:
 
 
 def _stroke(n: int) -> str:
+    colour = COLOURS[n % len(COLOURS)]
     dash = DASHES[n % len(DASHES)]
-    return (
-        f'stroke="{COLOURS[n % len(COLOURS)]}" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round"'
-        + (f' stroke-dasharray="{dash}"' if dash else "")
-    )
+    dash_style = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="{colour}" stroke-width="2.2" stroke-linejoin="round" stroke-linecap="round"{dash_style}'
 
 
 def _fill(n: int) -> str:
@@ -215,19 +210,22 @@ def _fill(n: int) -> str:
 
 
 def _hatching(count: int) -> str:
-    """Stripes that lean another way for each series; the first is plain."""
+    """Definitions of stripes at a different angle for each series; the first is filled plainly."""
     out = []
     for n in range(1, count):
+        angle = (90, 45, -45, 0)[n % 4]
         out.append(
             f'<pattern id="hatch{n}" width="7" height="7" patternUnits="userSpaceOnUse" '
-            f'patternTransform="rotate({(90, 45, -45, 0)[n % 4]})"><rect width="7" height="7" fill="{PAPER}"/>'
+            f'patternTransform="rotate({angle})"><rect width="7" height="7" fill="{PAPER}"/>'
             f'<rect width="3.5" height="7" fill="{COLOURS[n % len(COLOURS)]}"/></pattern>'
         )
     return f"<defs>{''.join(out)}</defs>"
 
 
 def _legend(names: list[str], keys: list[str]) -> list[str]:
-    out, x = [], float(LEFT)
+    """`keys` are the samples of line or fill: SVG with {x}, {to}, {y} and {above} to be filled in."""
+    out = []
+    x = float(LEFT)
     for name, key in zip(names, keys, strict=True):
         out += [key.format(x=x, to=x + 26, y=48, above=42), text(x + 33, 52, name)]
         x += 33 + len(name) * LETTER_WIDTH + 26
@@ -238,8 +236,8 @@ def _write_chart(
     path: str | Path, title: str, elements: list[str], captions: Sequence[tuple[str, str]]
 ) -> Path:
     height = TOP + HEIGHT + BOTTOM
-    # they are bold
-    caption_left = 16 + max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2) + 14
+    name_width = max((len(name) for name, _ in captions), default=0) * (LETTER_WIDTH + 1.2)  # names are bold
+    caption_left = 16 + name_width + 14
     for name, caption in captions:
         height += 19
         if name:
