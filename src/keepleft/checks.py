@@ -1,4 +1,4 @@
-"""What a number or a word must be to make sense, said where it is chosen."""
+"""Argument checks. Each raises ValueError with the name, the value and what it must be."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ def check_int(name: str, value: Any, minimum: int = 1) -> None:
 
 
 def check_number(name: str, value: Any, *, above: float | None = None) -> None:
-    """A finite number of at least 0, or above the given one."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or (value < 0 if above is None else value <= above)
-    ):
-        raise ValueError(
-            f"{name} is {value!r}: it must be a number {'of at least 0' if above is None else f'above {above:g}'}"
-        )
+    """A finite number of at least 0, or greater than `above`."""
+    is_finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_finite or (value < 0 if above is None else value <= above):
+        wanted = "of at least 0" if above is None else f"above {above:g}"
+        raise ValueError(f"{name} is {value!r}: it must be a number {wanted}")
 
 
 def check_bool(name: str, value: Any) -> None:

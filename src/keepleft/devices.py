@@ -1,4 +1,4 @@
-"""Which device to compute on."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pick_device(device: str | None = None, local_rank: int | None = None) -> tor
         torch.empty(0, device=torch_device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise ValueError(
-            f"the device {device_type!r} was asked for, but PyTorch {torch.__version__} does not find it here: leave it "
-            "out, or give cpu; `keepleft doctor` shows what there is"
+            f"the device {device_type!r} was asked for, but PyTorch {torch.__version__} does not find it "
+            "here: leave it out, or give cpu; `keepleft doctor` shows what there is"
         ) from error
     return torch_device

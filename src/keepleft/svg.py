@@ -1,7 +1,4 @@
-"""A sheet to draw on: what all hand-written .svg pictures share.
-
-Text of any kind and script comes out as text.
-"""
+"""Write SVG pictures: elements, XML escaping, and approximate text widths for any script."""
 
 from __future__ import annotations
 
@@ -18,36 +15,37 @@ DIM = "#6b7580"
 FAINT = "#d8dee4"
 PAPER = "#ffffff"
 BLUE = "#1f5fa8"
-LETTER_WIDTH = 6.4  # the width of a letter of 12 pixels, more or less
+LETTER_WIDTH = 6.4  # approximate width of a letter at 12 pixels
 MARGIN = 16
-MAX_TITLE_WIDTH = 900  # that a picture becomes for its title
-BOLD_SIZE = 15  # bold letters of 14 pixels are as wide as these
+MAX_TITLE_WIDTH = 900  # the width up to which a picture grows for its title
+BOLD_SIZE = 15  # bold letters of 14 pixels are as wide as plain ones of this size
 
-_INVALID_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML cannot hold
+_INVALID_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not allowed in XML
 _CONTROL_SYMBOLS = {"\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-# would turn what stands beside it around
-_BIDI_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# viramas: the next consonant belongs to this one
-_VIRAMAS = frozenset("\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d")
+_BIDI_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # would reorder the text around them
+_VIRAMAS = frozenset("\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d")  # join the next consonant to the last
 
 
 def write_svg(
     path: str | Path, title: str, total_width: float, total_height: float, elements: Iterable[str]
 ) -> Path:
-    """Write a picture with its title above it, at once or not at all; y below 34 is the title's.
+    """Write a picture atomically, with its title at y below 34.
 
-    It becomes wider where the title needs that, up to a point.
+    The picture grows for its title, up to MAX_TITLE_WIDTH. Raises ValueError for a path that does not end in
+    .svg.
     """
     path = Path(path)
     total_width = max(total_width, min(MAX_TITLE_WIDTH, 2 * MARGIN + width(title, BOLD_SIZE)))
     if path.suffix != ".svg":
         raise ValueError(f"{path.name!r} is no .svg: these pictures are drawn as .svg")
     short_title = truncate(title, total_width - 2 * MARGIN + 1, BOLD_SIZE)
+    size = f'width="{total_width:g}" height="{total_height:g}"'
     header = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:g} {total_height:g}" width="{total_width:g}" height="{total_height:g}" '
-        f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" aria-label={quoteattr(_replace_invalid_xml(title))}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:g} {total_height:g}" {size} '
+        f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" '
+        f"aria-label={quoteattr(_replace_invalid_xml(title))}>",
         title_tag(title),
-        f'<rect width="{total_width:g}" height="{total_height:g}" fill="{PAPER}"/>',
+        f'<rect {size} fill="{PAPER}"/>',
         f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{escape_xml(short_title)}</text>',
     ]
     atomic.write_text(path, "\n".join([*header, *elements, "</svg>\n"]))
@@ -66,31 +64,32 @@ def text(
     strikethrough: bool = False,
     vertical: bool = False,
 ) -> str:
-    """Words at a place; `up`: they run upwards from there."""
-    style = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (
-        ' font-weight="bold"' if bold else ""
-    )
-    style += (f' fill="{fill}"' if fill != INK else "") + (f' font-size="{size:g}"' if size != 12 else "")
+    """A <text> element; `vertical` text runs upwards from (x, y)."""
+    style = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    style += ' font-weight="bold"' if bold else ""
+    style += f' fill="{fill}"' if fill != INK else ""
+    style += f' font-size="{size:g}"' if size != 12 else ""
     style += ' text-decoration="line-through"' if strikethrough else ""
-    placement = (
-        f'transform="translate({x:.1f} {y:.1f}) rotate(-90)"' if vertical else f'x="{x:.1f}" y="{y:.1f}"'
-    )
+    placement = f'x="{x:.1f}" y="{y:.1f}"'
+    if vertical:
+        placement = f'transform="translate({x:.1f} {y:.1f}) rotate(-90)"'
     return f"<text {placement}{style}>{escape_xml(content)}</text>"
 
 
 def title_tag(content: str) -> str:
-    """What is shown where the pointer rests, and read aloud; inside the thing it names."""
+    """A <title> element, to be put inside another: its tooltip, and its name for screen readers."""
     return f"<title>{escape_xml(content)}</title>"
 
 
 def escape_xml(content: str) -> str:
-    """Text as XML."""
+    """Text escaped for XML; characters that XML does not allow are replaced."""
     return escape(_replace_invalid_xml(content))
 
 
 def show_invisibles(string: str, *, spaces: bool = True) -> str:
-    """What is hard to see as signs: spaces (if asked for), line breaks, control characters, a vowel sign
-    without its letter.
+    """The string with visible symbols for line breaks, control characters and (if `spaces`) white space.
+
+    A combining mark at the beginning gets a dotted circle to stand on.
     """
     out = []
     for character in string:
@@ -108,9 +107,7 @@ def show_invisibles(string: str, *, spaces: bool = True) -> str:
 
 
 def graphemes(string: str) -> list[str]:
-    """The text in pieces that a reader takes for one letter: vowel signs, accents and joined letters stay
-    together.
-    """
+    """The string split into user-perceived characters: vowel signs, accents and conjuncts stay together."""
     out: list[str] = []
     for character in string:
         if out and (_extends_grapheme(character) or _joins_next(out[-1], character)):
@@ -121,17 +118,16 @@ def graphemes(string: str) -> list[str]:
 
 
 def width(string: str, size: float = 12) -> float:
-    """About how wide a text is."""
+    """The approximate width of a text, in pixels."""
     return sum(map(_relative_width, string)) * LETTER_WIDTH * size / 12
 
 
 def truncate(string: str, max_width: float, size: float = 12, *, keep_end: bool = False) -> str:
-    """As much of the beginning (or the end) as there is room for, cut between letters; … says that there was
-    more.
-    """
+    """As many graphemes of the beginning (or the end) as fit, with … for the rest."""
     if width(string, size) <= max_width:
         return string
-    remaining, pieces = max_width - width("…", size), []
+    remaining = max_width - width("…", size)
+    pieces: list[str] = []
     for piece in reversed(graphemes(string)) if keep_end else graphemes(string):
         remaining -= width(piece, size)
         if remaining < 0:
@@ -145,7 +141,7 @@ def _replace_invalid_xml(string: str) -> str:
 
 
 def _extends_grapheme(character: str) -> bool:
-    """Belongs to the letter before it: marks, joiners, the colour of a skin."""
+    """Does it belong to the grapheme before it? Marks, joiners and skin tones do."""
     return (
         unicodedata.category(character)[0] == "M"
         or character in "\u200c\u200d"
@@ -154,8 +150,9 @@ def _extends_grapheme(character: str) -> bool:
 
 
 def _joins_next(piece: str, character: str) -> bool:
-    """What ends the piece takes the next letter in: a joiner, a virama before a letter, half of a flag or
-    line break.
+    """Does the piece take in the character that follows?
+
+    It does after a joiner, after a virama before a letter, between the halves of a flag, and within \\r\\n.
     """
     if piece[-1] in "\r\n":
         return piece + character == "\r\n"
@@ -174,4 +171,6 @@ def _relative_width(character: str) -> float:
         return 0.0
     if unicodedata.east_asian_width(character) in "WF":
         return 2.0
-    return 1.4 if category == "Lo" else 1.3 if character in "mwMWQO@%␣⇥↵…◌—" else 1.05
+    if category == "Lo":
+        return 1.4
+    return 1.3 if character in "mwMWQO@%␣⇥↵…◌—" else 1.05

@@ -1,1 +1,1 @@
-"""Bytes that are whole or not there: atomic writing, checksums."""
+"""Files on disk: atomic writing, checksums, safetensors, tokenizer.json."""

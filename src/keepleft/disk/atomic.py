@@ -1,6 +1,4 @@
-"""Files and folders that are whole or not there: written under another name, brought to the disk, then
-renamed.
-"""
+"""Atomic files and folders: written under a temporary name, synced to the disk, then renamed."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ PART_SUFFIX = ".part"
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A place to write a file; it becomes `path` when all went well, and vanishes otherwise."""
+    """A temporary path to write to; it becomes `path` on success and is removed on an error."""
     temporary = path.with_name(path.name + PART_SUFFIX)
     try:
         yield temporary
@@ -31,9 +29,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `folder`, in place of what was there, when all went well, and vanishes
-    otherwise.
-    """
+    """A temporary folder to fill; it replaces `folder` on success and is removed on an error."""
     temporary = folder.with_name(folder.name + PART_SUFFIX)
     shutil.rmtree(temporary, ignore_errors=True)  # a crash may have left one
     temporary.mkdir(parents=True)
@@ -52,7 +48,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def explain_os_error(description: str) -> Iterator[None]:
-    """What goes wrong with the disk says what could not be written, and what to do."""
+    """Make an OSError of a full or read-only disk say what could not be written, and what to do."""
     try:
         yield
     except OSError as error:
@@ -66,15 +62,15 @@ def explain_os_error(description: str) -> Iterator[None]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a folder to oneself for a while; where another process has it, that is an error.
+    """Lock a folder against other processes; the lock ends with the block, or with the process.
 
-    It ends with the process.
+    Raises ValueError if another process holds it. Does nothing where the system has no fcntl.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
             import fcntl
-        except ImportError:  # not on this system
+        except ImportError:  # Windows
             yield
             return
         try:
@@ -87,13 +83,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, content: str) -> None:
-    """A small file, at once or not at all."""
+    """Write a small file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(content, "utf-8")
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away so that no one meets it half gone: its name goes first."""
+    """Remove a folder, renaming it first, so that nobody sees it half removed."""
     if folder.exists():
         trash = folder.with_name(folder.name + ".gone")
         shutil.rmtree(trash, ignore_errors=True)
@@ -102,6 +98,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
+    """fsync a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

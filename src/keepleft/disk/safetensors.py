@@ -1,6 +1,4 @@
-"""Safetensors files, one or many: read a few rows at a time, checked before and while reading; written
-atomically.
-"""
+"""Safetensors files, single or sharded: read some rows at a time, with checksums; written atomically."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MAX_SHARD_BYTES = 5 << 30  # bytes
-CHECKSUMS_KEY = "keepleft.crc32"  # in a file's metadata: one for each tensor
+MAX_SHARD_BYTES = 5 << 30
+CHECKSUMS_KEY = "keepleft.crc32"  # in a file's metadata: the checksum of each tensor
 
 DTYPES = {
     "F64": torch.float64,
@@ -38,9 +36,10 @@ DTYPES = {
 
 
 class SafetensorsFile:
-    """One file.
+    """One safetensors file.
 
-    Opening it checks its header, its size and, where it carries checksums, every byte as it is read.
+    Opening it checks header and size. A tensor that is read in order, from first row to last, is checked
+    against its checksum where the file has one. Raises ValueError for a damaged file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,37 +59,38 @@ class SafetensorsFile:
             ) from error
         self.header.pop("__metadata__", None)
         self.data_start = 8 + header_size
-        self.running_checksums: dict[
-            str, tuple[int, int]
-        ] = {}  # how many bytes of a tensor were read in order, and their checksum
+        # by tensor: how many of its bytes were read in order, and their checksum
+        self.running_checksums: dict[str, tuple[int, int]] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.header[name]["shape"])
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
+        """Rows begin … end - 1 of a tensor; a scalar has one row."""
         entry = self.header[name]
         if entry["dtype"] not in DTYPES:
             raise ValueError(
-                f"the tensor {name!r} in {self.path} is of type {entry['dtype']}: "
-                f"there are {', '.join(DTYPES)}"
+                f"the tensor {name!r} in {self.path} is of type {entry['dtype']}: there are "
+                f"{', '.join(DTYPES)}"
             )
-        dtype, (_, *rest) = DTYPES[entry["dtype"]], entry["shape"] or [1]
-        row_bytes = torch.Size(rest).numel() * dtype.itemsize
+        dtype = DTYPES[entry["dtype"]]
+        _, *row_shape = entry["shape"] or [1]
+        row_bytes = torch.Size(row_shape).numel() * dtype.itemsize
         start, stop = entry["data_offsets"]
         data = bytearray((end - begin) * row_bytes)
         with self.path.open("rb", buffering=0) as raw:
             raw.seek(self.data_start + start + begin * row_bytes)
-            view, filled = memoryview(data), 0
+            view = memoryview(data)
+            filled = 0
             while filled < len(data) and (num_read := raw.readinto(view[filled:])):
                 filled += num_read
         self._verify_checksum(name, data, begin * row_bytes, stop - start)
-        return (
-            torch.frombuffer(data, dtype=dtype).view(end - begin, *rest)
-            if data
-            else torch.empty(0, *rest, dtype=dtype)
-        )
+        if not data:
+            return torch.empty(0, *row_shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).view(end - begin, *row_shape)
 
     def _verify_checksum(self, name: str, data: bytearray, offset: int, total: int) -> None:
+        """Add bytes that were read in order to a tensor's checksum; compare it after the last of them."""
         if name not in self.checksums:
             return
         num_checked, crc = self.running_checksums.get(name, (0, 0))
@@ -98,16 +98,18 @@ class SafetensorsFile:
             num_checked, crc = 0, 0
         if offset != num_checked:
             return
-        num_checked, crc = num_checked + len(data), zlib.crc32(data, crc)
+        num_checked += len(data)
+        crc = zlib.crc32(data, crc)
         self.running_checksums[name] = (num_checked, crc)
         if num_checked == total and crc != self.checksums[name]:
             raise ValueError(
-                f"the tensor {name!r} in {self.path} is damaged (its checksum differs): copy or download it again"
+                f"the tensor {name!r} in {self.path} is damaged (its checksum differs): copy or download it "
+                "again"
             )
 
 
 class ShardedDirectory:
-    """A model directory's tensors, in one file or in shards."""
+    """The tensors of a model directory, in one file or in shards. Raises ValueError if some are missing."""
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, SafetensorsFile] = {}
@@ -115,7 +117,8 @@ class ShardedDirectory:
             for shard, names in _read_index(folder).items():
                 if not (folder / shard).exists():
                     raise ValueError(
-                        f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it again"
+                        f"{folder / shard} is missing, though {INDEX_FILE} names it: copy or download it "
+                        "again"
                     )
                 file = SafetensorsFile(folder / shard)
                 if missing := [name for name in names if name not in file.header]:
@@ -140,6 +143,7 @@ class ShardedDirectory:
 
 
 def _read_index(folder: Path) -> dict[str, list[str]]:
+    """The names of the tensors in each shard."""
     try:
         weight_map = json.loads((folder / INDEX_FILE).read_text("utf-8"))["weight_map"]
         if not isinstance(weight_map, dict):
@@ -164,9 +168,10 @@ def _no_weights_message(folder: Path) -> str:
 
 
 def pickle_message(path: Path) -> str:
+    """Why a pickled checkpoint is not read, and what to do with it."""
     return (
-        f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it where you trust "
-        "it: load it with the program that made it and save it as safetensors "
+        f"{path} is a pickle, which can run any code when it is opened, so keepleft does not. Convert it "
+        "where you trust it: load it with the program that made it and save it as safetensors "
         "(in transformers: model.save_pretrained(folder))"
     )
 
@@ -178,10 +183,11 @@ def save(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write tensors, as one file or as shards, and the texts beside them, config.json among them.
+    """Write tensors, as one file or as shards, and text files (content by name) such as config.json.
 
-    All is written under other names first, so that what goes wrong leaves the old files as they were. Then
-    names change: config.json goes first and comes last, so that no one ever reads old and new files together.
+    Everything is written under temporary names first, so that an error leaves the old files as they were.
+    Then files are renamed: the old config.json is removed first and the new one comes last, so that nobody
+    reads old and new files together.
     """
     _remove_parts(folder)
     try:
@@ -199,29 +205,22 @@ def save(
 def _write_parts(
     tensors: Iterable[tuple[str, Tensor]], folder: Path, text_files: Mapping[str, str], max_shard_bytes: int
 ) -> dict[str, Path]:
-    """Everything written and on the disk, under the name that it will have; config.json last."""
+    """Write and sync everything under temporary names: their paths by final name, config.json last."""
     names_by_shard: list[list[str]] = []
-    total = 0
+    total = 0  # bytes
     for number, shard_tensors in enumerate(_split_into_shards(tensors, max_shard_bytes), 1):
         _write_file(shard_tensors, folder / f"model-{number:05d}.part")
         names_by_shard.append(list(shard_tensors))
         total += sum(tensor.nbytes for tensor in shard_tensors.values())
-    files = (
-        [SINGLE_FILE]
-        if len(names_by_shard) == 1
-        else [
-            f"model-{n:05d}-of-{len(names_by_shard):05d}.safetensors"
-            for n in range(1, len(names_by_shard) + 1)
-        ]
-    )
+    num_shards = len(names_by_shard)
+    files = [SINGLE_FILE]
+    if num_shards > 1:
+        files = [f"model-{n:05d}-of-{num_shards:05d}.safetensors" for n in range(1, num_shards + 1)]
     part_paths = {name: folder / f"model-{number:05d}.part" for number, name in enumerate(files, 1)}
     if len(files) > 1:
         weight_map = {name: file for file, names in zip(files, names_by_shard, strict=True) for name in names}
-        text_files = {
-            INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
-            + "\n",
-            **text_files,
-        }
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        text_files = {INDEX_FILE: json.dumps(index, indent=2) + "\n", **text_files}
     for name in sorted(text_files, key=lambda name: name == CONFIG_FILE):
         part_paths[name] = folder / f"{name}.part"
         part_paths[name].write_text(text_files[name], "utf-8")
@@ -230,7 +229,7 @@ def _write_parts(
 
 
 def _remove_parts(folder: Path) -> None:
-    """What a crash left behind goes."""
+    """Remove temporary files, of this run or of one that crashed."""
     for pattern in ("model*.part", "*.json.part", "*.jinja.part"):
         for part in folder.glob(pattern):
             part.unlink()

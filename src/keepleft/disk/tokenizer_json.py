@@ -1,4 +1,4 @@
-"""A tokenizer as a file has it, but for padding and truncation."""
+"""Parse tokenizer.json, without its padding and truncation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def parse_tokenizer(content: bytes, source_name: object) -> Tokenizer:
-    """Of the content of a tokenizer.json; `name` is what an error speaks of.
+    """Parse the content of a tokenizer.json. Raises ValueError, naming `source_name`, if it is none.
 
-    Some files ask for padding and a length: every text would be read with padding behind it, or cut off
-    without a word.
+    Some files ask for padding and truncation: every text would be encoded with padding behind it, or silently
+    cut. Both are switched off.
     """
     from tokenizers import Tokenizer
 
