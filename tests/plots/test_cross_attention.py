@@ -53,7 +53,7 @@ def test_the_demonstration_draws_the_same_matrix(tmp_path):
     assert source == ["He", "sleeps", "on", "the", "beach"]
     assert weights.shape == (len(written), 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(written)))
-    path = translator.picture(source, written, weights, str(tmp_path / "new"))
+    path = translator.plot_alignment(source, written, weights, str(tmp_path / "new"))
     said = [
         "".join(text.itertext())
         for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")

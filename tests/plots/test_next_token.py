@@ -156,5 +156,5 @@ def test_what_cannot_be_watched_is_refused_by_name():
         step_distributions(model, tokenizer, [3, 4], 1, source=[3])
     with pytest.raises(ValueError, match="needs the source"):
         step_distributions(*lesson("both"), [3, 4], 1)
-    with pytest.raises(ValueError, match="only reads"):
+    with pytest.raises(ValueError, match="is an encoder and generates nothing"):
         step_distributions(kl.build(kl.presets.small(kl.presets.bert)), tokenizer, [3, 4], 1)

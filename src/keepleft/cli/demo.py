@@ -155,7 +155,7 @@ def translator(steps: int, out: str) -> bool:
     success = True
     for language, name in demo_translator.LANGUAGE_NAMES.items():
         held_out = task.heldout[language]
-        exact_match = demo_translator.exact(task, language)
+        exact_match = demo_translator.heldout_exact_match(task, language)
         success = success and exact_match >= 0.95
         print(f"\n{name}: {exact_match:.1%} of the held-out sentences are right to the letter. Some of them:")
         samples = [english for english, _ in held_out[:4]]
@@ -166,8 +166,8 @@ def translator(steps: int, out: str) -> bool:
     source, translation, weights = demo_translator.alignment(task, "fr", english)
     if translation:
         print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
-        print(demo_translator.draw_alignment(source, translation, weights))
-        print(f"\nThe same as a picture: {demo_translator.picture(source, translation, weights, out)}")
+        print(demo_translator.alignment_text(source, translation, weights))
+        print(f"\nThe same as a picture: {demo_translator.plot_alignment(source, translation, weights, out)}")
     return success
 
 

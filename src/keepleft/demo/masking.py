@@ -1,8 +1,8 @@
-"""What the mask is for, as an experiment.
+"""The masking experiment: parallel teacher forcing against step-by-step decoding, with and without the mask.
 
-The first part compares gradients: of one pass over a whole target, and of loops that write it token by token.
-The second trains one model twice, with the mask and without it, and lets both translate sentences that they
-have not seen.
+The first part compares gradients: of one forward pass over a whole target, and of loops that decode it token
+by token. The second trains one model twice, with the causal mask and without it, and lets both translate
+held-out sentences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -46,17 +46,17 @@ from keepleft.training.recipe import Recipe
 
 DEFAULT_LENGTHS = (16, 64, 128, 300)
 DEFAULT_STEPS = 400
-MAX_GRADIENT_DIFFERENCE = 1e-12  # the largest relative difference of float64 gradients that counts as none
-CONTROL_LENGTH = 16  # the length at which the comparison is shown to fail without the mask
+MAX_GRADIENT_DIFFERENCE = 1e-12  # float64 gradients with a smaller relative difference count as equal
+CONTROL_LENGTH = 16  # target length at which the gradients are shown to differ without the mask
 VOCAB_SIZE = 512  # of the first part
-SOURCE_LENGTH = 16  # tokens in its source
-BATCH_TOKENS = 1024  # in a batch of the second part
+SOURCE_LENGTH = 16  # tokens in the source of the first part
+BATCH_TOKENS = 1024  # of the second part
 NUM_SAMPLES = 4  # sentences that are printed
 EMPTY_OUTPUT = "(nothing: it ends at once)"
 
 
 def design(mask: Mask, vocab: int) -> Design:
-    """A small encoder-decoder without dropout; its decoder has this mask."""
+    """A small encoder-decoder without dropout, with this mask in its decoder."""
     return presets.small(presets.vaswani).but(
         vocab=vocab,
         norm_first=True,
@@ -70,14 +70,12 @@ def design(mask: Mask, vocab: int) -> Design:
 
 
 def parallel_pass(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """One pass: every place of the target asks for its next token at the same time."""
+    """Parallel teacher forcing: one forward pass predicts the next token at every position of the target."""
     _loss(model(source, inputs).transpose(1, 2), targets).backward()
 
 
 def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """The loop as generation does it: one token at a time, keys and values of earlier ones are kept, and so
-    is their graph.
-    """
+    """Decode one token at a time with a KV cache, as generation does, and keep the autograd graph."""
     logits, state = model.start(inputs[:, :1], memory=model.encode_memory(source))
     loss = _loss(logits, targets[:, 0])
     for t in range(1, inputs.shape[1]):
@@ -86,10 +84,10 @@ def cached_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: 
 
 
 def naive_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: Tensor) -> None:
-    """The plain loop: for every token the whole beginning is read again, and only its last place is asked.
+    """Decode without a cache: for every token a forward pass over its whole prefix.
 
-    The source is read once, as in the other ways; what it is blamed for is gathered over the loop and sent
-    back at the end.
+    The source is encoded once, as in the other passes: the gradients of its memory are accumulated over the
+    loop and backpropagated at the end.
     """
     memory = model.encode_memory(source)
     detached_memory = Memory(
@@ -98,10 +96,9 @@ def naive_loop(model: EncoderDecoder, source: Tensor, inputs: Tensor, targets: T
     for t in range(inputs.shape[1]):
         x = model.decoder_hidden_states(inputs[:, : t + 1], memory=detached_memory)[:, -1]
         _loss(model.head(x, model.token), targets[:, t]).backward()
-    memory_tensors, detached_tensors = (
-        [tensor for kv in kv_memory.layers for tensor in kv] for kv_memory in (memory, detached_memory)
-    )
-    torch.autograd.backward(memory_tensors, [tensor.grad for tensor in detached_tensors])
+    flatten = lambda layers: [tensor for kv in layers for tensor in kv]
+    memory_gradients = [tensor.grad for tensor in flatten(detached_memory.layers)]
+    torch.autograd.backward(flatten(memory.layers), memory_gradients)
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -114,30 +111,28 @@ LOOPS: dict[str, TrainingPass] = {"loop with cache": cached_loop, "loop from scr
 
 @dataclass(frozen=True)
 class GradientMatch:
-    """One target length."""
+    """Gradients and times of the loops, compared with one pass, at one target length."""
 
     length: int
-    # of the gradients of each loop from those of one pass: the largest of all, relative
-    difference: dict[str, float]
+    difference: dict[str, float]  # largest relative difference of the gradients of each loop from one pass
     seconds: dict[str, float]  # of one pass and of each loop, forward and backward
 
     @property
     def ratio(self) -> dict[str, float]:
-        """How many times as long as one pass each loop takes."""
+        """The time of each loop, as a multiple of one pass."""
         return {name: self.seconds[name] / self.seconds["one pass"] for name in self.difference}
 
 
 def match_gradients(
     lengths: Sequence[int] = DEFAULT_LENGTHS, *, mask: Mask = causal, measure_time: bool = True
 ) -> Iterator[GradientMatch]:
-    """Gradients in float64 and times in float32, at each target length."""
+    """Compare gradients in float64 and times in float32, at each target length."""
     for length in lengths:
         checks.check_int("a length", length)
     for length in lengths:
         tensors = example(length)
         float64_model, float32_model = (
-            build(design(mask, VOCAB_SIZE), generator=torch.Generator().manual_seed(0)).to(dtype)
-            for dtype in (torch.float64, torch.float32)
+            _build_encoder_decoder(mask, VOCAB_SIZE).to(dtype) for dtype in (torch.float64, torch.float32)
         )
         parallel_gradients = gradients(float64_model, parallel_pass, tensors)
         difference = {
@@ -145,44 +140,47 @@ def match_gradients(
             for name, training_pass in LOOPS.items()
         }
         passes = {"one pass": parallel_pass, **LOOPS} if measure_time else {}
-        yield GradientMatch(
-            length,
-            difference,
-            {
-                name: _time_pass(float32_model, training_pass, tensors)
-                for name, training_pass in passes.items()
-            },
-        )
+        seconds = {
+            name: _time_pass(float32_model, training_pass, tensors) for name, training_pass in passes.items()
+        }
+        yield GradientMatch(length, difference, seconds)
+
+
+def _build_encoder_decoder(mask: Mask, vocab: int) -> EncoderDecoder:
+    """A model with fresh weights, always the same."""
+    model = build(design(mask, vocab), generator=torch.Generator().manual_seed(0))
+    return cast(EncoderDecoder, model)
 
 
 def example(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A source and a target of tokens at random, as (1, T) tensors: source, what is shown, what is asked."""
+    """Random tokens as (1, T) tensors: source, decoder inputs (the target shifted right), targets."""
     rng = np.random.default_rng(length)
     inputs, targets = shift_right(1, Ragged.from_lists([rng.integers(2, VOCAB_SIZE, length).tolist()]))
-    source, *target = (
-        torch.from_numpy(part)[None]
-        for part in (rng.integers(2, VOCAB_SIZE, SOURCE_LENGTH), inputs.flat, targets.flat)
-    )
-    return source, target[0], target[1]
+    source = rng.integers(2, VOCAB_SIZE, SOURCE_LENGTH)
+    to_row = lambda array: torch.from_numpy(array)[None]
+    return to_row(source), to_row(inputs.flat), to_row(targets.flat)
 
 
 def gradients(
-    model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]
+    model: EncoderDecoder, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]
 ) -> dict[str, Tensor]:
+    """The gradient of each parameter after one training pass."""
     model.zero_grad(set_to_none=True)
     training_pass(model, *tensors)
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: cast(Tensor, parameter.grad) for name, parameter in model.named_parameters()}
 
 
 def max_difference(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> float:
-    """The largest difference of two sets of gradients, each tensor measured by its own largest number."""
+    """The largest difference of two sets of gradients, relative to the largest value of each tensor."""
     return max(
         float((expected[name] - actual[name]).abs().max() / expected[name].abs().max()) for name in expected
     )
 
 
-def _time_pass(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]) -> float:
-    """The quickest of five runs, or of those that fit into a second."""
+def _time_pass(
+    model: EncoderDecoder, training_pass: TrainingPass, tensors: tuple[Tensor, Tensor, Tensor]
+) -> float:
+    """Seconds of the fastest of five runs, or of those that fit into a second."""
     times: list[float] = []
     while not times or (len(times) < 5 and sum(times) < 1):
         start_time = time.perf_counter()
@@ -195,7 +193,7 @@ def _time_pass(model: Any, training_pass: TrainingPass, tensors: tuple[Tensor, T
 
 
 class PhraseData:
-    """English and French to learn from, and sentences held out; each word is a token."""
+    """English-French training pairs and held-out ones, with a word tokenizer."""
 
     def __init__(self) -> None:
         self.train_pairs, self.heldout_pairs = corpus.split("fr")
@@ -215,37 +213,31 @@ class PhraseData:
         dtype = np.dtype(np.int64)
         start, end = special_tokens(self.tokenizer).require("start", "end")
         encode = encoder(self.tokenizer, dtype, suffix=[end])
-        sides = (
+        source, target = (
             [np.frombuffer(row, dtype).tolist() for row in encode(side)] for side in zip(*pairs, strict=True)
         )
-        return Batches(
-            TokenStore.from_lists(src=next(sides), tgt=next(sides)),
-            Translation(start),
-            BucketedLayout(),
-            BATCH_TOKENS,
-        )  # type: ignore[arg-type]
+        store = TokenStore.from_lists(src=source, tgt=target)
+        return Batches(store, Translation(start), BucketedLayout(), BATCH_TOKENS)
 
 
 @dataclass
 class TrainedSide:
-    """One of the two models: how it learned, and what it can do."""
+    """Training and results of one of the two models. The field names are keys of compare.json."""
 
     mask: str
     faults: list[str]  # of its mask, over four positions
     curve: list[tuple[int, float]] = field(default_factory=list)  # step, training loss
-    loss: float = 0.0  # on held-out sentences, in one pass as in training: what a validation loss says
-    accuracy: float = 0.0  # and the share of tokens that are right
-    honest: float = 0.0  # the same share when nothing is there after the place that is asked
-    exact: float = (
-        0.0  # the share of held-out sentences that it writes word for word, from the start token alone
-    )
-    words: float = 0.0  # the share of their words that it writes in the right place
+    loss: float = 0.0  # teacher-forced, on held-out sentences: what a validation loss says
+    accuracy: float = 0.0  # teacher-forced: the share of held-out tokens that are right
+    honest: float = 0.0  # the same share when every token after the predicted position is removed
+    exact: float = 0.0  # the share of held-out sentences that it generates exactly
+    words: float = 0.0  # the share of their words that it generates in the right place
     samples: list[dict[str, str]] = field(default_factory=list)  # english, french, written
-    seen: str = ""  # what this shows, in a sentence
+    seen: str = ""  # the result in a sentence
 
 
 class MaskTrial:
-    """One model, to be trained and examined."""
+    """One of the two models: trained, then evaluated on held-out sentences."""
 
     def __init__(self, mask: Mask, phrases: PhraseData, steps: int) -> None:
         checks.check_int("steps", steps)
@@ -253,13 +245,11 @@ class MaskTrial:
         self.steps = steps
         self.log_every = max(1, steps // 40)
         self.num_reports = -(-steps // self.log_every)
-        self.model = build(
-            design(mask, phrases.tokenizer.get_vocab_size()), generator=torch.Generator().manual_seed(0)
-        )
+        self.model = _build_encoder_decoder(mask, phrases.tokenizer.get_vocab_size())
         self.side = TrainedSide(str(mask), faults(mask, 4))
 
     def train(self) -> Iterator[TrainReport]:
-        """All chance is seeded: two trials differ in their mask alone."""
+        """Train, with everything seeded: two trials differ only in their mask."""
         recipe = Recipe(steps=self.steps, lr=4e-3, warmup=self.steps // 10, log_every=self.log_every)
         for report in train(self.model, self.phrases.train_batches, recipe):
             self.side.curve.append((report.step, report.cross_entropy))
@@ -267,10 +257,9 @@ class MaskTrial:
 
     @torch.no_grad()
     def examine(self) -> TrainedSide:
-        """Held-out sentences: in one pass as in training, then with the future cut off, then written from the
-        start token.
-        """
-        side, heldout_pairs = self.side, self.phrases.heldout_pairs
+        """Evaluate on held-out sentences: teacher-forced, then without the future tokens, then generated."""
+        side = self.side
+        heldout_pairs = self.phrases.heldout_pairs
         self.model.eval()
         batches = list(self.phrases.heldout_batches.one_epoch())
         sums = [
@@ -280,13 +269,11 @@ class MaskTrial:
         num_targets = sum(batch.tokens for batch in batches)
         side.loss = sum(float(s.cross_entropy) for s in sums) / num_targets
         side.accuracy = sum(int(s.correct) for s in sums) / num_targets
-        side.honest = (
-            sum(
-                _predict_without_future(self.model, **batch.inputs).eq(batch.targets).sum().item()
-                for batch in batches
-            )
-            / num_targets
+        num_honest = sum(
+            int(_predict_without_future(self.model, **batch.inputs).eq(batch.targets).sum())
+            for batch in batches
         )
+        side.honest = num_honest / num_targets
         translations = generate_targets(
             self.model,
             self.phrases.tokenizer,
@@ -295,11 +282,11 @@ class MaskTrial:
         )
         references = [french for _, french in heldout_pairs]
         side.exact = sum(a == b for a, b in zip(translations, references, strict=True)) / len(heldout_pairs)
-        hits = [
-            [a == b for a, b in zip_longest(x.split(), y.split())]
-            for x, y in zip(translations, references, strict=True)
+        word_matches = [
+            [a == b for a, b in zip_longest(translation.split(), reference.split())]
+            for translation, reference in zip(translations, references, strict=True)
         ]
-        side.words = sum(map(sum, hits)) / sum(map(len, hits))
+        side.words = sum(map(sum, word_matches)) / sum(map(len, word_matches))
         side.samples = [
             {"english": heldout_pairs[n][0], "french": heldout_pairs[n][1], "written": translations[n]}
             for n in range(0, len(heldout_pairs), -(-len(heldout_pairs) // NUM_SAMPLES))
@@ -309,9 +296,9 @@ class MaskTrial:
 
 
 def _predict_without_future(
-    model: Any, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor
+    model: EncoderDecoder, source: Tensor, source_segments: Tensor, tokens: Tensor, segments: Tensor
 ) -> Tensor:
-    """The likeliest token after each beginning, (B, T), where there is nothing but that beginning."""
+    """(B, T) the likeliest token after each prefix, each computed from that prefix alone"""
     memory = model.encode_memory(source, segments=source_segments)
     last_states = [
         model.decoder_hidden_states(tokens[:, :t], segments=segments[:, :t], memory=memory)[:, -1]
@@ -323,18 +310,18 @@ def _predict_without_future(
 def _describe_side(side: TrainedSide) -> str:
     if side.faults:
         return (
-            f"Without the mask {side.faults[0]}, where its answer stands: {side.accuracy:.1%} of the tokens of new "
-            f"sentences are right as long as it can peek, {side.honest:.1%} when the future is cut off, and "
-            f"{side.exact:.1%} of the sentences that it writes alone."
+            f"Without the mask {side.faults[0]}, where its answer stands: {side.accuracy:.1%} of the tokens "
+            f"of new sentences are right as long as it can peek, {side.honest:.1%} when the future is cut "
+            f"off, and {side.exact:.1%} of the sentences that it writes alone."
         )
     return (
-        f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of the tokens of "
-        f"new sentences are right, {side.honest:.1%} when the future is cut off, and {side.exact:.1%} of the sentences "
-        "that it writes alone."
+        f"With the mask a position sees the past alone, in training as in writing: {side.accuracy:.1%} of "
+        f"the tokens of new sentences are right, {side.honest:.1%} when the future is cut off, and "
+        f"{side.exact:.1%} of the sentences that it writes alone."
     )
 
 
-# What was found -------------------------------------------------------------------------------
+# 3. The result --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -347,7 +334,7 @@ class ExperimentResult:
 
     @property
     def gradients_equal(self) -> bool:
-        """The gradients agree where the mask is, and the measure notices where it is not."""
+        """Are the gradients equal with the mask, and noticeably different without it?"""
         return (
             max(max(row.difference.values()) for row in self.matches)
             <= MAX_GRADIENT_DIFFERENCE
@@ -356,12 +343,12 @@ class ExperimentResult:
 
     @property
     def mask_needed(self) -> bool:
-        """The model with the mask writes better than the one without."""
+        """Does the model with the mask translate better than the one without?"""
         return self.masked.exact > self.unmasked.exact
 
     @property
     def too_few_steps(self) -> bool:
-        """Were there fewer steps than it takes to learn to write?"""
+        """Were there fewer steps than it takes to learn to translate?"""
         return bool(self.masked.curve) and self.masked.curve[-1][0] < DEFAULT_STEPS
 
     @property
@@ -369,7 +356,7 @@ class ExperimentResult:
         return self.gradients_equal and (self.mask_needed or self.too_few_steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, as plain data."""
+        """The content of compare.json."""
         return {
             "ok": self.ok,
             "equal": self.gradients_equal,
@@ -385,7 +372,7 @@ class ExperimentResult:
 
 
 def save(result: ExperimentResult, folder: Path) -> list[Path]:
-    """compare.json with every number, and two pictures, into a folder that is there."""
+    """Write compare.json and two charts into an existing folder; return their paths."""
     atomic.write_text(
         folder / "compare.json", json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n"
     )

@@ -1,16 +1,15 @@
-"""The demonstration: a translator from English to French and Hindi, trained from nothing on the embedded
-phrases.
-"""
+"""The demo translator: English to French and Hindi, trained from scratch on the toy corpus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from keepleft.attention.masks import causal, full
 from keepleft.data.batches import Batches, BucketedLayout
@@ -21,28 +20,33 @@ from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import BOS_TOKEN, EOS_TOKEN, special_tokens, train_tokenizer
 from keepleft.demo.phrases.corpus import LANGUAGES, SentencePair, split
 from keepleft.demo.phrases.patterns import SEEDS
+from keepleft.evaluation.exact_match import exact_match
 from keepleft.models.build import build
 from keepleft.models.design import Design, StackDesign
 from keepleft.models.presets import vaswani
+from keepleft.models.transformer import EncoderDecoder
 from keepleft.nn.feedforward import FeedForward
 from keepleft.pipelines.text_generation import generate_targets
 from keepleft.plots import cross_attention
 from keepleft.training.loop import TrainReport, train
 from keepleft.training.recipe import Recipe
 
-LANGUAGE_TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: which language to write
-FIXED_PHRASE_REPEATS = 20  # times that fixed phrases, which no rule explains, are shown more
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LANGUAGE_TAGS = {"fr": "<2fr>", "hi": "<2hi>"}  # put before a source: the target language
+FIXED_PHRASE_REPEATS = 20  # extra copies of fixed phrases in training, because no rule explains them
 LANGUAGE_NAMES = {"fr": "French", "hi": "Hindi"}
 
 
 @dataclass(frozen=True)
 class DemoTask:
-    """The phrases as integers, what is held out, and a model of the right size."""
+    """Training batches, held-out pairs by language, and a model of the right size."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     batches: Batches
     heldout: dict[str, list[SentencePair]]
-    model: Any
+    model: EncoderDecoder
 
 
 def prepare_demo(
@@ -54,7 +58,7 @@ def prepare_demo(
     width: int = 256,
     batch_tokens: int = 1536,
 ) -> DemoTask:
-    """Both languages together: the tag before the source says which one is asked for."""
+    """Prepare one model for both languages: a tag before the source names the target language."""
     splits = {language: split(language, test=test_size) for language in LANGUAGE_TAGS}
     texts = [text for train_pairs, _ in splits.values() for pair in train_pairs for text in pair]
     tokenizer = train_tokenizer(
@@ -62,22 +66,16 @@ def prepare_demo(
     )
     start, end = special_tokens(tokenizer).require("start", "end")
     dtype = np.dtype(np.int64)
+    to_lists = lambda rows: [np.frombuffer(row, dtype).tolist() for row in rows]
     encode_target = encoder(tokenizer, dtype, suffix=[end])
     source, target = [], []
     for language, (train_pairs, _) in splits.items():
         fixed_pairs = [(phrase[0], phrase[LANGUAGES[language]]) for phrase in SEEDS]
         train_pairs = train_pairs + FIXED_PHRASE_REPEATS * fixed_pairs
-        encode_source = encoder(
-            tokenizer, dtype, prefix=[tokenizer.token_to_id(LANGUAGE_TAGS[language]) or 0], suffix=[end]
-        )
-        source += [
-            np.frombuffer(row, dtype).tolist()
-            for row in encode_source([english for english, _ in train_pairs])
-        ]
-        target += [
-            np.frombuffer(row, dtype).tolist()
-            for row in encode_target([translation for _, translation in train_pairs])
-        ]
+        tag_id = _token_id(tokenizer, LANGUAGE_TAGS[language])
+        encode_source = encoder(tokenizer, dtype, prefix=[tag_id], suffix=[end])
+        source += to_lists(encode_source([english for english, _ in train_pairs]))
+        target += to_lists(encode_target([translation for _, translation in train_pairs]))
     store = TokenStore.from_lists(src=source, tgt=target)
     batches = Batches(store, Translation(start), BucketedLayout(), batch_tokens, seed=seed)
     design: Design = vaswani.but(
@@ -90,13 +88,13 @@ def prepare_demo(
         decoder=StackDesign(layers, (causal,)),
         dropout=0.0,
     )
-    model = build(design, generator=torch.Generator().manual_seed(seed))
-    return DemoTask(
-        tokenizer, batches, {language: heldout for language, (_, heldout) in splits.items()}, model
-    )
+    model = cast(EncoderDecoder, build(design, generator=torch.Generator().manual_seed(seed)))
+    heldout = {language: heldout_pairs for language, (_, heldout_pairs) in splits.items()}
+    return DemoTask(tokenizer, batches, heldout, model)
 
 
 def train_translator(task: DemoTask, steps: int, lr: float = 3e-3) -> Iterator[TrainReport]:
+    """Train the model of the task; a generator of reports."""
     recipe = Recipe(
         steps=steps,
         lr=lr,
@@ -114,38 +112,36 @@ def translate(task: DemoTask, language: str, texts: list[str]) -> list[str]:
     return generate_targets(task.model, task.tokenizer, texts, tag=LANGUAGE_TAGS[language])
 
 
-def exact(task: DemoTask, language: str) -> float:
-    """The share of held-out sentences that come out to the letter."""
+def heldout_exact_match(task: DemoTask, language: str) -> float:
+    """The share of held-out sentences that are translated exactly."""
     heldout = task.heldout[language]
     translations = translate(task, language, [english for english, _ in heldout])
-    return sum(
-        translation == reference for translation, (_, reference) in zip(translations, heldout, strict=True)
-    ) / len(heldout)
+    return exact_match(translations, [reference for _, reference in heldout])
 
 
-def alignment(task: DemoTask, language: str, english: str) -> tuple[list[str], list[str], torch.Tensor]:
-    """What each written word looked at: source words, written words, and (written, source) weights of all
-    layers.
-    """
+def alignment(task: DemoTask, language: str, english: str) -> tuple[list[str], list[str], Tensor]:
+    """Source words, target words, and (target, source) cross-attention weights, averaged over all layers."""
     source_words = english.split()
     target_words = translate(task, language, [english])[0].split()
-    token_id = task.tokenizer.token_to_id
-    end, (unknown,) = token_id(EOS_TOKEN), special_tokens(task.tokenizer).require("unknown")
-    word_id = lambda word: unknown if (n := token_id(word)) is None else n
-    source = [token_id(LANGUAGE_TAGS[language]), *map(word_id, source_words), end]
+    (unknown,) = special_tokens(task.tokenizer).require("unknown")
+    word_id = lambda word: unknown if (n := task.tokenizer.token_to_id(word)) is None else n
+    tag, start, end = (
+        _token_id(task.tokenizer, token) for token in (LANGUAGE_TAGS[language], BOS_TOKEN, EOS_TOKEN)
+    )
     weights = cross_attention.alignment_weights(
         task.model,
-        source,
-        [token_id(BOS_TOKEN), *map(word_id, target_words)],
+        [tag, *map(word_id, source_words), end],
+        [start, *map(word_id, target_words)],
         layers=range(len(task.model.decoder.layers)),
         source_slice=slice(1, -1),
     )
     return source_words, target_words, weights
 
 
-def draw_alignment(source: list[str], target: list[str], weights: torch.Tensor) -> str:
-    """The alignment as text: a line for each written word, darker where it looked more."""
-    shades, label_width = " ░▒▓█", max(map(len, target))
+def alignment_text(source: list[str], target: list[str], weights: Tensor) -> str:
+    """The alignment as text: a line for each target word, the darker, the larger its weight."""
+    shades = " ░▒▓█"
+    label_width = max(map(len, target))
     lines = [" " * (label_width + 2) + "  ".join(source)]
     for word, row in zip(target, weights.tolist(), strict=True):
         cells = [
@@ -156,10 +152,15 @@ def draw_alignment(source: list[str], target: list[str], weights: torch.Tensor) 
     return "\n".join(lines)
 
 
-def picture(source: list[str], target: list[str], weights: torch.Tensor, folder: str) -> Path:
-    """The alignment as an .svg file."""
+def plot_alignment(source: list[str], target: list[str], weights: Tensor, folder: str) -> Path:
+    """Draw the alignment into alignment.svg in a folder, which is made if need be."""
     path = Path(folder) / "alignment.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     return cross_attention.plot_alignment(
         path, source, target, weights, title=f"{' '.join(source)} → {' '.join(target)}"
     )
+
+
+def _token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the demo's tokenizer was trained with."""
+    return cast(int, tokenizer.token_to_id(token))

@@ -1,4 +1,4 @@
-"""The corpus: every pair of sentences, and a split that holds out new combinations of known words."""
+"""The toy corpus: all sentence pairs, and a split that holds out new combinations of known words."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from math import prod
 from keepleft.demo.phrases.grammar_types import Pattern, Triple
 from keepleft.demo.phrases.patterns import PATTERNS, SEEDS
 
-LANGUAGES = {"fr": 1, "hi": 2}
-SentencePair = tuple[str, str]
+LANGUAGES = {"fr": 1, "hi": 2}  # index into a Triple
+SentencePair = tuple[str, str]  # English and its translation
 
-MAX_SENTENCE_WORDS = 12  # words in a sentence
-MIN_WORD_COUNT = 8  # times that a word must be used, seeds aside
-MIN_TRAIN_SENTENCES = 3  # sentences of the training part that each held-out word is in
+MAX_SENTENCE_WORDS = 12
+MIN_WORD_COUNT = 8  # occurrences of each word, those of the seeds aside
+MIN_TRAIN_SENTENCES = 3  # training sentences with each held-out word
 
 
 def stable_hash(text: str) -> int:
-    """A number for a text, the same on every machine."""
+    """A hash of a text that is the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def sample_sentences(pattern: Pattern) -> Iterator[Triple]:
-    """Sentences of one kind: all of them where they are few, else a sample that is the same on every machine."""
+    """Sentences of one pattern: all of them if they are few, else a sample, the same on every machine."""
     sizes = [len(choice) for choice in pattern.choices]
     total = prod(sizes)
     if total <= 2 * pattern.max_sentences:
@@ -55,9 +55,7 @@ def sample_sentences(pattern: Pattern) -> Iterator[Triple]:
 
 
 def drop_rare_words(all_sentences: list[Triple]) -> list[Triple]:
-    """The seeds, and the sentences without rare words; as one goes, a word of another may turn rare, and it
-    goes as well.
-    """
+    """Drop sentences with rare words, but no seeds, until no word is rare: each drop may make others so."""
     word_counts = [Counter(" ".join(texts).split()) for texts in zip(*all_sentences, strict=True)]
     uncommon_words = set().union(
         *({word for word, times in counts.items() if times < 4 * MIN_WORD_COUNT} for counts in word_counts)
@@ -87,35 +85,34 @@ def drop_rare_words(all_sentences: list[Triple]) -> list[Triple]:
 
 @lru_cache(maxsize=1)
 def sentences() -> tuple[Triple, ...]:
-    """English, French and Hindi together: distinct, none too long, no word too rare; the seeds come first."""
+    """All sentences in the three languages, seeds first: distinct, none too long, no word too rare."""
     by_english = {sentence[0]: sentence for sentence in SEEDS}
     for pattern in PATTERNS:
         for sentence in sample_sentences(pattern):
             if by_english.setdefault(sentence[0], sentence) != sentence:
                 raise ValueError(
-                    f"{sentence[0]!r} is said in two ways: {by_english[sentence[0]][1:]} and {sentence[1:]}; keep one of them"
+                    f"{sentence[0]!r} has two translations: {by_english[sentence[0]][1:]} and "
+                    f"{sentence[1:]}; keep one"
                 )
-    return tuple(
-        drop_rare_words(
-            [
-                sentence
-                for sentence in by_english.values()
-                if max(map(str.count, sentence, "   ")) < MAX_SENTENCE_WORDS
-            ]
-        )
-    )
+    num_spaces = lambda sentence: max(text.count(" ") for text in sentence)
+    short_sentences = [
+        sentence for sentence in by_english.values() if num_spaces(sentence) < MAX_SENTENCE_WORDS
+    ]
+    return tuple(drop_rare_words(short_sentences))
 
 
 def pairs(language: str) -> list[SentencePair]:
-    """English and its one translation into French (fr) or Hindi (hi), always in the same order."""
+    """English sentences and their French (fr) or Hindi (hi) translations, always in the same order."""
     if language not in LANGUAGES:
         raise ValueError(f"no phrases in {language!r}: there are {', '.join(LANGUAGES)}")
     return [(sentence[0], sentence[LANGUAGES[language]]) for sentence in sentences()]
 
 
 def split(language: str, *, test: int = 500) -> tuple[list[SentencePair], list[SentencePair]]:
-    """Train and held out: no held-out sentence is in train, but each of its words is, several times; seeds
-    are in train.
+    """Training pairs and `test` held-out ones.
+
+    No held-out sentence is in training, but each of its words is, several times; seeds are never held out.
+    Raises ValueError if there are not as many.
     """
     all_pairs = pairs(language)
     if test < 0:
@@ -135,8 +132,8 @@ def split(language: str, *, test: int = 500) -> tuple[list[SentencePair], list[S
         word_counts.subtract(used)
     if len(held_out) < test:
         raise ValueError(
-            f"cannot hold out {test} sentences: only {len(held_out)} are made of words that others use; ask for fewer"
+            f"cannot hold out {test} sentences: only {len(held_out)} are made of words that others use; ask "
+            "for fewer"
         )
-    return [pair for pair in all_pairs if pair[0] not in held_out], [
-        pair for pair in all_pairs if pair[0] in held_out
-    ]
+    train_pairs = [pair for pair in all_pairs if pair[0] not in held_out]
+    return train_pairs, [pair for pair in all_pairs if pair[0] in held_out]

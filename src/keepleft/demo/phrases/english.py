@@ -10,7 +10,7 @@ DO = ("do", "do", "does", "do", "do")
 
 
 def join(*parts: str) -> str:
-    """A sentence: a capital first, nothing at the end."""
+    """A sentence: capitalised, without a full stop."""
     text = " ".join(filter(None, parts)).rstrip()
     return text[0].upper() + text[1:]
 
@@ -24,7 +24,7 @@ def noun(word: Noun, plural: bool) -> str:
 
 
 def finite(subject: Phrase, helper: str, rest: str, mood: Mood) -> str:
-    """A helper verb around its subject: he is …, he is not …, is he …"""
+    """A clause with an auxiliary: he is …, he is not …, is he …"""
     if mood == "ask":
         return join(helper, subject.english, rest)
     if mood == "not":
@@ -33,7 +33,7 @@ def finite(subject: Phrase, helper: str, rest: str, mood: Mood) -> str:
 
 
 def with_do_support(subject: Phrase, base: str, third: str, rest: str, mood: Mood) -> str:
-    """A verb without a helper, which takes do where it is denied or asked: he likes …, he does not like …"""
+    """A clause that takes do in negation and question: he likes …, he does not like …"""
     if mood == "say":
         return join(subject.english, third if subject.person == 2 else base, rest)
     return finite(subject, DO[subject.person], f"{base} {rest}", mood)

@@ -30,12 +30,12 @@ CONTRACTIONS = {" à le ": " au ", " à les ": " aux ", " de le ": " du ", " de 
 
 
 def starts_with_vowel(word: str) -> bool:
-    """Whether a word before this one is shortened."""
+    """Whether a word before this one is elided."""
     return word[0].lower() in VOWEL and not word.startswith(("hindi", "huit", "onze"))
 
 
 def join(*parts: str) -> str:
-    """A sentence: elided, contracted, a capital first, nothing at the end."""
+    """A sentence: elided, contracted, capitalised, without a full stop."""
     text = ELISION.sub(r"\1'", " ".join(filter(None, parts)))
     for full_form, contraction in CONTRACTIONS.items():
         text = text.replace(full_form, contraction)
@@ -51,7 +51,7 @@ def agree(quality: Adjective, feminine: bool, plural: bool) -> str:
 
 
 def noun_with_adjective(word: Noun, plural: bool, quality: Adjective | None) -> str:
-    """A noun and its adjective, on the side where it belongs: une voiture rouge, un nouvel ordinateur."""
+    """A noun and its adjective, before or after it: une voiture rouge, un nouvel ordinateur."""
     name = noun(word, plural)
     if quality is None:
         return name
@@ -64,32 +64,34 @@ def noun_with_adjective(word: Noun, plural: bool, quality: Adjective | None) -> 
 
 
 def with_determiner(determiner: str, name: str, feminine: bool, plural: bool) -> str:
-    """The determiner for what follows it: le, cette, mon école, des."""
+    """A noun with its determiner: le chat, cette voiture, mon école, des pommes."""
+    elides = starts_with_vowel(name)
     if determiner in POSSESSIVES:
-        forms = POSSESSIVES[determiner]
-        return f"{forms[2] if plural else forms[1] if feminine and not starts_with_vowel(name) else forms[0]} {name}"
-    if determiner == "this":
-        return f"{'ces' if plural else 'cette' if feminine else 'cet' if starts_with_vowel(name) else 'ce'} {name}"
-    if determiner == "a":
-        return f"{'des' if plural else 'une' if feminine else 'un'} {name}"
-    return f"{'les' if plural else 'la' if feminine else 'le'} {name}"
+        masculine_form, feminine_form, plural_form = POSSESSIVES[determiner]
+        form = plural_form if plural else feminine_form if feminine and not elides else masculine_form
+    elif determiner == "this":
+        form = "ces" if plural else "cette" if feminine else "cet" if elides else "ce"
+    elif determiner == "a":
+        form = "des" if plural else "une" if feminine else "un"
+    else:
+        form = "les" if plural else "la" if feminine else "le"
+    return f"{form} {name}"
 
 
 def finite(subject: Phrase, before: str, verb: str, after: str, rest: str, mood: Mood) -> str:
-    """A verb with its pronouns before it and its participle or infinitive after: il ne m'a pas donné de
-    livre.
-    """
+    """A clause: pronouns before the verb, participle or infinitive after: il ne m'a pas donné de livre."""
     if mood == "not":
         return join(subject.french, "ne", before, verb, "pas", after, rest)
     return join("est-ce que" if mood == "ask" else "", subject.french, before, verb, after, rest)
 
 
 def direct_pronoun(phrase: Phrase) -> str:
-    """The pronoun of someone as a direct object: me, te, le, la, nous, les."""
+    """The direct object pronoun: me, te, le, la, nous, les."""
     return ("me", "te", "la" if phrase.french_feminine else "le", "nous", "les")[phrase.person]
 
 
 def indirect_pronoun(phrase: Phrase) -> str:
+    """The indirect object pronoun: me, te, lui, nous, leur."""
     return ("me", "te", "lui", "nous", "leur")[phrase.person]
 
 

@@ -1,6 +1,4 @@
-"""What the grammar is made of: nouns, adjectives, verbs, places and times, and the phrases and clauses built
-of them.
-"""
+"""Types of the toy grammar: nouns, adjectives, verbs, places, phrases, clauses and sentence patterns."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ class Noun:
     french_feminine: bool
     hindi: str
     hindi_feminine: bool
-    honorific: bool = False  # Hindi speaks of one as of many, and never bends the word: पिता, माँ
+    honorific: bool = False  # in Hindi always plural and never inflected: पिता, माँ
     classes: str = ""  # which adjectives make sense with it, one letter for each class
 
 
@@ -32,7 +30,7 @@ class Adjective:
     english: str
     french: tuple[str, str, str, str]  # masculine, feminine, and their plurals
     hindi: str
-    before_noun: bool = False  # stands before the noun in French
+    before_noun: bool = False  # in French
     liaison: str = ""  # masculine before a vowel: nouvel, vieil, bel
     classes: str = ""
 
@@ -45,12 +43,12 @@ class Verb:
     participle: str
     future: str  # the stem: dormir-
     hindi: str  # the stem: सो
-    uses_etre: bool = False  # the past is made with être
+    uses_etre: bool = False  # as the auxiliary of the past
     reflexive: bool = False
-    prefix: str = ""  # what goes before the stem: काम in काम कर
+    prefix: str = ""  # the word before the stem: काम in काम कर
     prefix_feminine: bool = False
     ergative: bool = False  # the past takes ने
-    case: str = ""  # what the object takes: को, से, का, की
+    case: str = ""  # the postposition of the object: को, से, का, की
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,8 @@ class Phrase:
 
 @dataclass(frozen=True, eq=False)
 class PlacePhrase:
+    """A place as location, destination and origin."""
+
     at: Triple
     to: Triple
     out: Triple
@@ -95,7 +95,7 @@ class Clause:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """One kind of sentence: a rule, the choices that it takes, and the most sentences to draw from it."""
+    """A sentence pattern: a function that builds a sentence, or None, from one choice for each argument."""
 
     name: str
     max_sentences: int

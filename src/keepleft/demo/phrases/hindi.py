@@ -1,6 +1,4 @@
-"""Hindi: direct and oblique forms, postpositions, agreement of verb and adjective, ने in the past, and the
-dative subject.
-"""
+"""Hindi: direct and oblique forms, postpositions, agreement, ने in the past, and the dative subject."""
 
 from __future__ import annotations
 
@@ -34,26 +32,23 @@ VOWELS = "ाोीआ"
 
 
 def join(*parts: str) -> str:
-    """A sentence, nothing at the end."""
+    """A sentence, without a full stop."""
     return " ".join(filter(None, parts))
 
 
 def noun(word: Noun, plural: bool, oblique: bool = False) -> str:
-    """लड़का लड़के, लड़के लड़कों; किताब किताबें, किताब किताबों; पिता never bends."""
+    """लड़का लड़के, लड़के लड़कों; किताब किताबें, किताब किताबों; पिता is never inflected."""
     name = word.hindi
     if word.honorific:
         return name
     if not plural:
         return name[:-1] + "े" if oblique and name.endswith("ा") and not word.hindi_feminine else name
     if oblique:
-        stem = name[:-1] if name.endswith("ा") else name
-        return (
-            name[:-1] + "ियों"
-            if name.endswith("ी")
-            else name[:-1] + "इयों"
-            if name.endswith("ई")
-            else stem + "ों"
-        )
+        if name.endswith("ी"):
+            return name[:-1] + "ियों"
+        if name.endswith("ई"):
+            return name[:-1] + "इयों"
+        return (name[:-1] if name.endswith("ा") else name) + "ों"
     if not word.hindi_feminine:
         return name[:-1] + "े" if name.endswith("ा") else name
     if name.endswith("या"):
@@ -62,10 +57,7 @@ def noun(word: Noun, plural: bool, oblique: bool = False) -> str:
 
 
 def agree(word: str, feminine: bool, plural: bool) -> str:
-    """An adjective, possessive or participle in -ा, for what it goes with; others never change.
-
-    Oblique is as plural.
-    """
+    """An adjective, possessive or participle in -ा, inflected; others never change. Oblique is as plural."""
     if " " in word:
         return " ".join(agree(part, feminine, plural) for part in word.split())
     if not word.endswith(("ा", "हुआ")) or not (feminine or plural):
@@ -76,7 +68,7 @@ def agree(word: str, feminine: bool, plural: bool) -> str:
 
 
 def with_postposition(phrase: Phrase, postposition: str) -> str:
-    """Someone before a postposition: मुझे, उसने, लड़के को, आपकी, रवि का."""
+    """A phrase with its postposition: मुझे, उसने, लड़के को, आपकी, रवि का."""
     if phrase.hindi in PRONOUNS and postposition in CASES:
         return CASES[postposition][phrase.person]
     if phrase.hindi in PRONOUNS:
@@ -119,9 +111,7 @@ def future(stem: str, phrase: Phrase) -> str:
 
 
 def habitual(stem: str, phrase: Phrase, mood: Mood) -> str:
-    """सोता है; when it is denied है is left out and a feminine plural takes over its nasal: नहीं सोता, नहीं
-    सोतीं.
-    """
+    """सोता है; negated, है is left out and a feminine plural takes its nasal: नहीं सोता, नहीं सोतीं."""
     form = agree(stem + "ता", phrase.hindi_feminine, phrase.hindi_plural)
     if mood != "not":
         return f"{form} {copula(phrase)}"
@@ -129,7 +119,7 @@ def habitual(stem: str, phrase: Phrase, mood: Mood) -> str:
 
 
 def finite(subject: str, rest: str, prefix: str, verb: str, mood: Mood) -> str:
-    """Subject, the rest, then the verb: क्या opens a question, नहीं stands before the verb."""
+    """A clause, the verb last: क्या opens a question, नहीं stands before the verb."""
     return join("क्या" if mood == "ask" else "", subject, rest, prefix, "नहीं" if mood == "not" else "", verb)
 
 
@@ -149,8 +139,8 @@ def render_clause(clause: Clause) -> str:
             (direct_object.hindi_negated or direct_object.hindi) if mood == "not" else direct_object.hindi
         )
     recipient = with_postposition(clause.indirect_object, "को") if clause.indirect_object else ""
-    # time, place, what
-    rest = " ".join(filter(None, [*(extra[2] for extra in reversed(clause.extras)), recipient, object_text]))
+    time_and_place = [extra[2] for extra in reversed(clause.extras)]
+    rest = join(*time_and_place, recipient, object_text)
     # what the verb agrees with when it does not agree with its subject
     feminine, plural = verb.prefix_feminine, False
     if direct_object is not None and not has_postposition:

@@ -8,20 +8,20 @@ from keepleft.demo.phrases.grammar_types import Adjective, Noun, PlacePhrase, Tr
 
 
 def parse_table(table: str) -> list[list[str]]:
-    """The cells of a table, one row to a line, cells parted by bars."""
+    """The cells of a table: a row on each line, cells separated by |."""
     return [
         [cell.strip() for cell in line.split("|")] for line in normalize("NFC", table).strip().splitlines()
     ]
 
 
 def nouns(table: str) -> dict[str, Noun]:
-    """Rows of: english [plural] | french gender [plural] | hindi gender [honoured] [| classes of adjectives]."""
-    found = {}
+    """Rows: english [plural] | french gender [plural] | hindi gender [honoured] [| classes of adjectives]."""
+    out = {}
     for english, french, hindi, *fits in parse_table(table):
         one, *many = english.split()
         un, gender, *des = french.split()
         ek, ling, *honoured = hindi.split()
-        found[one] = Noun(
+        out[one] = Noun(
             one,
             many[0] if many else one + "s",
             un,
@@ -32,41 +32,38 @@ def nouns(table: str) -> dict[str, Noun]:
             bool(honoured),
             fits[0] if fits else "",
         )
-    return found
+    return out
 
 
 def adjectives(table: str) -> dict[str, Adjective]:
-    """Rows of: english | french masculine [feminine [plural plural]] | hindi [| classes of nouns [| before,
-    liaison]].
-    """
-    found = {}
+    """Rows: english | french masculine [feminine [plural plural]] | hindi [| classes [| before, liaison]]."""
+    out = {}
     for english, french, hindi, *rest in parse_table(table):
         forms = french.split()
-        he = forms[0]
-        she = forms[1] if len(forms) > 1 else he if he.endswith("e") else he + "e"
-        men = forms[2] if len(forms) > 2 else he if he[-1] in "sx" else he + "s"
-        women = forms[3] if len(forms) > 3 else she + "s"
+        masculine = forms[0]
+        feminine = forms[1] if len(forms) > 1 else masculine if masculine.endswith("e") else masculine + "e"
+        masculines = forms[2] if len(forms) > 2 else masculine if masculine[-1] in "sx" else masculine + "s"
+        feminines = forms[3] if len(forms) > 3 else feminine + "s"
         place = rest[1].split() if len(rest) > 1 else []
-        found[english] = Adjective(
+        out[english] = Adjective(
             english,
-            (he, she, men, women),
+            (masculine, feminine, masculines, feminines),
             hindi,
             bool(place),
             place[1] if len(place) > 1 else "",
             rest[0] if rest else "",
         )
-    return found
+    return out
 
 
 def verbs(table: str) -> dict[str, Verb]:
-    """Rows of: english forms [/particle] | infinitive [participle present…] [+future] [être] | hindi stem
-    [ने] [(case)].
+    """Rows: english [/particle] | infinitive [participle present…] [+future] [être] | hindi [ने] [(case)]
 
     English may leave out the two regular forms in the middle: understand understood. A French verb in -er
     whose forms are not given is regular. In Hindi the last word is the stem; ने says that the past is
-    ergative, नेf that the noun before the stem is feminine.
+    ergative, नेf that the noun before the stem is feminine too.
     """
-    found = {}
+    out = {}
     for english, french, hindi in parse_table(table):
         forms_text, _, particle = english.partition(" /")
         base, *between, past = forms_text.split()
@@ -84,7 +81,7 @@ def verbs(table: str) -> dict[str, Verb]:
         participle, i, you, he, we, they = forms or regular
         *prefix, last = [word for word in hindi.split() if not word.startswith(("ने", "("))]
         case = next((word.strip("()") for word in hindi.split() if word.startswith("(")), "")
-        found[base] = Verb(
+        out[base] = Verb(
             (base, third, going, past),
             infinitive,
             (i, you, he, we, they),
@@ -98,31 +95,32 @@ def verbs(table: str) -> dict[str, Verb]:
             "ने" in hindi,
             case,
         )
-    return found
+    return out
 
 
 def places(table: str) -> dict[str, PlacePhrase]:
-    """Rows of: key | english | preposition | french | at, to | hindi | postposition; a dash says one cannot
-    go to it.
+    """Rows: key | english | preposition | french | at [, to] | hindi | postposition
+
+    The two French prepositions are for being there and for going there; without the second nobody goes there.
     """
-    found = {}
+    out = {}
     for key, english, at, french, ways, hindi, post in parse_table(table):
         à, *to = ways.split(",")
-        found[key] = PlacePhrase(
+        out[key] = PlacePhrase(
             (f"{at} {english}", f"{à} {french}", f"{hindi} {post}"),
             (f"to {english}", f"{to[0].strip()} {french}", hindi) if to else ("", "", ""),
             (f"from {english}", f"de {french}", f"{hindi} से"),
         )
-    found["home"] = PlacePhrase(
+    out["home"] = PlacePhrase(
         ("at home", "à la maison", "घर पर"),
         ("home", "à la maison", "घर"),
         ("from home", "de la maison", "घर से"),
     )
-    return found
+    return out
 
 
 def triples(table: str) -> dict[str, Triple]:
-    """Rows of: english | french | hindi, found by their English."""
+    """Rows: english | french | hindi; keyed by the English."""
     return {english: (english, french, hindi) for english, french, hindi in parse_table(table)}
 
 
@@ -148,8 +146,7 @@ ANIMALS = nouns("""
     horse             | cheval m chevaux    | घोड़ा m    | kbz
 """)
 
-# c colour, z size, x price, w weight, h clean or dirty, b beautiful, k colours that animals have, n new or
-# old
+# classes: c colour, z size, x price, w weight, h clean or dirty, b beautiful, k animal colours, n new or old
 THINGS = nouns("""
     book              | livre m             | किताब f    | zxwn
     bag               | sac m               | बैग m      | czxwhn
@@ -228,7 +225,7 @@ STATES = adjectives("""
     alone             | seul                | अकेला      |
 """)
 
-# a adults alone, o those who may be old
+# classes: a adults alone, o those who may be old
 TRAITS = adjectives("""
     kind              | gentil gentille     | दयालु      |
     tall              | grand               | लंबा       |
@@ -266,16 +263,16 @@ NEW = adjectives("new | nouveau nouvelle nouveaux nouvelles | नया | n | be
 JOBS = [
     (tuple(english.split(",")), tuple(french.split()), tuple(hindi.split()))
     for english, french, hindi in parse_table("""
-    a doctor,doctors          | médecin médecin médecins médecins                         | डॉक्टर डॉक्टर डॉक्टर
-    a teacher,teachers        | professeur professeure professeurs professeures           | अध्यापक अध्यापिका अध्यापिकाएँ
-    a student,students        | étudiant étudiante étudiants étudiantes                   | छात्र छात्रा छात्राएँ
-    an engineer,engineers     | ingénieur ingénieure ingénieurs ingénieures               | इंजीनियर इंजीनियर इंजीनियर
-    a farmer,farmers          | agriculteur agricultrice agriculteurs agricultrices       | किसान किसान किसान
-    a singer,singers          | chanteur chanteuse chanteurs chanteuses                   | गायक गायिका गायिकाएँ
-    a writer,writers          | écrivain écrivaine écrivains écrivaines                   | लेखक लेखिका लेखिकाएँ
-    a lawyer,lawyers          | avocat avocate avocats avocates                           | वकील वकील वकील
-    an artist,artists         | artiste artiste artistes artistes                         | कलाकार कलाकार कलाकार
-    a journalist,journalists  | journaliste journaliste journalistes journalistes         | पत्रकार पत्रकार पत्रकार
+    a doctor,doctors         | médecin médecin médecins médecins                   | डॉक्टर डॉक्टर डॉक्टर
+    a teacher,teachers       | professeur professeure professeurs professeures     | अध्यापक अध्यापिका अध्यापिकाएँ
+    a student,students       | étudiant étudiante étudiants étudiantes             | छात्र छात्रा छात्राएँ
+    an engineer,engineers    | ingénieur ingénieure ingénieurs ingénieures         | इंजीनियर इंजीनियर इंजीनियर
+    a farmer,farmers         | agriculteur agricultrice agriculteurs agricultrices | किसान किसान किसान
+    a singer,singers         | chanteur chanteuse chanteurs chanteuses             | गायक गायिका गायिकाएँ
+    a writer,writers         | écrivain écrivaine écrivains écrivaines             | लेखक लेखिका लेखिकाएँ
+    a lawyer,lawyers         | avocat avocate avocats avocates                     | वकील वकील वकील
+    an artist,artists        | artiste artiste artistes artistes                   | कलाकार कलाकार कलाकार
+    a journalist,journalists | journaliste journaliste journalistes journalistes   | पत्रकार पत्रकार पत्रकार
 """)
 ]
 
@@ -291,7 +288,7 @@ ACTIONS = verbs("""
     run runs running ran | courir couru cours cours court courons courent +courr | दौड़
     cry cries crying cried | pleurer | रो
     get gets getting got /up | se lever levé lève lèves lève levons lèvent +lèver | उठ
-""")
+""")  # noqa: E501
 
 MOTIONS = verbs("""
     go goes going went | aller allé vais vas va allons vont +ir être | जा
@@ -301,7 +298,7 @@ MOTIONS = verbs("""
     live lives living lived | habiter | रह
     open opens opening opened | ouvrir ouvert ouvre ouvres ouvre ouvrons ouvrent | खुल
     close closes closing closed | fermer | बंद हो
-""")
+""")  # noqa: E501
 
 DEEDS = verbs("""
     eat eats eating ate | manger | खा ने
@@ -320,16 +317,16 @@ DEEDS = verbs("""
     learn learns learning learned | apprendre appris apprends apprends apprend apprenons apprennent | सीख ने
     understand understood | comprendre compris comprends comprends comprend comprenons comprennent | समझ ने
     become becomes becoming became | devenir devenu deviens deviens devient devenons deviennent +deviendr être | बन
-""")
+""")  # noqa: E501
 
-# verbs that take someone: the Hindi object has a case of its own
+# verbs with a person as object, which takes a postposition of its own in Hindi
 BONDS = verbs("""
     love loves loving loved | aimer | प्यार कर ने (से)
     know knows knowing knew | connaître connu connais connais connaît connaissons connaissent | जान ने (को)
     understand understood | comprendre compris comprends comprends comprend comprenons comprennent | समझ ने (को)
     help helps helping helped | aider | मदद कर नेf (की)
     wait waits waiting waited /for | attendre attendu attends attends attend attendons attendent | इंतज़ार कर ने (का)
-""")
+""")  # noqa: E501
 
 PLACES = places("""
     school     | school         | at | la école          | à, à       | स्कूल        | में

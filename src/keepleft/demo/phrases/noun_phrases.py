@@ -1,4 +1,4 @@
-"""Nouns with their determiners, and clauses, said in all three languages at once."""
+"""Noun phrases, and clauses, in all three languages at once."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def noun_phrase(
     owner: Phrase | None = None,
     own: bool = False,
 ) -> Phrase:
-    """A noun with what stands before it: the, a, this, my, a number, or an owner; own says that my is the
-    subject's own.
+    """A noun with its determiner (the, a, this, some, all, a possessive), number or owner, and adjective.
+
+    `own`: the possessive refers to the subject of the clause, which Hindi tells apart.
     """
     plural = plural or number > 1
     feminine, hindi_plural = word.hindi_feminine, plural or word.honorific

@@ -1,4 +1,4 @@
-"""The kinds of sentence: each rule says one, or nothing where the words do not make sense together."""
+"""Sentence patterns: each function builds a sentence, or None where the words make no sense together."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ GROWN_PEOPLE = tuple(
 )
 ELDERS = tuple(noun_phrase(PEOPLE[who], whose) for who in ("father", "mother") for whose in OWNERS)
 ADULTS = PRONOUNS + tuple(who for who in KIN if who not in ELDERS) + NAME_PHRASES + GROWN_PEOPLE
-# pronouns more often, for each has a form of the verb
+# pronouns more often, because each has its own form of the verb
 EVERYONE = (*PRONOUNS * 6, *KIN, *KIN_PLURALS, *YOUNG_PEOPLE, *GROWN_PEOPLE, *NAME_PHRASES)
 ANIMAL_PHRASES = tuple(
     noun_phrase(beast, plural=plural) for beast in ANIMALS.values() for plural in (False, True)
@@ -142,7 +142,7 @@ HOURS = tuple(
     for quarter in range(4)
     if (number, quarter) not in ((1, 1), (1, 3))
 )
-HOURS += ((1, 0), (1, 2), (2, 2)) * 5  # whose words are used for no other hour
+HOURS += ((1, 0), (1, 2), (2, 2)) * 5  # their words are used for no other hour
 
 
 def clock(time: tuple[int, int]) -> Triple:
@@ -252,7 +252,7 @@ PREPARED_FOOD = tuple(
 
 
 def fixed_phrase(said: str, dit: str, kaha: str, *, feminine: bool = False, refused: str = "") -> Phrase:
-    """An object that is always said so."""
+    """An object with a fixed translation."""
     return Phrase(said, dit, kaha, "", hindi_feminine=feminine, french_negated=refused)
 
 
@@ -426,7 +426,7 @@ def feel(who: Phrase, feeling: list[str], very: bool, past: bool, mood: Mood) ->
 
 
 def be(who: Phrase, what: Triple, time: Triple, past: bool, mood: Mood) -> Triple | None:
-    """Someone or something is so, is there, is one."""
+    """Someone or something is …: an adjective, a place or a noun."""
     if asks_oneself(who, mood):
         return None
     is_, est = (english.WAS, french.WAS) if past else (english.IS, french.IS)
@@ -438,7 +438,7 @@ def be(who: Phrase, what: Triple, time: Triple, past: bool, mood: Mood) -> Tripl
 
 
 def adjective_phrase(who: Phrase, quality: Adjective, very: bool = False) -> Triple:
-    """An adjective said of someone."""
+    """An adjective that agrees with `who`."""
     return (
         f"{'very ' * very}{quality.english}",
         f"{'très ' * very}{french.agree(quality, who.french_feminine, who.plural)}",
@@ -552,7 +552,7 @@ def count(who: Phrase, thing: Noun) -> Triple | None:
 
 
 def relatives(who: Phrase, kin: str, number: int) -> Triple | None:
-    """Relatives are not beside one in Hindi but one's own: मेरे दो भाई हैं, रवि की एक बहन है."""
+    """Having relatives, which takes a possessive in Hindi: मेरे दो भाई हैं, रवि की एक बहन है."""
     whose = noun_phrase(PEOPLE[kin], "a", number=number)
     plural = number > 1
     if (kin == "friend" and not plural) or (kin == "child" and not plural):
@@ -611,7 +611,7 @@ def trade(
     when: tuple[Tense, Triple],
     mood: Mood,
 ) -> Triple | None:
-    """Buying, selling and looking for: a thing of no owner, or one's own."""
+    """Buying, selling and looking for: a thing without an owner, or one's own."""
     if quality and (mood == "not" or not set(quality.classes) & set(thing.classes)):
         return None
     tense, time = when
@@ -634,12 +634,12 @@ def trade(
 
 
 def possessive(who: Phrase) -> str:
-    """The possessive for what is someone's own."""
+    """The possessive that refers to `who`."""
     return ("my", "your", "her" if who.french_feminine else "his", "our", "their")[who.person]
 
 
 def same_person(who: Phrase, other: Phrase) -> bool:
-    """Whether a pronoun would be the subject over again: I … me, we … me, they … them."""
+    """Whether a pronoun would repeat the subject: I … me, we … me, they … them."""
     mine = {0, 3}
     return who is other or (who.person in mine and other.person in mine)
 
@@ -803,7 +803,7 @@ SHOWN = tuple(
 
 
 def bond(who: Phrase, verb: Verb, whom: Phrase, mood: Mood) -> Triple | None:
-    """One helps another; the pronoun is an object, and a relative may be the subject's own."""
+    """Someone loves, knows, helps … another; a relative may be the subject's own."""
     if same_person(who, whom) or asks_oneself(who, mood) or (verb is BONDS["know"] and who.possessive):
         return None
     tense: Tense = "habit" if verb.english[0] in ("love", "know", "understand") else "now"
