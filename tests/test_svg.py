@@ -1,4 +1,4 @@
-"""A sheet holds any text at all, shows what is hard to see, and cuts nothing in the middle of a letter."""
+"""An SVG picture takes any text, shows what is hard to see, and cuts no text inside a grapheme."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ SCRIPTS = st.text(st.sampled_from("aéz Zक्षिमान्त्री।
 
 
 @given(st.text(st.characters(codec=None), max_size=30))
-def test_any_text_makes_a_whole_file(tmp_path_factory, words):
-    path = tmp_path_factory.mktemp("sheet") / "a.svg"
-    parts = [svg.text(3, 40, svg.show_invisibles(words)), svg.text(9, 9, words, vertical=True)]
-    root = ElementTree.fromstring(svg.write_svg(path, words, 100, 80, parts).read_text("utf-8"))
+def test_any_text_makes_a_whole_file(tmp_path_factory, string):
+    path = tmp_path_factory.mktemp("svg") / "a.svg"
+    parts = [svg.text(3, 40, svg.show_invisibles(string)), svg.text(9, 9, string, vertical=True)]
+    root = ElementTree.fromstring(svg.write_svg(path, string, 100, 80, parts).read_text("utf-8"))
     assert root.tag == f"{SVG}svg"
     assert len(root.findall(f"{SVG}text")) == 3
 
 
 @given(SCRIPTS)
-def test_letters_stay_whole(words):
+def test_letters_stay_whole(string):
     regex = pytest.importorskip("regex")
-    pieces = svg.graphemes(words)
-    assert "".join(pieces) == words
+    pieces = svg.graphemes(string)
+    assert "".join(pieces) == string
     ends = {sum(map(len, pieces[:n])) for n in range(len(pieces) + 1)}
-    assert ends <= {0, *(found.end() for found in regex.finditer(r"\X", words))}
+    assert ends <= {0, *(match.end() for match in regex.finditer(r"\X", string))}
 
 
 @given(SCRIPTS, st.integers(20, 200), st.booleans())
-def test_what_is_cut_fits_and_is_cut_between_letters(words, room, keep_end):
-    cut = svg.truncate(words, room, keep_end=keep_end)
-    if cut == words:
+def test_what_is_cut_fits_and_is_cut_between_letters(string, max_width, keep_end):
+    cut = svg.truncate(string, max_width, keep_end=keep_end)
+    if cut == string:
         return
-    assert svg.width(cut) <= room
-    pieces = svg.graphemes(words)
+    assert svg.width(cut) <= max_width
+    pieces = svg.graphemes(string)
     kept = cut[1:] if keep_end else cut[:-1]
     assert any(
         kept == ("".join(pieces[n:]).lstrip() if keep_end else "".join(pieces[:n]).rstrip())

@@ -1,4 +1,4 @@
-"""The experiment: parallel teacher forcing gives the gradients of the step-by-step loop, and only with the mask."""
+"""Parallel teacher forcing gives the gradients of the step-by-step loop, and only with the mask."""
 
 from __future__ import annotations
 
@@ -70,13 +70,14 @@ def test_times_and_ratios():
 
 def test_two_trials_differ_in_their_mask_alone(few):
     phrases = PhraseData()
-    one, two, other = (MaskTrial(mask, phrases, 3) for mask in (causal, causal, full))
+    first, second, unmasked = (MaskTrial(mask, phrases, 3) for mask in (causal, causal, full))
     assert all(
-        bool((a == b).all()) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+        bool((a == b).all())
+        for a, b in zip(first.model.parameters(), unmasked.model.parameters(), strict=True)
     )
-    for trial in (one, two, other):
+    for trial in (first, second, unmasked):
         assert [report.step for report in trial.train()] == [1, 2, 3]
-    assert one.side.curve == two.side.curve != other.side.curve
+    assert first.side.curve == second.side.curve != unmasked.side.curve
 
 
 def test_with_the_mask_it_makes_no_difference_whether_the_future_is_there(few):

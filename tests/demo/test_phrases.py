@@ -21,8 +21,8 @@ LANGUAGES = ("fr", "hi")
 EVERYTHING = {language: pairs(language) for language in LANGUAGES}
 
 
-def used(language: str) -> tuple[Counter[str], Counter[str]]:
-    """In how many sentences each English word is, and each word of the language."""
+def word_counts(language: str) -> tuple[Counter[str], Counter[str]]:
+    """The number of sentences with each English word, and with each word of the language."""
     english, other = (
         Counter(word for text in texts for word in set(text.split()))
         for texts in zip(*EVERYTHING[language], strict=True)
@@ -41,9 +41,9 @@ def test_both_languages_say_the_same_sentences():
 
 
 def test_every_kind_of_sentence_is_there():
-    kept = set(sentences())
+    all_sentences = set(sentences())
     for pattern in PATTERNS:
-        assert sum(said in kept for said in sample_sentences(pattern)) >= 5, pattern.name
+        assert sum(sentence in all_sentences for sentence in sample_sentences(pattern)) >= 5, pattern.name
 
 
 def test_another_process_says_the_same():
@@ -119,14 +119,14 @@ def test_a_split_that_cannot_be_is_refused():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_word_is_rare(language):
-    seeds = {word for said in SEEDS for text in said for word in text.split()}
-    for counts in used(language):
+    seeds = {word for sentence in SEEDS for text in sentence for word in text.split()}
+    for counts in word_counts(language):
         assert [word for word, times in counts.items() if times < 5 and word not in seeds] == []
 
 
 def test_sentences_are_short_and_cleanly_written():
-    for said in sentences():
-        for text in said:
+    for sentence in sentences():
+        for text in sentence:
             assert 1 <= len(text.split()) <= 12
             assert text == " ".join(text.split())
             assert text == normalize("NFC", text)
@@ -135,10 +135,10 @@ def test_sentences_are_short_and_cleanly_written():
 
 
 def test_each_language_keeps_to_its_letters():
-    for said, dit, kaha in sentences():
-        assert re.fullmatch(r"[A-Za-z' ]+", said), said
-        assert re.fullmatch(r"[A-Za-zàâçèéêëîïôûùœŒÉÀ'\- ]+", dit), dit
-        assert re.fullmatch(r"[\u0900-\u097f ]+", kaha), kaha
+    for english_text, french_text, hindi_text in sentences():
+        assert re.fullmatch(r"[A-Za-z' ]+", english_text), english_text
+        assert re.fullmatch(r"[A-Za-zàâçèéêëîïôûùœŒÉÀ'\- ]+", french_text), french_text
+        assert re.fullmatch(r"[\u0900-\u097f ]+", hindi_text), hindi_text
 
 
 VOWEL = "[aeiouhàâéèêîôûœ]"
@@ -174,13 +174,13 @@ def test_hindi_denies_and_asks_where_english_does():
 
 
 def test_hindi_speaks_of_parents_in_the_plural_and_never_bends_them():
-    found = 0
+    count = 0
     for said, kaha in EVERYTHING["hi"]:
         assert "पिते" not in kaha
         if re.match(r"(My|Your|His|Her|Our|Their) (father|mother) (is|was) ", said) and " को " not in kaha:
             assert kaha.endswith(("हैं", "थे", "थीं")), (said, kaha)
-            found += 1
-    assert found >= 100
+            count += 1
+    assert count >= 100
 
 
 def test_he_and_she_have_verbs_of_their_own():
@@ -321,7 +321,7 @@ How many cats do they have | Combien de chats est-ce qu'ils ont | उनके �
 
 
 def test_sentences_checked_by_hand():
-    known = {said[0]: said for said in sentences()}
+    known = {sentence[0]: sentence for sentence in sentences()}
     rows = [
         tuple(cell.strip() for cell in line.split("|"))
         for line in normalize("NFC", CHECKED).strip().splitlines()

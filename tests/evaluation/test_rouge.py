@@ -1,4 +1,4 @@
-"""ROUGE is rouge-score's on plain English, and means something in every other script; exact match folds what it is told to."""
+"""ROUGE is rouge-score's on English, and works in every script; exact match folds what it is told to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepleft.evaluation.exact_match import exact_match, matches
-from keepleft.evaluation.rouge import ROUGE_TYPES, mean_rouge, rouge, signature
-from keepleft.evaluation.rouge import split_words
+from keepleft.evaluation.rouge import ROUGE_TYPES, mean_rouge, rouge, signature, split_words
 
 pytest.importorskip("rouge_score")
 from rouge_score.rouge_scorer import RougeScorer
@@ -28,7 +27,7 @@ def test_words_never_straddle_a_space(one, other):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("हिन्दी में, लिखा है।", ["हिन्दी", "में", "लिखा", "है"]),
         ("Die STRASSE; straße", ["die", "strasse", "strasse"]),
@@ -39,30 +38,29 @@ def test_words_never_straddle_a_space(one, other):
         ("Ёлка_дом", ["ёлка", "дом"]),
     ],
 )
-def test_words_of_other_scripts(text, said):
-    assert split_words(text) == said
+def test_words_of_other_scripts(text, words):
+    assert split_words(text) == words
 
 
 @pytest.mark.parametrize("stem", [False, True])
 def test_scores_on_english_are_rouge_scores_own(stem):
     references = ["The cats were sitting.\nThey watched running dogs.", "Rain fell on the plains all day."]
-    written = ["A cat sat.\nIt watched the dogs run.", "All day the rain was falling on a plain."]
+    predictions = ["A cat sat.\nIt watched the dogs run.", "All day the rain was falling on a plain."]
     theirs = RougeScorer(list(ROUGE_TYPES), use_stemmer=stem)
-    found = rouge(written, references, stem=stem)
-    for n, (reference, text) in enumerate(zip(references, written, strict=True)):
-        for kind, score in theirs.score(reference, text).items():
-            assert found[kind][n] == pytest.approx(score.fmeasure)
-    assert mean_rouge(written, references, stem=stem) == {
-        kind: pytest.approx(sum(each) / 2) for kind, each in found.items()
+    scores = rouge(predictions, references, stem=stem)
+    for n, (reference, text) in enumerate(zip(references, predictions, strict=True)):
+        for rouge_type, score in theirs.score(reference, text).items():
+            assert scores[rouge_type][n] == pytest.approx(score.fmeasure)
+    assert mean_rouge(predictions, references, stem=stem) == {
+        rouge_type: pytest.approx(sum(values) / 2) for rouge_type, values in scores.items()
     }
 
 
 def test_other_scripts_count():
     assert mean_rouge(["बिल्ली बैठी है"], ["बिल्ली बैठी थी"])["rouge1"] == pytest.approx(2 / 3)
     assert mean_rouge(["猫坐着"], ["猫坐着"]) == dict.fromkeys(ROUGE_TYPES, 1.0)
-    assert (
-        RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"].fmeasure == 0.0
-    )  # what the default says
+    default_score = RougeScorer(["rouge1"]).score("猫坐着", "猫坐着")["rouge1"]
+    assert default_score.fmeasure == 0.0
 
 
 def test_the_signature_says_what_was_done():
@@ -70,17 +68,17 @@ def test_the_signature_says_what_was_done():
 
 
 def test_exact_match_folds_what_it_is_told_to():
-    written, references = [" Paris\n", "paris", "“Paris!”", "London"], ["Paris"] * 4
-    assert matches(written, references) == [True, False, False, False]
-    assert matches(written, references, fold_case=True) == [True, True, False, False]
-    assert exact_match(written, references, fold_case=True, fold_punctuation=True) == 0.75
+    predictions, references = [" Paris\n", "paris", "“Paris!”", "London"], ["Paris"] * 4
+    assert matches(predictions, references) == [True, False, False, False]
+    assert matches(predictions, references, fold_case=True) == [True, True, False, False]
+    assert exact_match(predictions, references, fold_case=True, fold_punctuation=True) == 0.75
     assert exact_match(["a ,  b"], ["a b"], fold_punctuation=True) == 1.0
     assert exact_match(["STRASSE।"], ["straße"], fold_case=True, fold_punctuation=True) == 1.0
 
 
 def test_as_many_texts_as_references():
-    for count in (exact_match, mean_rouge):
+    for metric in (exact_match, mean_rouge):
         with pytest.raises(ValueError, match="1 texts beside 2 references"):
-            count(["a"], ["a", "b"])
+            metric(["a"], ["a", "b"])
         with pytest.raises(ValueError, match="at least one"):
-            count([], [])
+            metric([], [])

@@ -15,65 +15,65 @@ PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4
 
 @given(PAIRS, st.sampled_from([0.9, 0.95]))
 def test_mcnemar_is_the_exact_binomial_test(pairs, level):
-    one, other = zip(*pairs, strict=True)
-    found = mcnemar(one, other, level=level)
+    first, second = zip(*pairs, strict=True)
+    verdict = mcnemar(first, second, level=level)
     wins, losses = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    assert found.difference == pytest.approx((wins - losses) / len(pairs))
+    assert verdict.difference == pytest.approx((wins - losses) / len(pairs))
     if not wins + losses:
-        assert found.p == 1.0
+        assert verdict.p == 1.0
         return
-    assert found.p == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
-    assert (found.p < 1 - level) == ("is better than" in found.sentence)
-    assert -1.0 <= found.low < found.high <= 1.0
+    assert verdict.p == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
+    assert (verdict.p < 1 - level) == ("is better than" in verdict.sentence)
+    assert -1.0 <= verdict.low < verdict.high <= 1.0
 
 
 @pytest.mark.parametrize(("count", "cells"), [(30, (0.5, 0.25, 0.1, 0.15)), (200, (0.8, 0.06, 0.02, 0.12))])
 def test_mcnemars_interval_holds_the_truth_as_often_as_it_says(count, cells):
-    chance = np.random.default_rng(11)
+    rng = np.random.default_rng(11)
     held = 0
     for _ in range(400):
-        cell = chance.choice(4, p=cells, size=count)  # both right, one alone, the other alone, neither
-        found = mcnemar(cell <= 1, (cell == 0) | (cell == 2))
-        held += found.low <= cells[1] - cells[2] <= found.high
+        cell = rng.choice(4, p=cells, size=count)  # both right, first alone, the second alone, neither
+        verdict = mcnemar(cell <= 1, (cell == 0) | (cell == 2))
+        held += verdict.low <= cells[1] - cells[2] <= verdict.high
     assert 0.92 <= held / 400 <= 0.985
 
 
 def test_mcnemar_holds_for_thousands():
-    chance = np.random.default_rng(3)
-    one, other = chance.random((2, 20_000)) < [[0.72], [0.7]]
-    found = mcnemar(one, other)
-    wins = int((one & ~other).sum())
-    losses = int((other & ~one).sum())
-    assert found.p == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-6)
+    rng = np.random.default_rng(3)
+    first, second = rng.random((2, 20_000)) < [[0.72], [0.7]]
+    verdict = mcnemar(first, second)
+    wins = int((first & ~second).sum())
+    losses = int((second & ~first).sum())
+    assert verdict.p == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-6)
 
 
 def test_the_interval_is_scipys():
-    chance = np.random.default_rng(5)
-    one = chance.normal(0.30, 0.2, 150)
-    other = one - chance.normal(0.03, 0.1, 150)
-    found = bootstrap(one, other, samples=20_000)
+    rng = np.random.default_rng(5)
+    first = rng.normal(0.30, 0.2, 150)
+    second = first - rng.normal(0.03, 0.1, 150)
+    verdict = bootstrap(first, second, samples=20_000)
     theirs = stats.bootstrap(
-        (one - other,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+        (first - second,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
     )
     width = theirs.confidence_interval.high - theirs.confidence_interval.low
-    assert found.low == pytest.approx(theirs.confidence_interval.low, abs=0.03 * width)
-    assert found.high == pytest.approx(theirs.confidence_interval.high, abs=0.03 * width)
-    assert found.p == pytest.approx(stats.ttest_rel(one, other).pvalue, abs=0.01)
+    assert verdict.low == pytest.approx(theirs.confidence_interval.low, abs=0.03 * width)
+    assert verdict.high == pytest.approx(theirs.confidence_interval.high, abs=0.03 * width)
+    assert verdict.p == pytest.approx(stats.ttest_rel(first, second).pvalue, abs=0.01)
 
 
 def test_equal_systems_are_told_apart_as_rarely_as_the_level_says():
-    chance = np.random.default_rng(7)
-    wrong = sum(bootstrap(*chance.normal(size=(2, 60)), samples=400, seed=n).p < 0.05 for n in range(400))
+    rng = np.random.default_rng(7)
+    wrong = sum(bootstrap(*rng.normal(size=(2, 60)), samples=400, seed=n).p < 0.05 for n in range(400))
     assert 8 <= wrong <= 36  # of 400, 20 are to be expected
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20))
 def test_changing_places_changes_the_sign_and_no_verdict(pairs):
-    one, other = zip(*pairs, strict=True)
-    there, back = bootstrap(one, other, samples=200), bootstrap(other, one, samples=200)
+    first, second = zip(*pairs, strict=True)
+    there, back = bootstrap(first, second, samples=200), bootstrap(second, first, samples=200)
     assert there.difference == pytest.approx(-back.difference)
     assert (there.low, there.high, there.p) == pytest.approx((-back.high, -back.low, back.p))
-    assert there == bootstrap(one, other, samples=200)  # the same seed, the same verdict
+    assert there == bootstrap(first, second, samples=200)  # the same seed, the same verdict
 
 
 def test_the_sentence_names_the_better():
@@ -91,7 +91,7 @@ def test_the_sentence_names_the_better():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "more", "said"),
+    ("first", "second", "options", "message"),
     [
         ([1.0], [1.0, 2.0], {}, "1 examples beside 2"),
         ([], [], {}, "at least one"),
@@ -100,6 +100,6 @@ def test_the_sentence_names_the_better():
         ([1.0], [1.0], {"samples": 0}, "0 samples"),
     ],
 )
-def test_wrong_use_is_told(one, other, more, said):
-    with pytest.raises(ValueError, match=said):
-        bootstrap(one, other, **more)
+def test_wrong_use_raises(first, second, options, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap(first, second, **options)

@@ -21,30 +21,44 @@ POOR = [text.replace("sat on", "is over").replace("birds", "bird") for text in R
 def test_each_metric_is_sacrebleus_and_carries_its_signature():
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    found = corpus_metrics(GOOD, REFERENCES, lowercase=True)
-    for kind, metric in (("bleu", BLEU(lowercase=True)), ("chrf", CHRF(lowercase=True)), ("ter", TER())):
-        assert found[kind].score == pytest.approx(metric.corpus_score(GOOD, [REFERENCES]).score)
-        assert found[kind].signature == str(metric.get_signature())
-    assert "tok:13a" in found["bleu"].signature
-    assert f"version:{sacrebleu.__version__}" in found["ter"].signature
-    assert [one.name for one in found.values()] == ["BLEU", "chrF2", "TER"]
+    metrics = corpus_metrics(GOOD, REFERENCES, lowercase=True)
+    for name, metric in (("bleu", BLEU(lowercase=True)), ("chrf", CHRF(lowercase=True)), ("ter", TER())):
+        assert metrics[name].score == pytest.approx(metric.corpus_score(GOOD, [REFERENCES]).score)
+        assert metrics[name].signature == str(metric.get_signature())
+    assert "tok:13a" in metrics["bleu"].signature
+    assert f"version:{sacrebleu.__version__}" in metrics["ter"].signature
+    assert [metric_score.name for metric_score in metrics.values()] == ["BLEU", "chrF2", "TER"]
 
 
 def test_training_reads_the_same_numbers():
-    found, again = translation(GOOD, REFERENCES), corpus_metrics(GOOD, REFERENCES)
-    assert found.keys() == {"bleu", "chrf", "exact"}
-    assert found["bleu"] == again["bleu"].score
-    assert found["chrf"] == again["chrf"].score
+    scores, metrics = translation(GOOD, REFERENCES), corpus_metrics(GOOD, REFERENCES)
+    assert scores.keys() == {"bleu", "chrf", "exact"}
+    assert scores["bleu"] == metrics["bleu"].score
+    assert scores["chrf"] == metrics["chrf"].score
+
+
+def test_translations_are_scored_as_sacrebleu_scores_them():
+    references = ["the cat sat on the mat .", "two dogs run in the park ."]
+    predictions = ["the cat sat on a mat .", "two dogs run in the park ."]
+    result = translation(predictions, references, tokenize="none")
+    assert result["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(predictions, [references], tokenize="none", force=True).score
+    )
+    assert result["exact"] == 0.5
+    with pytest.raises(ValueError, match="1 texts beside 2 references"):
+        translation(["a"], references)
 
 
 def test_the_better_of_two_is_found_whichever_comes_first_and_lower_ter_is_better():
-    for one, other, names in ((GOOD, POOR, ("good", "poor")), (POOR, GOOD, ("poor", "good"))):
-        for kind, found in paired_bootstrap(one, other, REFERENCES, names=names, samples=200).items():
-            assert found.sentence.startswith("good is better than poor by"), found.sentence
-            assert found.p < 0.05
-            assert found.difference == pytest.approx(found.scores[0] - found.scores[1])
-            assert (found.difference > 0) == ((one is GOOD) != (kind == "ter"))
-            assert "bs:200" in found.signature
+    for first, second, names in ((GOOD, POOR, ("good", "poor")), (POOR, GOOD, ("poor", "good"))):
+        for metric_name, result in paired_bootstrap(
+            first, second, REFERENCES, names=names, samples=200
+        ).items():
+            assert result.sentence.startswith("good is better than poor by"), result.sentence
+            assert result.p < 0.05
+            assert result.difference == pytest.approx(result.scores[0] - result.scores[1])
+            assert (result.difference > 0) == ((first is GOOD) != (metric_name == "ter"))
+            assert "bs:200" in result.signature
 
 
 def test_p_is_sacrebleus():
@@ -61,12 +75,12 @@ def test_p_is_sacrebleus():
 
 
 def test_a_system_cannot_be_told_from_itself():
-    for found in paired_bootstrap(GOOD, GOOD, REFERENCES, samples=50).values():
-        assert found.p == 1.0
-        assert "cannot be told apart" in found.sentence
+    for result in paired_bootstrap(GOOD, GOOD, REFERENCES, samples=50).values():
+        assert result.p == 1.0
+        assert "cannot be told apart" in result.sentence
 
 
-def test_wrong_use_is_told():
+def test_wrong_use_raises():
     with pytest.raises(ValueError, match="1 texts beside 24 references"):
         paired_bootstrap(GOOD, ["a"], REFERENCES)
     with pytest.raises(ValueError, match="'meteor': there are bleu, chrf, ter"):

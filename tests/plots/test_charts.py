@@ -1,4 +1,4 @@
-"""Charts are whole .svg files with round ticks, a curve or bar for each number, and nothing outside the picture."""
+"""Charts are complete .svg files with round ticks, a curve or bar for each number, and all of it inside."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_curve_for_each_series_and_no_two_alike(tmp_path):
         == len({curve.get("stroke-dasharray") for curve in curves})
         == 2
     )
-    said = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"a < b", "step", "loss", "one", "two & <three>", "English", "French", "Bonjour"} <= set(said)
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"a < b", "step", "loss", "one", "two & <three>", "English", "French", "Bonjour"} <= set(texts)
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -82,11 +82,11 @@ def test_higher_is_higher_and_equal_factors_are_equally_far_on_a_logarithmic_axi
 
 def test_a_point_without_a_place_is_left_out(tmp_path):
     points = [(0, 1.0), (1, math.nan), (2, 0.0), (3, math.inf), (4, 0.5)]
-    for log, left in ((False, 3), (True, 2)):
+    for log, remaining in ((False, 3), (True, 2)):
         root = read(
             line_chart(tmp_path / "a.svg", {"one": points}, title="t", x_label="x", y_label="y", log_y=log)
         )
-        assert len(root.find(f"{SVG}polyline").get("points").split()) == left
+        assert len(root.find(f"{SVG}polyline").get("points").split()) == remaining
     with pytest.raises(ValueError, match="no point to draw"):
         line_chart(tmp_path / "a.svg", {"one": points[1:2]}, title="t", x_label="x", y_label="y")
 
@@ -102,14 +102,14 @@ def test_a_bar_for_each_value_as_high_as_it_is(tmp_path):
             y_label="y",
         )
     )
-    tall = {
+    heights = {
         bar.find(f"{SVG}title").text: float(bar.get("height"))
         for bar in root.findall(f"{SVG}rect")
         if bar.find(f"{SVG}title") is not None
     }
-    assert len(tall) == 6
-    assert math.isclose(tall["two, c: 6"], 3 * tall["two, a: 2"], abs_tol=0.3)
-    assert math.isclose(tall["one, b: 2"], tall["two, a: 2"], abs_tol=0.1)
+    assert len(heights) == 6
+    assert math.isclose(heights["two, c: 6"], 3 * heights["two, a: 2"], abs_tol=0.3)
+    assert math.isclose(heights["one, b: 2"], heights["two, a: 2"], abs_tol=0.1)
     fills = {bar.get("fill") for bar in root.findall(f"{SVG}rect") if bar.find(f"{SVG}title") is not None}
     hatched = {f"url(#{pattern.get('id')})" for pattern in root.iter(f"{SVG}pattern")}
     assert len(fills) == 2
@@ -135,8 +135,8 @@ def test_ticks_are_round_and_reach_around(low, high):
     assert ticks[0] <= low + 1e-12
     assert ticks[-1] >= high - 1e-12
     assert 2 <= len(ticks) <= 9
-    apart = ticks[1] - ticks[0]
-    assert round(apart / 10 ** math.floor(math.log10(apart) + 1e-9), 6) in (1, 2, 5)
+    spacing = ticks[1] - ticks[0]
+    assert round(spacing / 10 ** math.floor(math.log10(spacing) + 1e-9), 6) in (1, 2, 5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Alignments are the attention that the model paid while it wrote."""
+"""Alignments are the cross-attention weights of the model while it generated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = kl.build(kl.presets.small(kl.presets.marian), generator=torch.Generator(
 SOURCE, TOKENS = [5, 9, 13, 7, 2], [1, 8, 11, 3]
 
 
-def test_a_row_is_what_was_looked_at_when_its_token_was_written():
+def test_a_row_is_the_cross_attention_of_the_step_that_generated_its_token():
     weights = alignment_weights(MODEL, SOURCE, TOKENS)
     assert weights.shape == (3, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3))
@@ -24,49 +24,51 @@ def test_a_row_is_what_was_looked_at_when_its_token_was_written():
     with torch.no_grad(), kl.watch(MODEL, f"decoder.{last}.cross") as maps:
         _, state = MODEL.start(torch.tensor([TOKENS[:1]]), memory=MODEL.encode_memory(torch.tensor([SOURCE])))
         for n, token in enumerate(TOKENS[1:]):
-            seen = maps[f"decoder.{last}.cross"][0, :, -1].mean(0)
-            torch.testing.assert_close(weights[n], seen)
+            attended = maps[f"decoder.{last}.cross"][0, :, -1].mean(0)
+            torch.testing.assert_close(weights[n], attended)
             MODEL.step(torch.tensor([[token]]), state)
 
 
 def test_layers_and_source_tokens_can_be_chosen():
-    every = [alignment_weights(MODEL, SOURCE, TOKENS, layers=[n]) for n in range(len(MODEL.decoder.layers))]
-    assert len(every) > 1
+    by_layer = [
+        alignment_weights(MODEL, SOURCE, TOKENS, layers=[n]) for n in range(len(MODEL.decoder.layers))
+    ]
+    assert len(by_layer) > 1
     torch.testing.assert_close(
-        alignment_weights(MODEL, SOURCE, TOKENS, layers=range(len(every))), torch.stack(every).mean(0)
+        alignment_weights(MODEL, SOURCE, TOKENS, layers=range(len(by_layer))), torch.stack(by_layer).mean(0)
     )
-    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS), every[-1])
-    some = alignment_weights(MODEL, SOURCE, TOKENS, source_slice=slice(1, -1))
-    torch.testing.assert_close(some, every[-1][:, 1:-1] / every[-1][:, 1:-1].sum(-1, keepdim=True))
-    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS, begin=2), every[-1][1:])
+    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS), by_layer[-1])
+    inner = alignment_weights(MODEL, SOURCE, TOKENS, source_slice=slice(1, -1))
+    torch.testing.assert_close(inner, by_layer[-1][:, 1:-1] / by_layer[-1][:, 1:-1].sum(-1, keepdim=True))
+    torch.testing.assert_close(alignment_weights(MODEL, SOURCE, TOKENS, begin=2), by_layer[-1][1:])
     assert alignment_weights(MODEL, SOURCE, TOKENS[:1]).shape == (0, 5)
 
 
-def test_each_written_token_has_one_source_token():
+def test_each_target_token_has_one_source_token():
     assert pharaoh_pairs(torch.tensor([[0.1, 0.9], [0.7, 0.3], [0.0, 1.0]])) == [(1, 0), (0, 1), (1, 2)]
     assert pharaoh_pairs(torch.zeros(0, 4)) == pharaoh_pairs(torch.zeros(2, 0)) == []
 
 
-def test_the_demonstration_draws_the_same_matrix(tmp_path):
-    lesson = translator.prepare_demo(test_size=3, dim=16, layers=2, width=16)
-    source, written, weights = translator.alignment(lesson, "hi", "He sleeps on the beach")
+def test_the_demo_draws_the_same_matrix(tmp_path):
+    task = translator.prepare_demo(test_size=3, dim=16, layers=2, width=16)
+    source, target, weights = translator.alignment(task, "hi", "He sleeps on the beach")
     assert source == ["He", "sleeps", "on", "the", "beach"]
-    assert weights.shape == (len(written), 5)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(len(written)))
-    path = translator.plot_alignment(source, written, weights, str(tmp_path / "new"))
-    said = [
+    assert weights.shape == (len(target), 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(len(target)))
+    path = translator.plot_alignment(source, target, weights, str(tmp_path / "new"))
+    texts = [
         "".join(text.itertext())
         for text in ElementTree.fromstring(path.read_text("utf-8")).iter(f"{SVG}text")
     ]
-    assert set(source) <= set(said)
+    assert set(source) <= set(texts)
 
 
 def test_every_token_is_in_the_picture_with_a_cell_for_each_pair(tmp_path):
     weights = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]])
     path = plot_alignment(tmp_path / "a.svg", ["<2hi>", "a&b", " c"], ["समुद्र", "été"], weights, title="a < b")
     root = ElementTree.fromstring(path.read_text("utf-8"))
-    said = {"".join(text.itertext()) for text in root.iter(f"{SVG}text")}
-    assert said == {"a < b", "<2hi>", "a&b", "␣c", "समुद्र", "été"}
+    texts = {"".join(text.itertext()) for text in root.iter(f"{SVG}text")}
+    assert texts == {"a < b", "<2hi>", "a&b", "␣c", "समुद्र", "été"}
     cells = root.findall(f"{SVG}rect")[1:]
     assert [cell.find(f"{SVG}title").text for cell in cells][:2] == ["समुद्र ← <2hi>: 0.70", "समुद्र ← a&b: 0.20"]
     assert len(cells) == 6
