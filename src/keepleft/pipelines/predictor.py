@@ -108,7 +108,7 @@ class Predictor:
                 "this model is an encoder, and no text is more or less likely to it: take a decoder or an "
                 "encoder-decoder"
             )
-        if design.encoder is not None:
+        if design.is_encoder_decoder:
             if source is None:
                 raise ValueError(
                     "this model scores a text for its source: give both, with a tab between them"

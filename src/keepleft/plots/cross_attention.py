@@ -34,7 +34,7 @@ def alignment_weights(
     the start token and the target. `source_slice` selects source tokens, so that tags and EOS can be left
     out; rows sum to 1 afterwards. Raises ValueError if the model is no encoder-decoder, or has no such layer.
     """
-    if model.design.encoder is None or model.design.decoder is None:
+    if not model.design.is_encoder_decoder:
         raise ValueError("this model does not write from a source: alignments are for encoder-decoders")
     if not 1 <= begin <= len(tokens):
         raise ValueError(

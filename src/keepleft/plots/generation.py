@@ -44,7 +44,7 @@ def plot_generation(
         beam_states = cast(list[BeamHypotheses], step_states)
         return plot_beam_tree(path, beam_states, tokenizer, title=title, prefix=prefix)
     tokens = [*prefix, *strategy.results(step_states[-1])[0][0].tokens]  # type: ignore[arg-type]
-    if model.design.encoder is not None:
+    if model.design.is_encoder_decoder:
         weights = alignment_weights(model, prompt_tokens, [decoder_start_token(options), *tokens])
         source_pieces = token_pieces(source_tokenizer or tokenizer, prompt_tokens)
         return plot_alignment(path, source_pieces, token_pieces(tokenizer, tokens), weights, title=title)
