@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -33,12 +33,13 @@ from keepleft.decoding.generation_config import GenerationConfig, decoder_start_
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.score import score_tokens
-from keepleft.models.transformer import Model
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.pipelines.loading import load_for_inference
-from keepleft.weights.model_directory import AnyModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+GenerativeModel = Decoder | EncoderDecoder
 
 BATCH_SIZE = 128  # sources that generate_targets takes at a time
 
@@ -55,10 +56,10 @@ class GenerationResult(Completion):
 class TextGenerator:
     """A model and its tokenizers; `draft_model` proposes tokens for speculative decoding."""
 
-    model: AnyModel
+    model: GenerativeModel
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer | None = None
-    draft_model: AnyModel | None = None
+    draft_model: GenerativeModel | None = None
 
     @property
     def input_tokenizer(self) -> Tokenizer:
@@ -298,15 +299,19 @@ def load_generator(
 ) -> TextGenerator:
     """Load a model directory for generation. Raises ValueError for an encoder."""
     loaded = load_for_inference(model_path, dtype=dtype, device=device)
-    if loaded.model.design.decoder is None:
+    if isinstance(loaded.model, Encoder):
         raise ValueError(
             f"{model_path} is an encoder and writes no text: `keepleft classify`, `fill` or `score` may be "
             "meant"
         )
     for name in unsupported_fields(loaded.model.notes):
         warnings.warn(f"generation_config.json asks for {name}, which is not done here", stacklevel=2)
-    draft = None if draft_path is None else load_for_inference(draft_path, dtype=dtype, device=device).model
-    return TextGenerator(loaded.model, loaded.tokenizer, loaded.source_tokenizer, draft)
+    draft_model = None
+    if draft_path is not None:
+        draft_model = load_for_inference(draft_path, dtype=dtype, device=device).model
+    return TextGenerator(
+        loaded.model, loaded.tokenizer, loaded.source_tokenizer, cast(GenerativeModel | None, draft_model)
+    )
 
 
 # Targets of an encoder-decoder in memory: in training it has no model directory yet ------------

@@ -11,10 +11,10 @@ from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.beam import BeamHypotheses
 from keepleft.decoding.dispatch import decode_steps, make_strategy
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
+from keepleft.models.transformer import CausalModel
 from keepleft.plots.beam_tree import plot_beam_tree
 from keepleft.plots.cross_attention import alignment_weights, plot_alignment
 from keepleft.plots.next_token import plot_distributions, step_distributions
-from keepleft.weights.model_directory import AnyModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def plot_generation(
     path: Path,
-    model: AnyModel,
+    model: CausalModel,
     tokenizer: Tokenizer,
     prompt_tokens: list[int],
     options: GenerationConfig,
@@ -30,7 +30,7 @@ def plot_generation(
     title: str,
     prefix: Sequence[int] = (),
     source_tokenizer: Tokenizer | None = None,
-    draft_model: AnyModel | None = None,
+    draft_model: CausalModel | None = None,
 ) -> Path:
     """Generate a completion of one prompt and draw it into an .svg file.
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from keepleft.auditing.report import json_safe
 from keepleft.models.build import share_weights
 from keepleft.models.design import LMHead
 from keepleft.models.transformer import Decoder, EncoderDecoder, Model
-from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
 from keepleft.serving.explorer import (
     attention,
     audit,
@@ -74,7 +74,8 @@ class Explorer:
         self.compare_folder = compare
         self.lock = threading.Lock()
         # the model may be in use elsewhere at this moment: what is watched or changed here is a twin of it
-        self.generator = TextGenerator(share_weights(model).eval(), tokenizer, source_tokenizer)
+        twin = cast(GenerativeModel, share_weights(model).eval())  # an encoder is never asked to generate
+        self.generator = TextGenerator(twin, tokenizer, source_tokenizer)
         self.display_tokenizer = DisplayTokenizer(self.generator)
         self.text_cache = TextCache(self.generator.model)
         self.audit = BackgroundAudit(model)

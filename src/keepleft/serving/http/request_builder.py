@@ -207,7 +207,7 @@ def _encode_prompts(
     ]
     if overlong := [len(row) for row in rows if len(row) > service.max_model_len]:
         raise too_long(overlong[0], service.max_model_len)
-    return encode_prompts(service.model, tokenizer, rows, options)
+    return encode_prompts(service.generator.model, tokenizer, rows, options)
 
 
 def check_text(text: str, limits: Limits) -> str:

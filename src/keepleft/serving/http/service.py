@@ -10,14 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from keepleft import __version__
 from keepleft.models.design import ClassificationHead
 from keepleft.nn.position import LearnedPositions, Rotary
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
-from keepleft.pipelines.text_generation import TextGenerator
+from keepleft.pipelines.text_generation import GenerativeModel, TextGenerator
 from keepleft.serving.engine.request import Engine, Events
 from keepleft.serving.engine.thread import EngineThread, deliver
 from keepleft.serving.explorer.html_file import PAGE_FOLDER
@@ -57,7 +57,7 @@ class Service:
         self.explorer = explorer
         self.page_folder = page_folder
         self.generator, self.predictor = (
-            TextGenerator(self.model, self.tokenizer, source_tokenizer),
+            TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer),
             Predictor(self.model, self.tokenizer, source_tokenizer),
         )
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)

@@ -73,7 +73,7 @@ def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int],
         if body.source is not None:
             raise APIError(400, "source was given, and this model reads none: leave it out", param="source")
         tokens = encode_prompts(
-            service.model, service.tokenizer, [_encode_within_limit(service, body.input)], options
+            service.generator.model, service.tokenizer, [_encode_within_limit(service, body.input)], options
         )[0]
         source = None
     else:
@@ -84,7 +84,8 @@ def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int],
             *service.tokenizer.encode(body.input, add_special_tokens=False).ids,
         ]
         source_tokens = _encode_within_limit(service, check_text(body.source, service.limits))
-        source = encode_prompts(service.model, service.generator.input_tokenizer, [source_tokens], options)[0]
+        generator = service.generator
+        source = encode_prompts(generator.model, generator.input_tokenizer, [source_tokens], options)[0]
     if overlong := [
         len(row) for row in (tokens, source) if row is not None and len(row) > service.max_model_len
     ]:
@@ -128,7 +129,9 @@ def _select_layers(
     cells = 0
     for name, heads in heads_by_layer.items():
         if body.heads is not None and max(body.heads) >= heads:
-            raise APIError(400, f"head {max(body.heads)} was asked for, and {name} has {heads}", param="heads")
+            raise APIError(
+                400, f"head {max(body.heads)} was asked for, and {name} has {heads}", param="heads"
+            )
         rows = num_source_tokens if name.startswith("encoder") and service.is_encoder_decoder else num_tokens
         columns = num_source_tokens if name.endswith("cross") else rows
         cells += rows * columns * (heads if body.heads is None else len(body.heads))
