@@ -58,7 +58,7 @@ MUTANTS = [
     Mutant("a triangle for any causal grid", "attention/backends/sdpa.py", "if mask == causal and grid.is_square",
            "if mask == causal", CACHE),
     Mutant("one new query sees everything, wherever it stands", "attention/backends/sdpa.py",
-           " and grid.start == grid.keys - 1", "", "attention/test_forms.py"),
+           " and grid.start == grid.keys - 1", "", "attention/test_sdpa_backend.py"),
     Mutant("a bias forgets the triangle", "attention/backends/sdpa.py",
            "lowered_mask = DenseMask(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril())",
            "lowered_mask = DenseMask(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device))", ATTENTION),

@@ -12,8 +12,7 @@ _HOMES = {
     "attention.attention_maps": "attention_maps",
     "attention.cross_memory": "Memory",
     "attention.grid": "Grid",
-    "attention.kv_cache": "DynamicCache RingCache StaticCache",
-    "attention.kv_cache_compact": "OffloadedCache QuantizedCache",
+    "attention.kv_cache": "Cache DynamicCache OffloadedCache QuantizedCache RingCache StaticCache",
     "attention.mask_parser": "parse_mask",
     "attention.mask_plot": "draw faults mask_table picture",
     "attention.masks": "Mask Where block causal full prefix window",
@@ -53,8 +52,14 @@ if TYPE_CHECKING:
     from keepleft.attention.attention_maps import attention_maps
     from keepleft.attention.cross_memory import Memory
     from keepleft.attention.grid import Grid
-    from keepleft.attention.kv_cache import DynamicCache, RingCache, StaticCache
-    from keepleft.attention.kv_cache_compact import OffloadedCache, QuantizedCache
+    from keepleft.attention.kv_cache import (
+        Cache,
+        DynamicCache,
+        OffloadedCache,
+        QuantizedCache,
+        RingCache,
+        StaticCache,
+    )
     from keepleft.attention.mask_parser import parse_mask
     from keepleft.attention.mask_plot import draw, faults, mask_table, picture
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from keepleft import checks
 from keepleft.attention.cross_memory import Memory
-from keepleft.attention.kv_cache import Cache, DynamicCache, RingCache, StaticCache
-from keepleft.attention.kv_cache_compact import OffloadedCache, QuantizedCache
+from keepleft.attention.kv_cache import (
+    Cache,
+    DynamicCache,
+    OffloadedCache,
+    QuantizedCache,
+    RingCache,
+    StaticCache,
+)
 from keepleft.attention.masks import Mask, window_size
 from keepleft.models.heads import last_real
 from keepleft.models.stack import positions_from_segments

@@ -189,6 +189,6 @@ def test_a_page_is_held_by_one_and_given_back_once(acts):
         pool.allocate(pool.num_free + 1)
     for pages in held:
         pool.release(pages)
-    with pytest.raises(ValueError, match="given back twice"):
+    with pytest.raises(ValueError, match="released twice"):
         pool.release([0])
     assert sorted(pool.allocate(12)) == list(range(12))

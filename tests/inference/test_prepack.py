@@ -232,7 +232,7 @@ def test_eight_bits_for_compilers_are_nearly_the_same_product():
     bias = torch.randn(24, generator=dice)
     x = torch.randn(5, 40, generator=dice)
     right = F.linear(x, weight, bias)
-    found = layers.prepack_linear("open8", weight, bias)(x)
+    found = layers.prepack_linear("int8_compilable", weight, bias)(x)
     assert float((found - right).abs().max() / right.abs().max()) < 0.02
     # neighbours do not matter
-    torch.testing.assert_close(layers.prepack_linear("open8", weight, bias)(x[:1])[0], found[0])
+    torch.testing.assert_close(layers.prepack_linear("int8_compilable", weight, bias)(x[:1])[0], found[0])

@@ -46,7 +46,7 @@ def test_it_says_what_the_definition_says(mask, grid, shared, biased):
     bias = torch.randn(1, H, grid.queries, grid.keys, dtype=torch.float64) if biased else None
     said = [
         kl.attend(q, k, v, kl.see(mask, grid, batch=B, heads=H, backend=name), bias=bias)
-        for name in ("traced", "reference")
+        for name in ("export", "reference")
     ]
     torch.testing.assert_close(*said, atol=1e-12, rtol=1e-10)
 
@@ -54,4 +54,4 @@ def test_it_says_what_the_definition_says(mask, grid, shared, biased):
 def test_it_has_no_dropout():
     q = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match="no dropout"):
-        kl.attend(q, q, q, kl.see(causal, kl.Grid(3, 3), backend="traced"), dropout=0.1)
+        kl.attend(q, q, q, kl.see(causal, kl.Grid(3, 3), backend="export"), dropout=0.1)
