@@ -132,7 +132,8 @@ def attend(
     """
     if not isinstance(sight, Sight):
         raise TypeError(
-            f"attend wants a sight, not {type(sight).__name__}: see(causal, Grid({q.shape[-2]}, {k.shape[-2]}))"
+            f"attend wants a sight, not {type(sight).__name__}: "
+            f"see(causal, Grid({q.shape[-2]}, {k.shape[-2]}))"
         )
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(
@@ -196,7 +197,7 @@ def get_backend(name: str) -> Backend:
 
 
 def _choose_backend(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:
-    """The cheapest backend that can express the mask: SDPA, unless it would need a large dense mask on a GPU."""
+    """The cheapest backend that can express the mask: SDPA, unless that takes a large dense mask on a GPU."""
     if device.type != "cuda" or grid.queries < MIN_QUERIES_WITHOUT_TABLE:
         return "sdpa"
     from keepleft.attention.backends import sdpa, varlen

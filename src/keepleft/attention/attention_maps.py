@@ -1,4 +1,4 @@
-"""Attention maps: the softmax weights that fused kernels never return, recomputed from the same q, k and sight."""
+"""Attention maps: the softmax weights that fused kernels never return, recomputed from q, k and the sight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention_maps(
     heads: Tensor | None = None,
     queries: Tensor | None = None,
 ) -> Tensor:
-    """The weights of these batch rows, heads and query slots, (rows, heads, queries, K); None means all of them.
+    """The weights of these batch rows, heads and query slots, (rows, heads, queries, K); None means all.
 
     q: (B, H, Q, D)   k: (B, H or a divisor of it, K, D). Computed in chunks of queries.
     """

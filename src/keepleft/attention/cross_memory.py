@@ -28,7 +28,7 @@ class Memory:
         return self.layers[0][0].shape[0] * self.rows_per_source
 
     def grid(self, queries: int, segments: Tensor | None = None) -> Grid:
-        """The grid of `queries` per row over the source; a target segment sees the source segment of its number."""
+        """`queries` per row over the source; a target segment sees the source segment of the same number."""
         if segments is not None and self.rows_per_source > 1:
             segments = segments.reshape(-1, self.rows_per_source * queries)
         return Grid(

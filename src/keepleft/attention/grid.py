@@ -57,7 +57,7 @@ class Grid:
         )
 
     def predicate(self, mask: Mask, device: torch.device) -> Predicate:
-        """The mask as a function of (b, h, query slot, key slot): positions looked up, segments kept apart."""
+        """The mask as a function of (b, h, query slot, key slot), restricted to equal segments."""
         mask_predicate = mask.predicate(device)
         start = self.start
         q_pos = self.q_pos

@@ -11,7 +11,7 @@ Where a cache stores a token is its own business: for every slot that it returns
 and which segment sits there, and the mask does the rest.
 
     admit(queries, positions, segments) -> grid    once per forward pass, before any layer writes
-    update(layer, k, v) -> k, v                    write this layer's new keys and values, return all visible ones
+    update(layer, k, v) -> k, v                    write a layer's new keys and values, return all visible
     reorder(rows)                                  reorder, drop or repeat batch rows
     crop(n)                                        remove the last n tokens, if the cache can
 
@@ -42,7 +42,7 @@ class Cache(Protocol):
 
 
 class DynamicCache:
-    """Keeps everything, in buffers with spare slots; where gradients are needed, in tensors never written to."""
+    """Keeps everything, in buffers with spare slots; with gradients, in tensors that are never written to."""
 
     MIN_GROWTH = 32  # slots added when a buffer is full; half of the length where that is more
 
@@ -213,7 +213,7 @@ class StaticCache:
 
 
 class RingCache:
-    """Keeps the last `window` tokens of each row, each new one in the slot of the oldest: for causal & window(n)."""
+    """Keeps the last `window` tokens of each row, for causal & window(n): a new one overwrites the oldest."""
 
     def __init__(self, window: int, *, batch: int, device: str | torch.device = "cpu") -> None:
         self.window = window

@@ -1,9 +1,9 @@
 """Attention masks and their algebra: which position may attend to which.
 
 A mask is a predicate over (b, h, q, k): batch row, head, query position, key position. True means that q may
-attend to k. q and k are positions in a sequence, never slots of a buffer, so one mask serves training, chunked
-prefill and cached decoding alike. Masks are values: they compare, hash, print, parse back from their repr, and
-combine with & | ~.
+attend to k. q and k are positions in a sequence, never slots of a buffer, so one mask serves training,
+chunked prefill and cached decoding alike. Masks are values: they compare, hash, print, parse back from their
+repr, and combine with & | ~.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The architecture of a Transformer as data. A design has no behaviour; models/build.py makes models from it.
 
-A choice carries its own numbers (Rotary has a base, LearnedPositions has a length), so no field means something
-only when another is set. What is absent is None: no decoder, no head.
+A choice carries its own numbers (Rotary has a base, LearnedPositions has a length), so no field means
+something only when another is set. What is absent is None: no decoder, no head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keepleft.nn.position import LearnedPositions, Position, RelativeBias, Rotar
 
 POOLING_MODES = ("mean", "first", "last", "tanh")
 
-# choices that concern a model; those of a single layer are defined beside it, in nn/ --------------------------
+# choices that concern a model; those of a single layer are defined beside it, in nn/ ----------
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MaskedLMHead:
 
 @dataclass(frozen=True)
 class PoolingHead:
-    """One vector per sequence: the mean of its tokens, its first, its last, or BERT's tanh layer on the first."""
+    """One vector per sequence: the mean of its tokens, its first, its last, or BERT's tanh of the first."""
 
     how: Literal["mean", "first", "last", "tanh"] = "mean"
     unit: bool = False  # scaled to length 1
@@ -122,7 +122,7 @@ class T5Init:
         checks.check_number("factor", self.factor, above=0)
 
 
-# the design ---------------------------------------------------------------------------------------------------
+# the design -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

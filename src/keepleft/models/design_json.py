@@ -34,7 +34,7 @@ _OLD_NAMES = {  # class and field names of older files, which are read but no lo
 
 
 def to_json(model_design: Design) -> dict[str, Any]:
-    """The design as dictionaries, lists, strings and numbers; ValueError where it would not read back the same."""
+    """The design as dictionaries, lists, strings and numbers; ValueError where it would not read back."""
     out = _to_json(model_design)
     if from_json(out) != model_design:  # the name of a Where mask means nothing to another program
         raise ValueError(f"the design {model_design} cannot be written as JSON")

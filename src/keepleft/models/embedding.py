@@ -61,8 +61,8 @@ def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
     """
     if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
         raise ValueError(
-            f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
-            "int64 or int32, are needed"
+            f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), "
+            "of type int64 or int32, are needed"
         )
     if not tokens.numel():
         raise ValueError(
@@ -77,7 +77,7 @@ def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
 
 
 def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) -> None:
-    """ValueError unless the values are integers of at least 0 and have the shape of the tokens; None passes."""
+    """ValueError unless the values are integers of at least 0 in the shape of the tokens; None passes."""
     if values is None:
         return
     if values.shape != tokens.shape:
@@ -87,7 +87,8 @@ def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) 
         )
     if values.dtype not in INTEGER_DTYPES:
         raise ValueError(
-            f"{argument} are {values.dtype}: integers of type int64 or int32 are needed (.long() makes them so)"
+            f"{argument} are {values.dtype}: integers of type int64 or int32 are needed "
+            "(.long() makes them so)"
         )
     if values.device.type == "cpu" and (low := int(values.min())) < 0:
         raise ValueError(f"{argument} go down to {low}: they start at 0")

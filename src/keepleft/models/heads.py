@@ -1,7 +1,7 @@
 """Output heads: hidden states to logits over the vocabulary, logits over labels, or one vector per sequence.
 
-Every head is called with (hidden states, token table, segments): a tied head takes its weight from the table, a
-pooling head skips padding.
+Every head is called with (hidden states, token table, segments): a tied head takes its weight from the table,
+a pooling head skips padding.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ gpt2_xl = gpt2.but(
 
 
 def _gpt3(layers: int, dim: int, heads: int, head_dim: int) -> Design:
-    """A row of table 2.1 of Brown et al.; "alternating dense and locally banded sparse", the band as in GPT-Neo."""
+    """Table 2.1 of Brown et al.; "alternating dense and locally banded sparse", the band as in GPT-Neo."""
     return gpt2.but(
         dim=dim,
         heads=heads,

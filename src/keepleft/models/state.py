@@ -114,8 +114,8 @@ def make_caches(
 ) -> list[Cache]:
     """A cache of this kind for each mask.
 
-    A ring cache serves masks with a window. With kind "ring", masks without one get a static cache where there
-    is a capacity, else a dynamic one.
+    A ring cache serves masks with a window. With kind "ring", masks without one get a static cache where
+    there is a capacity, else a dynamic one.
     """
     if kind not in CACHE_KINDS:
         raise ValueError(f"no cache is called {kind!r}: there are {', '.join(CACHE_KINDS)}")

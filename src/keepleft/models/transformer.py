@@ -41,7 +41,7 @@ class Model(nn.Module):
         segments: Tensor | None,
         vocab: int | None = None,
     ) -> tuple[Tensor, Grid]:
-        """The positions of these tokens, (B or 1, T), and the grid of their self-attention; checks the inputs."""
+        """Checks the inputs; the positions of these tokens, (B or 1, T), and their self-attention grid."""
         self.check_inputs(name, tokens, positions, segments, vocab)
         positions = self.resolve_positions(tokens, positions, segments)
         length = tokens.shape[1]
@@ -57,7 +57,7 @@ class Model(nn.Module):
         segments: Tensor | None,
         vocab: int | None = None,
     ) -> None:
-        """ValueError for tokens, positions or segments of a wrong shape, type or range; not while compiling."""
+        """ValueError for tokens, positions or segments of a wrong shape, type or range."""
         if not torch.compiler.is_compiling():
             if tokens.device.type == "cpu":
                 check_tokens(name, tokens, vocab or self.design.vocab)
@@ -240,7 +240,7 @@ class CausalModel(Model):
         )
 
     def check_memory(self, tokens: Tensor, memory: Memory | None) -> None:
-        """ValueError unless a memory is given where the model has a source, and only there, with as many rows."""
+        """ValueError unless an encoder-decoder has a memory of as many rows, and any other model has none."""
         if not self.design.is_encoder_decoder:
             if memory is not None:
                 raise ValueError("a memory was given, but this model has no cross-attention: leave it out")
@@ -275,7 +275,7 @@ class Decoder(CausalModel):
 
 
 class EncoderDecoder(CausalModel):
-    """A bidirectional encoder of the source, and a causal decoder with cross-attention to it (Vaswani, T5, BART)."""
+    """A bidirectional encoder and a causal decoder with cross-attention (the 2017 Transformer, T5, BART)."""
 
     def __init__(self, design: Design) -> None:
         super().__init__(design)
@@ -296,7 +296,7 @@ class EncoderDecoder(CausalModel):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """(B, S) source and (B, T) target → (B, T, V): the logits of the next target token at each position"""
+        """(B, S) source and (B, T) target → (B, T, V): the logits of the next token at each position"""
         x = self.hidden_states(
             source,
             tokens,

@@ -98,7 +98,7 @@ class CrossAttention(Attention):
         return k, v
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """(B · n, T, dim) over keys and values (B, Hk, S, D): n rows that share a source are joined into one."""
+        """(B · n, T, dim) over keys and values (B, Hk, S, D): n rows that share a source become one."""
         if x.shape[0] == k.shape[0]:
             return self.attend(self.split_heads(self.q(x)), k, v, sight)
         joined_rows = x.reshape(k.shape[0], -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Chunked linear cross-entropy: the loss of hidden states over a vocabulary, without ever holding all logits."""
+"""Chunked linear cross-entropy: the loss of hidden states over a vocabulary, without holding all logits."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ def linear_cross_entropy(
 
     x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) integers, IGNORE_INDEX to skip
     The gradients are computed in the forward pass, beside the logits, so that these are neither stored nor
-    recomputed. Matrices are multiplied in the type of x, or of autocast; softmax and sums are in float32 at least.
+    recomputed. Matrices are multiplied in the type of x, or of autocast; softmax and sums are in float32 at
+    least.
     """
     if x.shape[:-1] != targets.shape:
         raise ValueError(
-            f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
-            f"needed for each, (…) beside (…, dim)"
+            f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: "
+            "one target is needed for each, (…) beside (…, dim)"
         )
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must be at least 0 and below 1")
@@ -106,7 +107,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# To torch.compile the work below is one custom op: it has its own gradients, and loops over chunks -----------
+# To torch.compile the work below is one custom op: it has its own gradients, and loops over chunks
 
 
 def loss_and_grads(
@@ -119,7 +120,7 @@ def loss_and_grads(
     compute_dtype: torch.dtype,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    """(N, dim) against (N,): the three LossSums, and the gradients of x, weight and bias where they are needed."""
+    """(N, dim) against (N,): the three LossSums, and the gradients of x, weight and bias where needed."""
     sum_dtype = accumulation_dtype(compute_dtype)
     target_rows = None
     if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # on a GPU this would synchronise
@@ -225,7 +226,7 @@ def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _dispatch_chunk_loss(
     logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """The three LossSums of (n, V) logits, (3,), and their gradient where it is needed; overwrites the logits."""
+    """The three LossSums of (n, V) logits, (3,), and their gradient where needed; overwrites the logits."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from keepleft.kernels.cross_entropy import cross_entropy_chunk
 

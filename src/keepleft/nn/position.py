@@ -1,4 +1,4 @@
-"""Position encodings: sinusoidal, learned, rotary (RoPE) with linear or Llama 3 scaling, and T5's relative bias.
+"""Position encodings: sinusoidal, learned, rotary (RoPE) with linear or Llama 3 scaling, T5's relative bias.
 
     Sinusoidal          added to the embeddings: sines and cosines        (sinusoidal_encoding)
     LearnedPositions    added to the embeddings: a learned table          (LearnedPositionEmbedding)

@@ -1,4 +1,4 @@
-"""The definition in operations that torch.export and ONNX can trace: masks by broadcasting, no size made constant."""
+"""The definition in operations that torch.export and ONNX can trace, with no size made constant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add_bias", "attend", "lower"]
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:
-    """A table (B or 1, H or 1, Q, K) built without reading any size: a graph traced at one length holds at any."""
+    """A table (B or 1, H or 1, Q, K), made without reading a size: a graph traced at one length fits any."""
     q = _positions(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
     k = _positions(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
     b = torch.arange(batch, device=device)[:, None, None, None]
@@ -32,7 +32,7 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
 def _positions(
     count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device
 ) -> Tensor:
-    """(B or 1, count); counted along the segments where there are some, since tracing may make `count` constant."""
+    """(B or 1, count); counted along the segments if there are any, as tracing may make `count` constant."""
     if positions is not None:
         return positions
     ones = (
@@ -46,7 +46,7 @@ def _positions(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float
 ) -> Tensor:
-    """Shapes as in attend(). Grouped-query heads get an axis of their own: (B, H, Q, D) is (B, Hk, H / Hk, Q, D)."""
+    """Shapes as in attend(). Grouped-query heads get an axis: (B, H, Q, D) is (B, Hk, H / Hk, Q, D)."""
     if dropout:
         raise ValueError(
             f"an exported graph has no dropout ({dropout} was asked for): call model.eval() first"

@@ -1,7 +1,7 @@
 """F.scaled_dot_product_attention: PyTorch's fused kernels.
 
-The mask is lowered to what a kernel has built in (full, causal), a dense table, chunks of a sliding window, or
-spans of padded and packed rows that are attended one by one.
+The mask is lowered to what a kernel has built in (full, causal), a dense table, chunks of a sliding window,
+or spans of padded and packed rows that are attended one by one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from keepleft.attention.masks import Mask, causal, full, window_size
 from keepleft.attention.segment_spans import is_relative, split_rows
 
 # With a dense mask cuDNN's backward pass may return NaN (since PyTorch 2.11,
-# https://github.com/pytorch/pytorch/issues/196678), and its forward pass builds a plan for every new shape, which
-# takes longer than several passes: 50 ms where others take 8.
+# https://github.com/pytorch/pytorch/issues/196678), and its forward pass builds a plan for every new shape,
+# which takes longer than several passes: 50 ms where others take 8.
 SAFE_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MAX_SINGLE_TABLE_TOKENS = 256  # up to this many tokens one dense mask costs less than several smaller calls
 
@@ -42,7 +42,7 @@ class DenseMask(NamedTuple):
 
 
 class ChunkedWindow(NamedTuple):
-    """A sliding window over one long sequence: chunks of queries, each over its own keys and the chunk before."""
+    """A sliding window over one long sequence: chunks of queries over their keys and the chunk before."""
 
     window: int
     first_chunk: Tensor  # (1, 1, size, size) booleans; a chunk is at least a window long
@@ -50,7 +50,7 @@ class ChunkedWindow(NamedTuple):
 
 
 class RaggedRows(NamedTuple):
-    """Packed or padded rows, each sequence attended by itself: (length, lowered mask) of each, None for padding."""
+    """Packed or padded rows, each sequence attended by itself: (length, lowered mask), None for padding."""
 
     rows: tuple[RaggedRow, ...]
 
@@ -106,7 +106,7 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
 
 
 def unmask_empty_queries(table: Tensor) -> DenseMask:
-    """On a GPU some kernels return NaN for a query that sees nothing: let it see all keys, and zero it afterwards."""
+    """Let queries that see nothing see all keys, and zero them afterwards: some GPU kernels return NaN."""
     empty_queries = ~table.any(-1, keepdim=True)
     is_capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
     must_not_sync = torch.compiler.is_compiling() or is_capturing
@@ -217,9 +217,9 @@ def _attend_chunked_window(
 def match_grad_layout(out: Tensor) -> Tensor:
     """On a GPU: make the gradient of `out` arrive with the strides of `out`.
 
-    cuDNN's backward pass caches its plan by shape and not by the layout of the gradient (PyTorch 2.11): after one
-    call with another layout its gradients are silently wrong. In our models the layouts agree, and this costs
-    nothing.
+    cuDNN's backward pass caches its plan by shape and not by the layout of the gradient (PyTorch 2.11): after
+    one call with another layout its gradients are silently wrong. In our models the layouts agree, and this
+    costs nothing.
     """
     return _MatchGradLayout.apply(out) if out.is_cuda and out.requires_grad else out
 

@@ -1,4 +1,4 @@
-"""Variable-length (flash) attention: packed sequences end to end, without a dense mask. On a GPU, in half precision."""
+"""Variable-length (flash) attention: packed sequences without a dense mask. On a GPU, in half precision."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _supports_windows() -> bool:
 
 @cache
 def _varlen_options(window_bounds: tuple[int, int], group_size: int) -> dict[str, Any]:
-    """The keyword arguments of varlen_attn in this release of PyTorch: they differ from release to release."""
+    """The keyword arguments of varlen_attn in this PyTorch: they differ from release to release."""
     options: dict[str, Any] = {}
     if group_size > 1 and "enable_gqa" in _varlen_parameters():
         options["enable_gqa"] = True
