@@ -19,7 +19,7 @@ def require_language_model(model: nn.Module) -> Any:
     """The model, if it reads from left to right, says what comes next, and says the same each time."""
     language_model: Any = model
     design = language_model.design
-    if design.decoder is None or design.encoder is not None or not isinstance(design.head, LMHead):
+    if design.kind != "decoder" or not isinstance(design.head, LMHead):
         raise ValueError(
             f"{type(model).__name__} with {type(design.head).__name__} is no language model from left to right: a "
             "decoder with a vocabulary is needed (for an encoder-decoder there is likelihood)"

@@ -57,11 +57,7 @@ class Predictor:
         tokens, segments = pad_batch(rows, next(model.parameters()).device, left=False)
         if isinstance(model.design.head, PoolingHead):
             return model(tokens, segments=segments).float().cpu()
-        encode = (
-            model.encode
-            if model.design.encoder is not None and model.design.decoder is not None
-            else model.hidden_states
-        )
+        encode = model.encode if model.design.is_encoder_decoder else model.hidden_states
         return (
             Pooler(PoolingHead("mean"), model.design)(
                 encode(tokens, segments=segments), model.token, segments
@@ -108,7 +104,7 @@ class Predictor:
             raise ValueError(
                 "this model does not write, so no text is more or less likely to it: take a decoder or a pair"
             )
-        if design.encoder is not None:
+        if design.is_encoder_decoder:
             if source is None:
                 raise ValueError(
                     "this model scores a text for its source: give both, with a tab between them"

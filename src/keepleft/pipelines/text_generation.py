@@ -79,7 +79,7 @@ class TextGenerator:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        return self.model.design.encoder is not None and self.model.design.decoder is not None
+        return self.model.design.is_encoder_decoder
 
     def resolve(self, options: GenerationConfig) -> GenerationConfig:
         return resolve_options(self.model, options, {})

@@ -33,7 +33,7 @@ def alignment_weights(
     `tokens`: start token and what was written. `heads`: all unless given. `among`: only these source tokens,
     so that tags and ends can be left out. Rows sum to 1.
     """
-    if model.design.encoder is None or model.design.decoder is None:
+    if not model.design.is_encoder_decoder:
         raise ValueError("this model does not write from a source: alignments are for encoder-decoders")
     if not 1 <= begin <= len(tokens):
         raise ValueError(

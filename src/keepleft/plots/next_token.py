@@ -60,7 +60,7 @@ def step_distributions(
         raise ValueError(f"top_k is {top_k}: at least one token of each step must be shown")
     if model.design.decoder is None:
         raise ValueError("this model only reads: give one that writes")
-    if (source is None) != (model.design.encoder is None):
+    if (source is not None) != model.design.is_encoder_decoder:
         raise ValueError(
             "an encoder-decoder needs the source that it read: give source="
             if source is None
