@@ -41,6 +41,7 @@ class LayerStack(nn.Module):
         )
         self.norm = make_norm(design.norm, design.dim) if config.final_norm else nn.Identity()
         if isinstance(design.position, RelativeBias):
+            # the attribute is named as in saved checkpoints
             self.nearness = RelativePositionBias(
                 design.position, self.attention.heads, bidirectional=config.mask == (full,)
             )
