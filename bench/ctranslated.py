@@ -30,7 +30,7 @@ def write(model: Any, folder: Path) -> Path:
         pre_norm=design.norm_first,
         activation=ACTIVATIONS[design.feedforward.activation],
     )
-    if design.encoder is None:
+    if not design.is_encoder_decoder:
         spec = TransformerDecoderModelSpec.from_config(design.decoder.layers, **shape)
         spec.register_vocabulary(vocabulary)
     else:
@@ -54,7 +54,7 @@ def write(model: Any, folder: Path) -> Path:
 
 
 def opened(folder: Path, design: kl.Design, kind: str, threads: int) -> Any:
-    made = ctranslate2.Generator if design.encoder is None else ctranslate2.Translator
+    made = ctranslate2.Translator if design.is_encoder_decoder else ctranslate2.Generator
     return made(str(folder), compute_type=kind, inter_threads=1, intra_threads=threads)
 
 

@@ -1,4 +1,4 @@
-"""keepleft: Transformers that do not peek. The public names; each is imported when first used."""
+"""keepleft: Transformers that do not peek. The public names, each imported on first use."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ _HOMES = {
     "attention.attention_maps": "attention_maps",
     "attention.cross_memory": "Memory",
     "attention.grid": "Grid",
-    "attention.kv_cache": "DynamicCache RingCache StaticCache",
-    "attention.kv_cache_compact": "OffloadedCache QuantizedCache",
+    "attention.kv_cache": "Cache DynamicCache OffloadedCache QuantizedCache RingCache StaticCache",
     "attention.mask_parser": "parse_mask",
     "attention.mask_plot": "draw faults mask_table picture",
     "attention.masks": "Mask Where block causal full prefix window",
     "auditing.audit": "audit",
-    "auditing.report": "Finding LeakError UncheckedError",
+    "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
     "data.batches": "Batches BucketedLayout PackedLayout WindowLayout",
     "data.objectives": "Classification Denoising MaskedToken NextToken SpanCorruption Translation",
     "data.token_store": "TokenStore",
+    "data.tokenizer": "train_tokenizer",
     "decoding.beam": "beam",
     "decoding.generate": "Completion completions generate stream",
     "decoding.generation_config": "GenerationConfig",
     "decoding.hypotheses": "FinishedSequence Hypotheses",
     "decoding.loop": "decode",
     "decoding.sampling": "greedy sample",
+    "decoding.score": "score_tokens",
     "evaluation.likelihood": "likelihood",
     "inference.prepack": "prepack",
     "models.build": "build count_parameters",
-    "models.design": "ClassificationHead Design LMHead MaskedLMHead NormalInit PoolingHead StackDesign T5Init XavierInit",
+    "models.design": "ClassificationHead Design LMHead MaskedLMHead NormalInit PoolingHead StackDesign "
+    "T5Init XavierInit",
     "models.stack": "positions_from_segments",
     "models.transformer": "Decoder Encoder EncoderDecoder",
     "models.watch": "watch",
     "nn.feedforward": "FeedForward",
     "nn.norm": "LayerNorm RMSNorm",
     "nn.position": "LearnedPositions LinearRopeScaling Llama3RopeScaling RelativeBias Rotary Sinusoidal",
+    "pipelines.evaluation": "evaluate",
+    "pipelines.lm_eval": "lm_eval_model",
     "serving.explorer.notebook": "explore",
     "training.loop": "TrainReport train",
     "training.recipe": "Recipe",
@@ -53,13 +57,19 @@ if TYPE_CHECKING:
     from keepleft.attention.attention_maps import attention_maps
     from keepleft.attention.cross_memory import Memory
     from keepleft.attention.grid import Grid
-    from keepleft.attention.kv_cache import DynamicCache, RingCache, StaticCache
-    from keepleft.attention.kv_cache_compact import OffloadedCache, QuantizedCache
+    from keepleft.attention.kv_cache import (
+        Cache,
+        DynamicCache,
+        OffloadedCache,
+        QuantizedCache,
+        RingCache,
+        StaticCache,
+    )
     from keepleft.attention.mask_parser import parse_mask
     from keepleft.attention.mask_plot import draw, faults, mask_table, picture
     from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
     from keepleft.auditing.audit import audit
-    from keepleft.auditing.report import Finding, LeakError, UncheckedError
+    from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch
     from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
     from keepleft.data.objectives import (
@@ -71,12 +81,14 @@ if TYPE_CHECKING:
         Translation,
     )
     from keepleft.data.token_store import TokenStore
+    from keepleft.data.tokenizer import train_tokenizer
     from keepleft.decoding.beam import beam
     from keepleft.decoding.generate import Completion, completions, generate, stream
     from keepleft.decoding.generation_config import GenerationConfig
     from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
     from keepleft.decoding.loop import decode
     from keepleft.decoding.sampling import greedy, sample
+    from keepleft.decoding.score import score_tokens
     from keepleft.evaluation.likelihood import likelihood
     from keepleft.inference.prepack import prepack
     from keepleft.models import presets
@@ -105,6 +117,8 @@ if TYPE_CHECKING:
         Rotary,
         Sinusoidal,
     )
+    from keepleft.pipelines.evaluation import evaluate
+    from keepleft.pipelines.lm_eval import lm_eval_model
     from keepleft.serving.explorer.notebook import explore
     from keepleft.training.loop import TrainReport, train
     from keepleft.training.recipe import Recipe
@@ -116,9 +130,9 @@ def __getattr__(name: str) -> Any:
         return import_module("keepleft.models.presets")
     if name not in _NAMES:
         raise AttributeError(f"keepleft has no {name!r}: it has {', '.join(__all__)}")
-    # the next look costs nothing
-    found = globals()[name] = getattr(import_module(f"keepleft.{_NAMES[name]}"), name)
-    return found
+    value = getattr(import_module(f"keepleft.{_NAMES[name]}"), name)
+    globals()[name] = value  # from now on an ordinary attribute
+    return value
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ D = 5
 @st.composite
 def cases(draw):
     """A mask, a grid of any shape the models make, and whether there is a bias."""
-    # often those with their own kernels
+    # often those that a kernel has built in
     mask = draw(st.sampled_from([kl.causal, kl.full, kl.causal & kl.window(3)]) | MASKS)
     keys = draw(st.sampled_from([1, 7, 11]))
     kind = draw(st.sampled_from(["square", "tail", "packed", "placed", "cross", "slots"]))
@@ -61,7 +61,7 @@ def inputs(grid: kl.Grid, bias, dtype: torch.dtype):
     return q, k, v, None if bias is None else rand(*bias, grid.queries, grid.keys)
 
 
-def look(backend: str, mask, grid, q, k, v, bias, **more):
+def attend_with(backend: str, mask, grid, q, k, v, bias, **more):
     sight = kl.see(mask, grid, batch=B, heads=H, backend=backend)
     return kl.attend(q, k, v, sight, bias=bias, **more)
 
@@ -72,24 +72,27 @@ def test_forward_and_backward_of_the_fused_kernels_are_those_of_the_definition(c
     mask, grid, bias = case
     outs, grads = [], []
     for backend in ("reference", "sdpa"):
-        given_ = [t if t is None else t.requires_grad_() for t in inputs(grid, bias, torch.float64)]
-        out = look(backend, mask, grid, *given_)
+        tensors = [t if t is None else t.requires_grad_() for t in inputs(grid, bias, torch.float64)]
+        out = attend_with(backend, mask, grid, *tensors)
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out))
         outs.append(out.detach())
-        grads.append([t.grad for t in given_ if t is not None])
+        grads.append([t.grad for t in tensors if t is not None])
     torch.testing.assert_close(outs[1], outs[0], atol=1e-12, rtol=1e-10)
-    for mine, theirs in zip(grads[1], grads[0], strict=True):
-        assert theirs.isfinite().all()
-        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+    for actual, expected in zip(grads[1], grads[0], strict=True):
+        assert expected.isfinite().all()
+        torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-9)
 
 
 @given(cases())
 @settings(max_examples=30)
 def test_flex_says_what_the_definition_says(case):
     mask, grid, bias = case
-    given_ = inputs(grid, bias, torch.float32)
+    tensors = inputs(grid, bias, torch.float32)
     torch.testing.assert_close(
-        look("flex", mask, grid, *given_), look("reference", mask, grid, *given_), atol=2e-5, rtol=1e-4
+        attend_with("flex", mask, grid, *tensors),
+        attend_with("reference", mask, grid, *tensors),
+        atol=2e-5,
+        rtol=1e-4,
     )
 
 
@@ -101,15 +104,17 @@ def test_flex_says_what_the_definition_says(case):
 @settings(max_examples=60)
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype, backend):
     mask, grid, bias = case
-    blind = ~grid.table(mask, batch=B, heads=H, device=torch.device("cpu")).any(-1).expand(B, H, grid.queries)
+    empty_queries = ~grid.table(mask, batch=B, heads=H, device=torch.device("cpu")).any(-1).expand(
+        B, H, grid.queries
+    )
     q, k, v, bias = inputs(grid, bias, dtype)
     q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-    out = look(backend, mask, grid, q, k, v, bias)
+    out = attend_with(backend, mask, grid, q, k, v, bias)
     assert out.isfinite().all()
-    assert (out[blind] == 0).all()
+    assert (out[empty_queries] == 0).all()
     out.sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v))
-    assert (q.grad[blind] == 0).all()
+    assert (q.grad[empty_queries] == 0).all()
 
 
 @given(MASKS, st.sampled_from([1, 7, 11]))
@@ -117,11 +122,11 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(case, dtype
 def test_a_mask_that_reads_rows_and_heads_is_honoured(mask, keys):
     own = kl.Where("own", lambda b, h, q, k: (k + b + h) % 3 != 0)
     mask = mask & own | kl.prefix((1, 3))
-    given_ = inputs(kl.Grid(keys, keys), None, torch.float32)
-    want = look("reference", mask, kl.Grid(keys, keys), *given_)
+    tensors = inputs(kl.Grid(keys, keys), None, torch.float32)
+    want = attend_with("reference", mask, kl.Grid(keys, keys), *tensors)
     for backend in ("sdpa", "flex"):
         torch.testing.assert_close(
-            look(backend, mask, kl.Grid(keys, keys), *given_), want, atol=2e-5, rtol=1e-4
+            attend_with(backend, mask, kl.Grid(keys, keys), *tensors), want, atol=2e-5, rtol=1e-4
         )
     table = kl.Grid(keys, keys).table(mask, batch=B, heads=H, device=torch.device("cpu"))
     for b in range(B):
@@ -144,22 +149,22 @@ def test_long_padded_and_packed_rows_need_no_table_and_say_the_same(data, mask, 
         seg[1, a:b] = n + 1
     pos = kl.positions_from_segments(seg)
     grid = kl.Grid(length, length, 0, pos, pos, seg, seg)
-    says_the_same(mask, grid, biased)
-    form = kl.see(mask, grid, batch=B, heads=H, backend="sdpa").lowered_mask
+    check_sdpa_is_the_definition(mask, grid, biased)
+    lowered = kl.see(mask, grid, batch=B, heads=H, backend="sdpa").lowered_mask
     if mask != kl.prefix(5) | kl.causal:
-        assert isinstance(form, sdpa.RaggedRows), "a table was built where none is needed"
+        assert isinstance(lowered, sdpa.RaggedRows), "a table was built where none is needed"
 
 
-def says_the_same(mask, grid, biased) -> None:
+def check_sdpa_is_the_definition(mask, grid, biased) -> None:
     """PyTorch's kernel against the definition, forward and backward."""
     outs = []
     for backend in ("reference", "sdpa"):
         q, k, v, bias = (t if t is None else t.requires_grad_() for t in inputs(grid, biased, torch.float64))
-        out = look(backend, mask, grid, q, k, v, bias)
+        out = attend_with(backend, mask, grid, q, k, v, bias)
         out.square().sum().backward()
         outs.append((out.detach(), q.grad, k.grad, v.grad))
-    for mine, theirs in zip(outs[1], outs[0], strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-11, rtol=1e-9)
+    for actual, expected in zip(outs[1], outs[0], strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-9)
 
 
 @given(
@@ -170,10 +175,10 @@ def says_the_same(mask, grid, biased) -> None:
 @settings(max_examples=12)
 def test_long_windows_need_no_table_and_say_the_same(size, length, biased):
     mask, grid = kl.causal & kl.window(size), kl.Grid(length, length)
-    says_the_same(mask, grid, biased)
+    check_sdpa_is_the_definition(mask, grid, biased)
 
 
-def test_texts_torn_apart_or_out_of_order_are_not_taken_for_runs():
+def test_sequences_in_pieces_or_out_of_order_are_not_taken_for_spans():
     length = 300
     torn = torch.ones(1, length, dtype=torch.long)
     torn[:, 100:200] = 2
@@ -204,21 +209,21 @@ def test_dropout_leaves_the_mean_alone_and_no_weight_where_there_was_none():
 @given(cases())
 @settings(max_examples=60)
 def test_what_gpus_are_given_instead_of_blind_rows_says_the_same(case):
-    """The form that a GPU gets, tried here: no row of it is blind, and the answer is that of the definition."""
+    """The mask that a GPU gets, tried on the CPU: no row is empty, and the output is the definition's."""
     mask, grid, bias = case
     q, k, v, bias = inputs(grid, bias, torch.float64)
-    form = sdpa.unmask_empty_queries(grid.table(mask, batch=B, heads=H, device=torch.device("cpu")))
-    assert form.attn_mask.any(-1).all()
+    lowered = sdpa.unmask_empty_queries(grid.table(mask, batch=B, heads=H, device=torch.device("cpu")))
+    assert lowered.attn_mask.any(-1).all()
     if bias is not None:
-        form = sdpa.add_bias(form, bias)
-    out = sdpa.attend(q, k, v, form, D**-0.5, 0.0)
-    torch.testing.assert_close(out, look("reference", mask, grid, q, k, v, bias), atol=1e-12, rtol=1e-10)
+        lowered = sdpa.add_bias(lowered, bias)
+    out = sdpa.attend(q, k, v, lowered, D**-0.5, 0.0)
+    torch.testing.assert_close(
+        out, attend_with("reference", mask, grid, q, k, v, bias), atol=1e-12, rtol=1e-10
+    )
 
 
 def test_a_gradient_comes_back_to_the_kernel_in_the_layout_of_what_went_out():
-    """The guard against a kernel that plans by shape alone; the layouts are those of a model and of a
-    careless caller.
-    """
+    """The guard against cuDNN, which plans by shape alone; the layouts are a model's and another caller's."""
     q = torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2).requires_grad_()
     for back in (
         torch.randn(2, 7, 3, D, dtype=torch.float64).transpose(1, 2),
@@ -228,6 +233,6 @@ def test_a_gradient_comes_back_to_the_kernel_in_the_layout_of_what_went_out():
         inner = q * 2
         inner.register_hook(lambda gradient, seen=seen: seen.append(gradient.stride()))
         out = sdpa._MatchGradLayout.apply(inner)
-        (found,) = torch.autograd.grad(out, q, back)
-        assert torch.equal(found, back * 2)
+        (gradient_in,) = torch.autograd.grad(out, q, back)
+        assert torch.equal(gradient_in, back * 2)
         assert seen == [inner.stride()]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import keepleft as kl
 from keepleft.models import presets
-from keepleft.models.design_json import from_json, to_json
+from keepleft.models.design_json import _OLD_NAMES, from_json, to_json
 from peers import PAIRS, keep
 from strategies import designs
 
@@ -157,6 +157,56 @@ def test_a_stack_written_before_it_had_numbers_of_its_own_is_read():
 @pytest.mark.parametrize("name", presets.ALL)
 def test_every_preset_survives_json(name):
     assert from_json(json.loads(json.dumps(to_json(presets.ALL[name])))) == presets.ALL[name]
+
+
+OLD_NAMES = {  # as files had them before these classes and this field were renamed
+    "StackDesign": "Stack",
+    "LMHead": "Vocabulary",
+    "MaskedLMHead": "Masked",
+    "PoolingHead": "Pooled",
+    "ClassificationHead": "Classes",
+    "NormalInit": "Normal",
+    "XavierInit": "Xavier",
+    "T5Init": "Folded",
+    "LearnedPositions": "Learned",
+    "LinearRopeScaling": "Stretched",
+    "Llama3RopeScaling": "Llama3",
+    "token_types": "kinds",
+}
+NEWER_FIELDS = {"StackDesign": ("heads", "feedforward")}  # which old files do not have
+WITH_OLD_NAMES = presets.ALL | {
+    "labels": presets.bert.but(head=kl.ClassificationHead(5)),
+    "linear": presets.llama.but(position=kl.Rotary(scaling=kl.LinearRopeScaling(2.0))),
+}
+
+
+def in_old_names(value, used: set[str]):
+    """The JSON of a design as it was written before the renames; `used` collects the new names in it."""
+    if isinstance(value, list):
+        return [in_old_names(item, used) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    used |= OLD_NAMES.keys() & {kind, *value}
+    value = {name: item for name, item in value.items() if name not in NEWER_FIELDS.get(kind, ())}
+    old = {OLD_NAMES.get(name, name): in_old_names(item, used) for name, item in value.items()}
+    return old | ({"kind": OLD_NAMES.get(kind, kind)} if kind else {})
+
+
+@pytest.mark.parametrize("name", WITH_OLD_NAMES)
+def test_a_design_reads_back_from_a_file_with_the_old_names(name):
+    design = WITH_OLD_NAMES[name]
+    old = in_old_names(json.loads(json.dumps(to_json(design))), set())
+    assert not OLD_NAMES.keys() & set(json.dumps(old).replace('"', " ").split())
+    assert from_json(old) == design
+
+
+def test_every_old_name_is_read_somewhere():
+    used: set[str] = set()
+    for design in WITH_OLD_NAMES.values():
+        in_old_names(to_json(design), used)
+    assert used == set(OLD_NAMES)
+    assert {old: new for new, old in OLD_NAMES.items()} == _OLD_NAMES
 
 
 def test_what_json_cannot_carry_is_refused_by_name():

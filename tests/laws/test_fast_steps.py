@@ -15,7 +15,7 @@ from keepleft.inference.ops_torch import TorchOps
 from keepleft.inference.page_table import PageTable
 from keepleft.inference.paged_runner import PagedRunner
 from keepleft.inference.static_runner import StaticRunner
-from strategies import CAUSAL_MASKS, MASKS, VOCAB, designs, made, tokens
+from strategies import CAUSAL_MASKS, MASKS, VOCAB, designs, random_model, tokens
 
 PROMPT, STEPS = 5, 4
 MASKS_OF_LAYERS = CAUSAL_MASKS | st.lists(MASKS, min_size=1, max_size=2).map(tuple)
@@ -24,7 +24,7 @@ TWO_WINDOWS = (kl.window(3) & kl.causal & kl.window(2),)
 
 
 def model_with(design: kl.Design, masks: tuple[kl.Mask, ...]) -> torch.nn.Module:
-    return made(design.but(decoder=replace(design.decoder, mask=masks)))
+    return random_model(design.but(decoder=replace(design.decoder, mask=masks)))
 
 
 def reference_steps(model, sequences: torch.Tensor, **memory):

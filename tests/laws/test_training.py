@@ -19,7 +19,7 @@ from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
 from keepleft.training.loss_module import LossModule
 from strategies import VOCAB, designs
-from strategies import made as wild
+from strategies import random_model as wild
 
 POSITIONS = [
     kl.Rotary(100.0),

@@ -1,4 +1,4 @@
-"""What makes no sense is refused in a sentence, before it does harm: models and states go on as if it had not
+"""Bad input is refused with a message, before it does harm: models and states go on as if it had not
 been.
 """
 
@@ -28,14 +28,14 @@ V = 31
 B = 3
 T = 7
 S = 5
-LONGEST = 13
+MAX_POSITIONS = 13
 
 DECODER = kl.presets.gpt2.but(
     vocab=V,
     dim=15,
     heads=3,
     feedforward=FeedForward(17, "gelu"),
-    position=LearnedPositions(LONGEST),
+    position=LearnedPositions(MAX_POSITIONS),
     decoder=StackDesign(2, (causal,)),
 )
 ROTARY = kl.presets.llama.but(
@@ -51,20 +51,20 @@ ENCODER = kl.presets.bert.but(
     dim=15,
     heads=3,
     feedforward=FeedForward(17, "gelu"),
-    position=LearnedPositions(LONGEST),
+    position=LearnedPositions(MAX_POSITIONS),
     encoder=StackDesign(2, (full,), False),
 )
-PAIR = kl.presets.bart.but(
+ENCODER_DECODER = kl.presets.bart.but(
     vocab=V,
     source_vocab=29,
     dim=15,
     heads=3,
     feedforward=FeedForward(17, "gelu"),
-    position=LearnedPositions(LONGEST, first=2),
+    position=LearnedPositions(MAX_POSITIONS, first=2),
     encoder=StackDesign(1, (full,)),
     decoder=StackDesign(2, (causal,)),
 )
-TURNS = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
+MASK_CYCLES = [(causal,), (causal, causal & window(3)), (causal & window(3), causal)]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,11 +77,11 @@ def no_gradients():
 
 
 @cache
-def made(design: kl.Design):
+def build_model(design: kl.Design):
     return kl.build(design).eval()
 
 
-def texts(rows: int = B, length: int = T, vocab: int = V) -> torch.Tensor:
+def random_tokens(rows: int = B, length: int = T, vocab: int = V) -> torch.Tensor:
     return torch.randint(vocab, (rows, length))
 
 
@@ -102,30 +102,34 @@ def refused(*words: str, kind: type[Exception] = ValueError):
     return Refused()
 
 
-def ways(model, tokens: torch.Tensor, **how):
-    """Every door that takes tokens, each as a function to call."""
+def entry_points(model, tokens: torch.Tensor, **kwargs):
+    """Every method that takes tokens, each as a function to call."""
     if isinstance(model, kl.Encoder):
-        return [lambda: model(tokens, **how), lambda: model.hidden_states(tokens, **how)]
+        return [lambda: model(tokens, **kwargs), lambda: model.hidden_states(tokens, **kwargs)]
     if isinstance(model, kl.Decoder):
         return [
-            lambda: model(tokens, **how),
-            lambda: model.decoder_hidden_states(tokens, **how),
-            lambda: model.start(tokens, **how),
+            lambda: model(tokens, **kwargs),
+            lambda: model.decoder_hidden_states(tokens, **kwargs),
+            lambda: model.start(tokens, **kwargs),
         ]
-    source = texts(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
+    source = random_tokens(tokens.shape[0] if tokens.dim() == 2 and tokens.shape[0] else B, S, 29)
     memory = model.encode_memory(source)
     return [
-        lambda: model(source, tokens, **how),
-        lambda: model.decoder_hidden_states(tokens, memory=memory, **how),
-        lambda: model.start(tokens, memory=memory, **how),
+        lambda: model(source, tokens, **kwargs),
+        lambda: model.decoder_hidden_states(tokens, memory=memory, **kwargs),
+        lambda: model.start(tokens, memory=memory, **kwargs),
     ]
 
 
 every = pytest.mark.parametrize(
-    "design", [DECODER, ROTARY, ENCODER, PAIR], ids=["learned", "rotary", "encoder", "pair"]
+    "design",
+    [DECODER, ROTARY, ENCODER, ENCODER_DECODER],
+    ids=["learned", "rotary", "encoder", "encoder-decoder"],
 )
-writers = pytest.mark.parametrize("design", [DECODER, ROTARY, PAIR], ids=["learned", "rotary", "pair"])
-kinds = pytest.mark.parametrize("kind", ["dynamic", "static", "ring"])
+causal_models = pytest.mark.parametrize(
+    "design", [DECODER, ROTARY, ENCODER_DECODER], ids=["learned", "rotary", "encoder-decoder"]
+)
+cache_kinds = pytest.mark.parametrize("kind", ["dynamic", "static", "ring"])
 
 
 # tokens ---------------------------------------------------------------------------------------
@@ -134,17 +138,17 @@ kinds = pytest.mark.parametrize("kind", ["dynamic", "static", "ring"])
 @every
 @pytest.mark.parametrize("shape", [(), (T,), (B, T, 2), (1, B, T)])
 def test_tokens_of_another_shape_are_refused(design, shape):
-    for way in ways(made(design), torch.zeros(shape, dtype=torch.long)):
+    for call in entry_points(build_model(design), torch.zeros(shape, dtype=torch.long)):
         with refused(str(shape), "(batch, length)"):
-            way()
+            call()
 
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bool, torch.complex64])
 def test_tokens_that_are_no_whole_numbers_are_refused(design, dtype):
-    for way in ways(made(design), torch.ones(B, T, dtype=dtype)):
+    for call in entry_points(build_model(design), torch.ones(B, T, dtype=dtype)):
         with refused(str(dtype), "integers"):
-            way()
+            call()
 
 
 @every
@@ -152,8 +156,8 @@ def test_tokens_that_are_no_whole_numbers_are_refused(design, dtype):
     "dtype", [torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32]
 )
 def test_whole_numbers_of_any_width_are_tokens_or_are_refused(design, dtype):
-    model, tokens = made(design), texts()
-    source = () if design is not PAIR else (texts(B, S, 29),)
+    model, tokens = build_model(design), random_tokens()
+    source = () if design is not ENCODER_DECODER else (random_tokens(B, S, 29),)
     try:
         got = model(*source, tokens.to(dtype))
     except ValueError as error:
@@ -165,74 +169,80 @@ def test_whole_numbers_of_any_width_are_tokens_or_are_refused(design, dtype):
 @every
 @pytest.mark.parametrize("shape", [(0, T), (B, 0), (0, 0)])
 def test_an_empty_batch_is_refused(design, shape):
-    for way in ways(made(design), torch.zeros(shape, dtype=torch.long)):
+    for call in entry_points(build_model(design), torch.zeros(shape, dtype=torch.long)):
         with refused(str(shape), "at least one"):
-            way()
+            call()
 
 
 @every
 @pytest.mark.parametrize("token", [V, V + 100, -1, -100, 2**40])
 def test_a_token_outside_the_vocabulary_is_named(design, token):
-    tokens = texts()
+    tokens = random_tokens()
     tokens[1, 3] = token
-    for way in ways(made(design), tokens):
+    for call in entry_points(build_model(design), tokens):
         with refused(str(token), f"vocabulary of {V}", "tokenizer"):
-            way()
+            call()
 
 
 @pytest.mark.parametrize("token", [29, -1])
 def test_a_source_has_a_vocabulary_of_its_own(token):
-    model, source = made(PAIR), texts(B, S, 29)
+    model, source = build_model(ENCODER_DECODER), random_tokens(B, S, 29)
     source[2, 1] = token
-    for way in (
-        lambda: model(source, texts()),
+    for call in (
+        lambda: model(source, random_tokens()),
         lambda: model.encode(source),
         lambda: model.encode_memory(source),
     ):
         with refused(str(token), "vocabulary of 29"):
-            way()
+            call()
 
 
 @pytest.mark.parametrize("shape", [(S,), (0, S), (B, 0), (B, S, 1)])
 def test_a_source_of_another_shape_is_refused(shape):
     with refused("source", str(shape)):
-        made(PAIR)(torch.zeros(shape, dtype=torch.long), texts())
+        build_model(ENCODER_DECODER)(torch.zeros(shape, dtype=torch.long), random_tokens())
 
 
 def test_the_last_token_of_the_vocabulary_is_in_it():
-    assert made(DECODER)(torch.full((B, T), V - 1)).shape == (B, T, V)
+    assert build_model(DECODER)(torch.full((B, T), V - 1)).shape == (B, T, V)
 
 
-# positions, segments, kinds -------------------------------------------------------------------
+# positions, segments, token types ---------------------------------------------------------------
 
 
 @every
 @pytest.mark.parametrize("word", ["positions", "segments"])
 @pytest.mark.parametrize("shape", [(T,), (1, T), (B, T + 1), (B, 1), (T, B), (B, T, 1)])
 def test_positions_and_segments_must_have_the_shape_of_the_tokens(design, word, shape):
-    for way in ways(made(design), texts(), **{word: torch.ones(shape, dtype=torch.long)}):
+    for call in entry_points(
+        build_model(design), random_tokens(), **{word: torch.ones(shape, dtype=torch.long)}
+    ):
         with refused(word, str(shape), str((B, T))):
-            way()
+            call()
 
 
 @pytest.mark.parametrize("word", ["source_positions", "source_segments"])
 def test_those_of_a_source_must_have_the_shape_of_the_source(word):
     with refused(word.removeprefix("source_"), str((B, T)), str((B, S))):
-        made(PAIR)(texts(B, S, 29), texts(), **{word: torch.ones(B, T, dtype=torch.long)})
+        build_model(ENCODER_DECODER)(
+            random_tokens(B, S, 29), random_tokens(), **{word: torch.ones(B, T, dtype=torch.long)}
+        )
 
 
 @every
 def test_positions_are_whole_numbers(design):
-    for way in ways(made(design), texts(), positions=torch.arange(T).expand(B, T) + 0.5):
+    for call in entry_points(
+        build_model(design), random_tokens(), positions=torch.arange(T).expand(B, T) + 0.5
+    ):
         with refused("positions", "torch.float32"):
-            way()
+            call()
 
 
 @every
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.uint8, torch.float32])
 def test_segments_of_any_type_mean_the_same_or_are_refused(design, dtype):
-    model, tokens = made(design), texts()
-    source = () if design is not PAIR else (texts(B, S, 29),)
+    model, tokens = build_model(design), random_tokens()
+    source = () if design is not ENCODER_DECODER else (random_tokens(B, S, 29),)
     segments = (torch.arange(T)[None] < torch.tensor([7, 4, 2])[:, None]).long()
     want = model(*source, tokens, segments=segments)
     try:
@@ -247,45 +257,53 @@ def test_segments_of_any_type_mean_the_same_or_are_refused(design, dtype):
 def test_segments_below_zero_are_refused(design):
     segments = torch.ones(B, T, dtype=torch.long)
     segments[1, 2] = -1
-    for way in ways(made(design), texts(), segments=segments):
+    for call in entry_points(build_model(design), random_tokens(), segments=segments):
         with refused("segment", "-1", "0"):
-            way()
+            call()
 
 
 @every
 def test_positions_below_zero_are_refused(design):
     positions = torch.arange(T).expand(B, T) - 2
-    for way in ways(made(design), texts(), positions=positions):
+    for call in entry_points(build_model(design), random_tokens(), positions=positions):
         with refused("position", "-2"):
-            way()
+            call()
 
 
-@pytest.mark.parametrize("design", [DECODER, ENCODER, PAIR], ids=["learned", "encoder", "pair"])
+@pytest.mark.parametrize(
+    "design", [DECODER, ENCODER, ENCODER_DECODER], ids=["learned", "encoder", "encoder-decoder"]
+)
 def test_a_position_beyond_the_learned_ones_is_named_whether_given_or_implied(design):
-    model = made(design)
-    for way in ways(model, texts(), positions=torch.arange(T).expand(B, T) + LONGEST - T + 1):
-        with refused(f"position {LONGEST}", f"the {LONGEST}", "shorten"):
-            way()
-    for way in ways(model, texts(B, LONGEST + 4)):
-        with refused(f"position {LONGEST + 3}", f"the {LONGEST}", "shorten"):
-            way()
-    for way in ways(model, texts(B, LONGEST + 4), segments=torch.ones(B, LONGEST + 4, dtype=torch.long)):
-        with refused(f"position {LONGEST + 3}", f"the {LONGEST}", "shorten"):
-            way()
+    model = build_model(design)
+    for call in entry_points(
+        model, random_tokens(), positions=torch.arange(T).expand(B, T) + MAX_POSITIONS - T + 1
+    ):
+        with refused(f"position {MAX_POSITIONS}", f"the {MAX_POSITIONS}", "shorten"):
+            call()
+    for call in entry_points(model, random_tokens(B, MAX_POSITIONS + 4)):
+        with refused(f"position {MAX_POSITIONS + 3}", f"the {MAX_POSITIONS}", "shorten"):
+            call()
+    for call in entry_points(
+        model,
+        random_tokens(B, MAX_POSITIONS + 4),
+        segments=torch.ones(B, MAX_POSITIONS + 4, dtype=torch.long),
+    ):
+        with refused(f"position {MAX_POSITIONS + 3}", f"the {MAX_POSITIONS}", "shorten"):
+            call()
     two = torch.tensor([1] * 8 + [2] * 9).expand(B, 17)  # each text is short enough
-    for way in ways(model, texts(B, 17), segments=two):
-        way()
+    for call in entry_points(model, random_tokens(B, 17), segments=two):
+        call()
 
 
 def test_a_source_beyond_the_learned_positions_is_named():
-    with refused(f"position {LONGEST + 3}", f"the {LONGEST}"):
-        made(PAIR)(texts(B, LONGEST + 4, 29), texts())
+    with refused(f"position {MAX_POSITIONS + 3}", f"the {MAX_POSITIONS}"):
+        build_model(ENCODER_DECODER)(random_tokens(B, MAX_POSITIONS + 4, 29), random_tokens())
 
 
 @pytest.mark.parametrize("given", [[[0, 2]], [[-1, 0]]])
 def test_a_kind_that_there_is_not_is_named(given):
     with refused("token_types", str(next(n for n in given[0] if n))):
-        made(ENCODER)(texts(1, 2), token_types=torch.tensor(given))
+        build_model(ENCODER)(random_tokens(1, 2), token_types=torch.tensor(given))
 
 
 @pytest.mark.parametrize(
@@ -295,73 +313,75 @@ def test_a_kind_that_there_is_not_is_named(given):
 )
 def test_kinds_must_be_like_the_tokens(given):
     with refused("token_types", str(given.dtype) if given.shape == (B, T) else str(tuple(given.shape))):
-        made(ENCODER)(texts(), token_types=given)
+        build_model(ENCODER)(random_tokens(), token_types=given)
 
 
 def test_kinds_are_refused_by_a_model_that_has_none():
     with refused("token_types"):
-        made(ENCODER.but(token_types=0))(texts(), token_types=torch.zeros(B, T, dtype=torch.long))
+        build_model(ENCODER.but(token_types=0))(
+            random_tokens(), token_types=torch.zeros(B, T, dtype=torch.long)
+        )
 
 
 # source and target ----------------------------------------------------------------------------
 
 
 def test_a_writer_with_a_source_does_not_write_without_one():
-    model = made(PAIR)
-    for way in (lambda: model.decoder_hidden_states(texts()), lambda: model.start(texts())):
+    model = build_model(ENCODER_DECODER)
+    for call in (lambda: model.decoder_hidden_states(random_tokens()), lambda: model.start(random_tokens())):
         with refused("memory", "encode_memory(source)"):
-            way()
+            call()
 
 
 def test_a_writer_without_a_source_takes_none():
-    model, memory = made(DECODER), made(PAIR).encode_memory(texts(B, S, 29))
-    for way in (
-        lambda: model.decoder_hidden_states(texts(), memory=memory),
-        lambda: model.start(texts(), memory=memory),
+    model, memory = build_model(DECODER), build_model(ENCODER_DECODER).encode_memory(random_tokens(B, S, 29))
+    for call in (
+        lambda: model.decoder_hidden_states(random_tokens(), memory=memory),
+        lambda: model.start(random_tokens(), memory=memory),
     ):
         with refused("memory"):
-            way()
+            call()
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_source_and_target_have_the_same_number_of_rows(rows):
-    model, source = made(PAIR), texts(rows, S, 29)
+    model, source = build_model(ENCODER_DECODER), random_tokens(rows, S, 29)
     memory = model.encode_memory(source)
-    for way in (
-        lambda: model(source, texts()),
-        lambda: model.start(texts(), memory=memory),
-        lambda: model.decoder_hidden_states(texts(), memory=memory),
+    for call in (
+        lambda: model(source, random_tokens()),
+        lambda: model.start(random_tokens(), memory=memory),
+        lambda: model.decoder_hidden_states(random_tokens(), memory=memory),
     ):
         with refused(str(rows), str(B), "rows"):
-            way()
+            call()
 
 
 # step by step ---------------------------------------------------------------------------------
 
 
-def begun(model, prompt, **how):
+def start(model, prompt, **kwargs):
     if isinstance(model, kl.EncoderDecoder):
-        how["memory"] = model.encode_memory(torch.zeros(len(prompt), S, dtype=torch.long))
-    return model.start(prompt, **how)
+        kwargs["memory"] = model.encode_memory(torch.zeros(len(prompt), S, dtype=torch.long))
+    return model.start(prompt, **kwargs)
 
 
-@kinds
+@cache_kinds
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("design", [DECODER, PAIR], ids=["learned", "pair"])
+@pytest.mark.parametrize("design", [DECODER, ENCODER_DECODER], ids=["learned", "encoder-decoder"])
 def test_steps_end_where_the_learned_positions_end(design, padded, kind):
-    model, segments = made(design), None
+    model, segments = build_model(design), None
     if padded:
         segments = torch.ones(B, T, dtype=torch.long)
         segments[1, :3] = 0
-    _, state = begun(model, texts(), segments=segments, cache=kind, capacity=LONGEST + 10)
-    for _ in range(LONGEST - T):
-        model.step(texts(B, 1), state)
-    with refused(f"position {LONGEST}", f"the {LONGEST}", "shorten"):
-        model.step(texts(B, 1), state)
+    _, state = start(model, random_tokens(), segments=segments, cache=kind, capacity=MAX_POSITIONS + 10)
+    for _ in range(MAX_POSITIONS - T):
+        model.step(random_tokens(B, 1), state)
+    with refused(f"position {MAX_POSITIONS}", f"the {MAX_POSITIONS}", "shorten"):
+        model.step(random_tokens(B, 1), state)
 
 
-@writers
-@kinds
+@causal_models
+@cache_kinds
 @pytest.mark.parametrize(
     "bad",
     [
@@ -379,86 +399,86 @@ def test_steps_end_where_the_learned_positions_end(design, padded, kind):
 )
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_refused_step_leaves_the_state_as_it_was(design, kind, bad, padded):
-    model = made(design)
-    prompt = texts(B, 4)
-    more = texts(B, 2)
+    model = build_model(design)
+    prompt = random_tokens(B, 4)
+    more = random_tokens(B, 2)
     segments = torch.tensor([[1] * 4, [0, 0, 1, 1], [0, 1, 1, 1]]) if padded else None
-    _, state = begun(model, prompt, segments=segments, cache=kind, capacity=LONGEST)
+    _, state = start(model, prompt, segments=segments, cache=kind, capacity=MAX_POSITIONS)
     with refused():
         model.step(bad, state)
-    _, fresh = begun(model, prompt, segments=segments, cache=kind, capacity=LONGEST)
+    _, fresh = start(model, prompt, segments=segments, cache=kind, capacity=MAX_POSITIONS)
     assert torch.equal(model.step(more, state), model.step(more, fresh))
     assert torch.equal(model.step(more, state), model.step(more, fresh))
 
 
-@pytest.mark.parametrize("turn", TURNS, ids=str)
-def test_a_step_that_a_static_cache_cannot_hold_is_refused_and_a_shorter_one_still_fits(turn):
-    model = made(ROTARY.but(decoder=StackDesign(3, turn)))
-    prompt = texts(B, 4)
-    more = texts(B, 2)
-    for kind in ("static", "ring") if len(turn) > 1 else ("static",):
+@pytest.mark.parametrize("masks", MASK_CYCLES, ids=str)
+def test_a_step_that_a_static_cache_cannot_hold_is_refused_and_a_shorter_one_still_fits(masks):
+    model = build_model(ROTARY.but(decoder=StackDesign(3, masks)))
+    prompt = random_tokens(B, 4)
+    more = random_tokens(B, 2)
+    for kind in ("static", "ring") if len(masks) > 1 else ("static",):
         _, state = model.start(prompt, cache=kind, capacity=6)
         with refused("4 of 6", "3 more", "larger capacity"):
-            model.step(texts(B, 3), state)
+            model.step(random_tokens(B, 3), state)
         _, fresh = model.start(prompt, cache=kind, capacity=6)
         assert torch.equal(model.step(more, state), model.step(more, fresh))
         with refused("6 of 6", "1 more", "larger capacity"):
-            model.step(texts(B, 1), state)
+            model.step(random_tokens(B, 1), state)
 
 
 def test_a_prompt_that_a_static_cache_cannot_hold_is_refused():
     with refused("0 of 5", "7 more", "larger capacity"):
-        made(ROTARY).start(texts(), cache="static", capacity=5)
+        build_model(ROTARY).start(random_tokens(), cache="static", capacity=5)
 
 
-@writers
+@causal_models
 def test_a_model_goes_on_with_a_fresh_state_after_any_refusal(design):
-    model, prompt = made(design), texts(B, 4)
-    want, _ = begun(model, prompt)
-    for spoil in (
-        lambda: begun(model, prompt + V),
-        lambda: begun(model, prompt, cache="shelf"),
-        lambda: begun(model, prompt[0]),
-        lambda: model.step(prompt + V, begun(model, prompt)[1]),
-        lambda: model.step(prompt, begun(model, prompt, cache="static", capacity=5)[1]),
+    model, prompt = build_model(design), random_tokens(B, 4)
+    want, _ = start(model, prompt)
+    for bad_call in (
+        lambda: start(model, prompt + V),
+        lambda: start(model, prompt, cache="shelf"),
+        lambda: start(model, prompt[0]),
+        lambda: model.step(prompt + V, start(model, prompt)[1]),
+        lambda: model.step(prompt, start(model, prompt, cache="static", capacity=5)[1]),
     ):
         with refused():
-            spoil()
-        again, state = begun(model, prompt)
+            bad_call()
+        again, state = start(model, prompt)
         assert torch.equal(again, want)
-        model.step(texts(B, 1), state)
+        model.step(random_tokens(B, 1), state)
 
 
-@writers
+@causal_models
 def test_an_unknown_cache_is_named_beside_those_that_there_are(design):
     with refused("'shelf'", "dynamic, static, ring"):
-        begun(made(design), texts(), cache="shelf")
+        start(build_model(design), random_tokens(), cache="shelf")
 
 
-@writers
+@causal_models
 def test_a_static_cache_needs_a_capacity(design):
     with refused("capacity"):
-        begun(made(design), texts(), cache="static")
+        start(build_model(design), random_tokens(), cache="static")
 
 
-@writers
+@causal_models
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, "many"])
 def test_a_capacity_is_a_whole_number(design, capacity):
     with refused("capacity", repr(capacity)):
-        begun(made(design), texts(), cache="static", capacity=capacity)
+        start(build_model(design), random_tokens(), cache="static", capacity=capacity)
 
 
-@writers
+@causal_models
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_is_one_cache_for_each_mask(design, count):
     with refused(str(count), "1", "cache"):
-        begun(made(design), texts(), cache=[kl.DynamicCache() for _ in range(count)])
+        start(build_model(design), random_tokens(), cache=[kl.DynamicCache() for _ in range(count)])
 
 
-@writers
+@causal_models
 def test_a_cache_for_another_number_of_rows_is_refused(design):
     with refused("rows", "2", str(B)):
-        begun(made(design), texts(), cache=[kl.StaticCache(LONGEST, batch=2)])
+        start(build_model(design), random_tokens(), cache=[kl.StaticCache(MAX_POSITIONS, batch=2)])
 
 
 # backends -------------------------------------------------------------------------------------
@@ -470,13 +490,13 @@ def test_an_unknown_backend_is_named_beside_those_that_there_are(design):
     for part in model.modules():
         if hasattr(part, "backend"):
             part.backend = "abacus"
-    if design is PAIR:
+    if design is ENCODER_DECODER:
         with refused("'abacus'", "reference, sdpa, flex, varlen"):
-            model(texts(B, S, 29), texts())
+            model(random_tokens(B, S, 29), random_tokens())
         return
-    for way in ways(model, texts()):
+    for call in entry_points(model, random_tokens()):
         with refused("'abacus'", "reference, sdpa, flex, varlen"):
-            way()
+            call()
 
 
 # designs --------------------------------------------------------------------------------------
@@ -549,8 +569,12 @@ WIDE = FeedForward(19, "gelu")
             {"decoder": StackDesign(2, (causal,), feedforward=WIDE)},
             ["decoder.feedforward", "19", "17"],
         ),
-        (PAIR, {"decoder": StackDesign(2, (causal,), heads=5)}, ["decoder.heads is 5", "3"]),
-        (PAIR, {"decoder": StackDesign(2, (causal,), feedforward=WIDE)}, ["decoder.feedforward", "19", "17"]),
+        (ENCODER_DECODER, {"decoder": StackDesign(2, (causal,), heads=5)}, ["decoder.heads is 5", "3"]),
+        (
+            ENCODER_DECODER,
+            {"decoder": StackDesign(2, (causal,), feedforward=WIDE)},
+            ["decoder.feedforward", "19", "17"],
+        ),
         (
             ENCODER,
             {"encoder": StackDesign(2, (full,), heads=5)},
@@ -561,14 +585,18 @@ WIDE = FeedForward(19, "gelu")
             {"encoder": StackDesign(2, (full,), feedforward=WIDE)},
             ["encoder.feedforward", "19", "17"],
         ),
-        (PAIR, {"encoder": StackDesign(2, (full,), heads=4)}, ["15", "4 encoder.heads", "head_dim"]),
         (
-            PAIR,
+            ENCODER_DECODER,
+            {"encoder": StackDesign(2, (full,), heads=4)},
+            ["15", "4 encoder.heads", "head_dim"],
+        ),
+        (
+            ENCODER_DECODER,
             {"encoder": StackDesign(2, (full,), heads=5), "kv_heads": 3},
             ["5 encoder.heads", "3 key heads"],
         ),
         (
-            PAIR,
+            ENCODER_DECODER,
             {
                 "encoder": StackDesign(2, (full,), heads=5),
                 "dim": 30,
@@ -577,7 +605,11 @@ WIDE = FeedForward(19, "gelu")
             },
             None,
         ),
-        (PAIR, {"encoder": StackDesign(2, (full,), heads=6), "dim": 30, "position": Rotary()}, ["even", "5"]),
+        (
+            ENCODER_DECODER,
+            {"encoder": StackDesign(2, (full,), heads=6), "dim": 30, "position": Rotary()},
+            ["even", "5"],
+        ),
     ],
     ids=str,
 )
@@ -592,11 +624,11 @@ def test_only_an_encoder_beside_a_decoder_may_have_other_heads_and_another_feedf
 
 
 def test_an_encoders_numbers_are_the_designs_where_they_are_equal_or_left_open():
-    stack = lambda **own: PAIR.but(encoder=StackDesign(1, (full,), **own))
-    assert stack(heads=3, feedforward=FeedForward(17, "gelu")) == stack() == PAIR
+    stack = lambda **own: ENCODER_DECODER.but(encoder=StackDesign(1, (full,), **own))
+    assert stack(heads=3, feedforward=FeedForward(17, "gelu")) == stack() == ENCODER_DECODER
     unequal = stack(heads=5, feedforward=WIDE)
-    assert unequal != PAIR
-    assert unequal.but(heads=5, feedforward=WIDE) == PAIR.but(heads=5, feedforward=WIDE)
+    assert unequal != ENCODER_DECODER
+    assert unequal.but(heads=5, feedforward=WIDE) == ENCODER_DECODER.but(heads=5, feedforward=WIDE)
     encoder, decoder = unequal.stack_attention(unequal.encoder), unequal.stack_attention(unequal.decoder)
     assert (encoder.heads, encoder.kv_heads, encoder.head_dim) == (5, 5, 3)
     assert (decoder.heads, decoder.kv_heads, decoder.head_dim) == (3, 3, 5)
@@ -605,7 +637,7 @@ def test_an_encoders_numbers_are_the_designs_where_they_are_equal_or_left_open()
     assert spelt_out.stack_attention(spelt_out.encoder).head_dim == 5
     assert spelt_out.stack_attention(spelt_out.encoder).kv_heads == 1
     for design in (unequal, spelt_out, unequal.but(position=RelativeBias(8, 19))):
-        assert made(design)(texts(B, S, 29), texts()).isfinite().all()
+        assert build_model(design)(random_tokens(B, S, 29), random_tokens()).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -675,9 +707,9 @@ def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
             position=position,
             decoder=StackDesign(1, (causal,)),
         )
-        assert made(design)(torch.zeros(1, T, dtype=torch.long)).isfinite().all()
-    both = PAIR.but(source_vocab=None, position=RelativeBias(4, 3))
-    assert made(both)(texts(B, S), texts()).isfinite().all()
+        assert build_model(design)(torch.zeros(1, T, dtype=torch.long)).isfinite().all()
+    both = ENCODER_DECODER.but(source_vocab=None, position=RelativeBias(4, 3))
+    assert build_model(both)(random_tokens(B, S), random_tokens()).isfinite().all()
 
 
 # watching -------------------------------------------------------------------------------------
@@ -697,7 +729,7 @@ def test_the_smallest_choices_that_make_sense_can_be_built_and_run():
     ids=str,
 )
 def test_a_layer_that_there_is_not_is_named_beside_those_that_there_are(layers):
-    model, tokens = made(DECODER), texts()
+    model, tokens = build_model(DECODER), random_tokens()
     want = model(tokens)
     unknown = layers if isinstance(layers, str) else layers[-1] if layers else ""
     with refused(unknown, "decoder.0.self", "decoder.1.self"), kl.watch(model, layers):
@@ -710,7 +742,7 @@ def test_a_layer_that_there_is_not_is_named_beside_those_that_there_are(layers):
     "pick", [lambda n: [n], lambda n: [0, n], lambda n: [-1], lambda n: []], ids=["n", "0 n", "-1", "none"]
 )
 def test_heads_rows_and_queries_out_of_range_are_named_with_how_many_there_are(word, size, pick):
-    model, tokens = made(DECODER), texts()
+    model, tokens = build_model(DECODER), random_tokens()
     want = model(tokens)
     with refused(word, str(pick(size)), str(size)), kl.watch(model, **{word: pick(size)}):
         model(tokens)

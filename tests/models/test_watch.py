@@ -1,4 +1,4 @@
-"""watch() shows every map by name, whatever kernel the model runs on, and keeps no more than was asked for."""
+"""watch() collects every map by name, on any kernel, and keeps only what was asked for."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 from keepleft.nn.attention import Attention
-from strategies import designs, made, padding, tokens
+from strategies import designs, padding, random_model, tokens
 
 GPT2 = kl.presets.gpt2.but(
     vocab=31, dim=24, heads=6, feedforward=kl.FeedForward(29, "gelu"), decoder=kl.StackDesign(2, (kl.causal,))
 )
 
 
-def run(model, texts, **more):
+def run(model, sequences, **more):
     return (
-        model(tokens(len(texts), 7), texts, **more)
+        model(tokens(len(sequences), 7), sequences, **more)
         if isinstance(model, kl.EncoderDecoder)
-        else model(texts, **more)
+        else model(sequences, **more)
     )
 
 
 @given(designs(), st.data())
 @settings(max_examples=40)
 def test_maps_are_weights_and_the_output_stays_the_same(design, data):
-    model, texts = made(design), tokens(3, 11)
+    model, sequences = random_model(design), tokens(3, 11)
     seg = data.draw(padding(3, 11))
-    want = run(model, texts, segments=seg)
+    want = run(model, sequences, segments=seg)
     with kl.watch(model) as maps:
-        got = run(model, texts, segments=seg)
+        got = run(model, sequences, segments=seg)
     assert torch.equal(got, want)
     sides = [side for side in ("encoder", "decoder") if getattr(design, side)]
     names = {f"{side}.{n}.self" for side in sides for n in range(getattr(design, side).layers)}
@@ -60,14 +60,14 @@ def test_maps_are_weights_and_the_output_stays_the_same(design, data):
 @given(designs(), st.sampled_from(["reference", "sdpa", "flex"]))
 @settings(max_examples=20)
 def test_maps_are_the_same_on_every_kernel(design, backend):
-    model, texts = made(design), tokens(2, 7)
+    model, sequences = random_model(design), tokens(2, 7)
     with kl.watch(model) as want:
-        run(model, texts)
+        run(model, sequences)
     for part in model.modules():
         if hasattr(part, "backend"):
             part.backend = backend
     with kl.watch(model) as got:
-        run(model, texts)
+        run(model, sequences)
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], atol=1e-6, rtol=1e-6)
@@ -82,35 +82,35 @@ def test_only_what_is_asked_for_is_kept():
         encoder=kl.StackDesign(2, (kl.full,)),
         decoder=kl.StackDesign(3, (kl.causal,)),
     )
-    model, texts = made(design), tokens(3, 11)
+    model, sequences = random_model(design), tokens(3, 11)
     with kl.watch(model) as everything:
-        run(model, texts)
+        run(model, sequences)
     with kl.watch(model, "decoder.*.cross", heads=[4, 1], rows=[2], queries=[0, 10]) as some:
-        run(model, texts)
+        run(model, sequences)
     assert list(some) == ["decoder.0.cross", "decoder.1.cross", "decoder.2.cross"]
     for name, map_ in some.items():
         assert torch.equal(map_, everything[name][2:3][:, [4, 1]][:, :, [0, 10]])
     with kl.watch(model, ["decoder.0.self", "encoder.1.self"]) as two:
-        run(model, texts)
+        run(model, sequences)
     assert sorted(two) == ["decoder.0.self", "encoder.1.self"]
 
 
 def test_nothing_is_left_behind_even_after_an_error():
-    model = made(GPT2)
+    model = random_model(GPT2)
     with pytest.raises(RuntimeError, match="stop"), kl.watch(model):
         raise RuntimeError("stop")
     assert all(part.watcher is None for part in model.modules() if isinstance(part, Attention))
 
 
 def test_steps_from_a_cache_can_be_watched_too():
-    model = made(GPT2)
-    texts = tokens(2, 9)
+    model = random_model(GPT2)
+    sequences = tokens(2, 9)
     with kl.watch(model) as want:
-        model(texts)
+        model(sequences)
     for kind in ("dynamic", "static"):
-        _, state = model.start(texts[:, :8], cache=kind, capacity=12)
+        _, state = model.start(sequences[:, :8], cache=kind, capacity=12)
         with kl.watch(model) as maps:
-            model.step(texts[:, 8:], state)
+            model.step(sequences[:, 8:], state)
         for name in want:
             torch.testing.assert_close(maps[name], want[name][:, :, -1:], atol=1e-9, rtol=1e-9)
 
@@ -122,15 +122,17 @@ def test_one_head_of_a_text_of_4096_tokens_costs_one_map():
     """
     script = """
         import resource, torch, keepleft as kl
-        design = kl.presets.gpt2.but(vocab=97, dim=96, heads=12, position=kl.Rotary(), feedforward=kl.FeedForward(96, "gelu"))
+        feedforward = kl.FeedForward(96, "gelu")
+        design = kl.presets.gpt2.but(vocab=97, dim=96, heads=12, feedforward=feedforward)
+        design = design.but(position=kl.Rotary())
         model = kl.build(design).eval()
-        texts = torch.randint(97, (1, 4096))
+        sequences = torch.randint(97, (1, 4096))
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with torch.no_grad():
-            model(texts)
+            model(sequences)
             before = peak()
             with kl.watch(model, "decoder.7.self", heads=[5]) as maps:
-                model(texts)
+                model(sequences)
         assert maps["decoder.7.self"].shape == (1, 1, 4096, 4096)
         print((peak() - before) // 1024)
     """

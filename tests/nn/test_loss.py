@@ -1,4 +1,4 @@
-"""The loss over a vocabulary is its definition, some tokens at a time: values, gradients, memory."""
+"""Linear cross-entropy in chunks is its definition: values, gradients, memory."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_it_is_the_definition(dtype, bias, smoothing, chunk):
 def test_the_definition_is_pytorchs():
     x, weight, bias, targets = given()
     scores = F.linear(x, weight, bias)
-    found = reference_loss(x, weight, bias, targets, label_smoothing=0.1)
+    sums = reference_loss(x, weight, bias, targets, label_smoothing=0.1)
     expected = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(sums.loss, expected)
     torch.testing.assert_close(
-        found.cross_entropy,
+        sums.cross_entropy,
         F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum").detach(),
     )
-    assert int(found.correct) == int((scores.argmax(-1) == targets).sum())
+    assert int(sums.correct) == int((scores.argmax(-1) == targets).sum())
 
 
 def test_tokens_may_come_in_one_row_or_in_several():
@@ -94,7 +94,7 @@ def test_where_nothing_is_asked_nothing_is_learned(smoothing):
 def test_its_gradients_are_those_of_its_values(smoothing):
     x, weight, bias, targets = given()
     assert torch.autograd.gradcheck(
-        lambda *some: linear_cross_entropy(*some, targets, label_smoothing=smoothing, chunk=5).loss,
+        lambda *args: linear_cross_entropy(*args, targets, label_smoothing=smoothing, chunk=5).loss,
         (x, weight, bias),
     )
 
@@ -127,7 +127,7 @@ def test_in_bfloat16_it_is_what_autocast_would_do():
 
 
 class Sizes(TorchDispatchMode):
-    """Remembers what was computed, inside the operation too, and how large it was."""
+    """Counts matrix products and the size of the largest tensor, inside the custom op too."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ def test_no_tokens_at_all():
 def test_to_a_compiler_it_is_one_graph():
     x, weight, bias, targets = given()
     learn = torch.compile(
-        lambda *some: linear_cross_entropy(*some, label_smoothing=0.1).loss,
+        lambda *args: linear_cross_entropy(*args, label_smoothing=0.1).loss,
         fullgraph=True,
         backend="aot_eager",
     )
@@ -244,19 +244,19 @@ def test_a_model_and_its_loss_in_pieces_are_the_model_and_its_loss(name):
         kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0)
     ).eval()
     tokens = torch.randint(512, (2, 9), generator=torch.Generator().manual_seed(1))
-    texts = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
+    inputs = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 2, 2, 2, 2, 2]])
-    states = model.hidden_states(*texts, segments=segments)
+    states = model.hidden_states(*inputs, segments=segments)
     weight, bias = model.head.output_weight(model.token)
     torch.testing.assert_close(
-        F.linear(model.head.transform(states), weight, bias), model(*texts, segments=segments)
+        F.linear(model.head.transform(states), weight, bias), model(*inputs, segments=segments)
     )
     targets = torch.where(segments == 0, IGNORE_INDEX, tokens)
-    whole = F.cross_entropy(
-        model(*texts, segments=segments).flatten(0, 1), targets.flatten(), reduction="sum"
+    expected = F.cross_entropy(
+        model(*inputs, segments=segments).flatten(0, 1), targets.flatten(), reduction="sum"
     )
     torch.testing.assert_close(
-        linear_cross_entropy(model.head.transform(states), weight, bias, targets).loss, whole
+        linear_cross_entropy(model.head.transform(states), weight, bias, targets).loss, expected
     )
 
 

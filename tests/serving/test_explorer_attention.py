@@ -29,7 +29,7 @@ from serving.tiny_explorers import (
     tokenizer,
     u8,
 )
-from strategies import MASKS, designs, made, tokens
+from strategies import MASKS, designs, random_model, tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +43,7 @@ def model_inputs(model, length: int, other: int = 7) -> list[torch.Tensor]:
 @given(designs(), st.data())
 @settings(max_examples=40)
 def test_weights_are_those_that_watch_shows(design, data):
-    model, length = made(design), data.draw(st.sampled_from([1, 5, 13]))
+    model, length = random_model(design), data.draw(st.sampled_from([1, 5, 13]))
     inputs = model_inputs(model, length)
     with torch.no_grad():
         with kl.watch(model) as maps:
@@ -74,7 +74,7 @@ def test_weights_are_those_that_watch_shows(design, data):
 @given(MASKS, st.sampled_from([1, 4, 9]))
 @settings(max_examples=40)
 def test_any_mask_is_kept_to_even_by_those_who_see_nothing(mask, length):
-    model = made(
+    model = random_model(
         kl.presets.small(kl.presets.llama).but(vocab=31, dim=24, heads=6, decoder=kl.StackDesign(2, (mask,)))
     )
     with torch.no_grad(), kl.watch(model) as maps:
@@ -97,7 +97,7 @@ def plain_rollout(maps: list[torch.Tensor]) -> torch.Tensor:
 @given(st.lists(MASKS, min_size=1, max_size=3), st.integers(1, 9))
 @settings(max_examples=40)
 def test_a_rollout_is_the_plain_product_and_its_claim_is_who_can_be_known_of(masks, length):
-    model = made(
+    model = random_model(
         kl.presets.small(kl.presets.llama).but(
             vocab=31, dim=24, heads=6, decoder=kl.StackDesign(3, tuple(masks))
         )
@@ -281,7 +281,7 @@ def test_a_pair_without_a_text_writes_one():
 @given(designs(), st.sampled_from([1, 5, 13]))
 @settings(max_examples=30)
 def test_a_text_is_read_as_far_as_someone_looks_and_each_layer_is_that_of_a_whole_pass(design, length):
-    model = made(design)
+    model = random_model(design)
     inputs = model_inputs(model, length)
     with torch.no_grad():
         reading = TextCache(model).read(

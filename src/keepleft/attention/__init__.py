@@ -1,1 +1,1 @@
-"""Who may look at whom: masks, grids, the door to the kernels, and the caches."""
+"""Which token may attend to which: masks, grids, the entry point to the kernels, and the KV caches."""

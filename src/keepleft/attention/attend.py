@@ -1,27 +1,41 @@
-"""The one door to attention: see() once per forward pass, attend() once per layer."""
+"""The entry point to attention: see() lowers a mask once per forward pass, attend() runs once per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from keepleft.attention import backends
-from keepleft.attention.backends import Backend
 from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask
 
-MIN_QUERIES_WITHOUT_TABLE = (
-    512  # tokens from which, on a GPU, a table of booleans costs more than compiling a kernel without one
-)
+BACKEND_NAMES = ("reference", "sdpa", "flex", "varlen", "export")
+
+# From this many queries on a GPU, a dense boolean mask costs more than compiling a kernel that needs none.
+MIN_QUERIES_WITHOUT_TABLE = 512
+
+
+class Backend(Protocol):
+    """What a module in backends/ provides. Its lowered mask is opaque to everyone else."""
+
+    def lower(self, mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> Any:
+        """The mask over a grid in the kernel's own representation; once per forward pass."""
+
+    def add_bias(self, lowered_mask: Any, bias: Tensor) -> Any:
+        """The lowered mask with a bias on the scores, (B or 1, H or 1, Q, K), folded in."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, lowered_mask: Any, scale: float, dropout: float
+    ) -> Tensor:
+        """Attention itself, shapes as in attend(); once per layer."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What each query sees, in the form that one backend wants. Opaque to everyone else."""
+    """A mask over a grid, lowered for one backend: what each query may attend to."""
 
     mask: Mask
     grid: Grid
@@ -32,10 +46,14 @@ class Sight:
     kernel: Backend
     lowered_mask: Any
     is_uniform: bool = True  # the same for every row and head
-    bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already in the form
+    bias: Tensor | None = None  # (B or 1, H or 1, Q, K), already folded into lowered_mask
 
     def add_bias(self, bias: Tensor | None) -> Sight:
-        """The same sight with a bias added to the scores, folded in once for all layers."""
+        """The same sight with a bias on the scores, folded in once for all layers.
+
+        bias: (B or 1, H or 1, Q, K). Variable-length attention takes none, so that sight is lowered again
+        for FlexAttention.
+        """
         if bias is None:
             return self
         if bias.dim() != 4 or bias.shape[-2:] != (self.grid.queries, self.grid.keys):
@@ -67,24 +85,25 @@ def see(
     dtype: torch.dtype = torch.float32,
     backend: str | None = None,
 ) -> Sight:
-    """Turn a mask over a grid into what a kernel wants; None chooses the kernel."""
+    """Lower a mask over a grid for a backend; with backend=None the cheapest one that can express it."""
     if not isinstance(mask, Mask) or not isinstance(grid, Grid):
         raise TypeError(
             f"see wants a mask and a grid, not {type(mask).__name__} and {type(grid).__name__}: "
-            "see(causal, Grid(5, 5)); parse_mask('causal') reads a mask from text, Where(name, fn) is one of your own"
+            "see(causal, Grid(5, 5)); parse_mask('causal') reads a mask from text, "
+            "Where(name, fn) is one of your own"
         )
     if mask.rows not in (None, batch):
         raise ValueError(
-            f"the mask {mask} speaks of {mask.rows} rows, the batch has {batch}: give see(…, batch=…)"
+            f"the mask {mask} has lengths for {mask.rows} rows, the batch has {batch}: give see(…, batch=…)"
         )
     device = torch.device(device)
     for tensor in (grid.q_pos, grid.k_pos, grid.q_seg, grid.k_seg):
         if tensor is not None and tensor.shape[0] != batch:
             raise ValueError(
-                f"the grid speaks of {tensor.shape[0]} rows, the batch has {batch}: give see(…, batch=…)"
+                f"the grid has {tensor.shape[0]} rows, the batch has {batch}: give see(…, batch=…)"
             )
     name = backend or _choose_backend(mask, grid, device, dtype)
-    kernel = backends.get_backend(name)
+    kernel = get_backend(name)
     try:
         lowered_mask = kernel.lower(mask, grid, batch, heads, device)
     except ValueError:
@@ -105,14 +124,16 @@ def attend(
     dropout: float = 0.0,
     watcher: Watcher | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias, over the keys in sight) v
+    """softmax(q kᵀ · scale + bias, over the keys in sight) v: (B, H, Q, D)
 
     q: (B, H, Q, D)   k, v: (B, H or a divisor of it, K, D)   bias: (B or 1, H or 1, Q, K)
-    A query with nothing in sight gets zeros. Scale is 1/√D unless given.
+    A query with no key in sight gets zeros. The scale is 1/√D unless given. A watcher is called with the
+    queries, keys, sight and scale before the kernel runs.
     """
     if not isinstance(sight, Sight):
         raise TypeError(
-            f"attend wants a sight, not {type(sight).__name__}: see(causal, Grid({q.shape[-2]}, {k.shape[-2]}))"
+            f"attend wants a sight, not {type(sight).__name__}: "
+            f"see(causal, Grid({q.shape[-2]}, {k.shape[-2]}))"
         )
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(
@@ -120,11 +141,11 @@ def attend(
             "(batch, heads, tokens, width)"
         )
     grid = sight.grid
-    (batch, heads, queries, head_dim) = q.shape
-    (key_batch, kv_heads, keys, key_head_dim) = k.shape
+    batch, heads, queries, head_dim = q.shape
+    key_batch, kv_heads, keys, key_head_dim = k.shape
     if not sight.is_uniform and (batch != sight.batch or heads != sight.heads):
         raise ValueError(
-            f"what is seen may differ by row and head, and was asked for {sight.batch} rows and {sight.heads} "
+            f"the mask may differ by row and head, and the sight is for {sight.batch} rows and {sight.heads} "
             f"heads; the queries have {batch} and {heads}: give see(…, batch={batch}, heads={heads})"
         )
     if (
@@ -149,10 +170,34 @@ def attend(
     return sight.kernel.attend(q, k, v, sight.lowered_mask, scale, dropout)
 
 
+def get_backend(name: str) -> Backend:
+    """The backend of that name; each is imported on first use. ValueError for a name there is none of."""
+    match name:
+        case "reference":
+            from keepleft.attention.backends import reference
+
+            return reference
+        case "sdpa":
+            from keepleft.attention.backends import sdpa
+
+            return sdpa
+        case "flex":
+            from keepleft.attention.backends import flex
+
+            return flex
+        case "varlen":
+            from keepleft.attention.backends import varlen
+
+            return varlen
+        case "export":
+            from keepleft.attention.backends import export
+
+            return export
+    raise ValueError(f"no attention backend is called {name!r}: there are {', '.join(BACKEND_NAMES)}")
+
+
 def _choose_backend(mask: Mask, grid: Grid, device: torch.device, dtype: torch.dtype) -> str:
-    """The cheapest kernel that can say the mask: the fused ones, unless they would need a large table on a
-    GPU.
-    """
+    """The cheapest backend that can express the mask: SDPA, unless that takes a large dense mask on a GPU."""
     if device.type != "cuda" or grid.queries < MIN_QUERIES_WITHOUT_TABLE:
         return "sdpa"
     from keepleft.attention.backends import sdpa, varlen

@@ -1,6 +1,4 @@
-"""What a kernel never shows: the weights themselves, worked out beside it from the same queries, keys and
-sight.
-"""
+"""Attention maps: the softmax weights that fused kernels never return, recomputed from q, k and the sight."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from torch import Tensor
 from keepleft.attention.attend import Sight
 from keepleft.attention.backends.reference import attention_weights
 
-MAX_SCORES = 1 << 24  # scores worked out at a time: 64 MiB in float32
+MAX_SCORES = 1 << 24  # scores computed at a time: 64 MiB in float32
 
 
 @torch.no_grad()
@@ -24,7 +22,10 @@ def attention_maps(
     heads: Tensor | None = None,
     queries: Tensor | None = None,
 ) -> Tensor:
-    """(rows, heads, queries, K): the weights of just those rows, heads and query slots; None is all of them."""
+    """The weights of these batch rows, heads and query slots, (rows, heads, queries, K); None means all.
+
+    q: (B, H, Q, D)   k: (B, H or a divisor of it, K, D). Computed in chunks of queries.
+    """
     all_indices = lambda n: torch.arange(n, device=q.device)
     rows = all_indices(q.shape[0]) if rows is None else rows.to(q.device)
     heads = all_indices(q.shape[1]) if heads is None else heads.to(q.device)

@@ -1,4 +1,4 @@
-"""The rows and columns of one attention matrix: which position and which segment sits in each."""
+"""The rows and columns of one attention matrix: the position and the segment of each query and key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from keepleft.attention.masks import Mask, Predicate
 
 @dataclass(frozen=True)
 class Grid:
-    """Queries at start, start + 1, … over keys at 0, 1, …, unless tensors say otherwise.
+    """Queries at positions start, start + 1, … over keys at 0, 1, …, unless tensors say otherwise.
 
-    Segments name the text that a token belongs to; 0 is padding. A token sees its own segment only,
-    so padding and packing are one thing, said once.
+    A segment is the number of the sequence that a token belongs to; 0 is padding. A token sees its own
+    segment only, so padding and sequence packing are one mechanism.
     """
 
     queries: int
@@ -37,18 +37,18 @@ class Grid:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: it must be (batch, {size})")
             if tensor is not None and tensor.dtype not in (torch.int64, torch.int32):
                 raise ValueError(
-                    f"{name} is {tensor.dtype}: whole numbers are needed (a boolean mask of real tokens becomes "
+                    f"{name} is {tensor.dtype}: integers are needed (a boolean mask of real tokens becomes "
                     "segments with .long())"
                 )
 
     @property
     def is_plain(self) -> bool:
-        """Consecutive positions and one text: known without reading any tensor."""
+        """Consecutive positions and one sequence per row: known without reading any tensor."""
         return self.q_pos is None and self.k_pos is None and self.q_seg is None and self.k_seg is None
 
     @property
     def is_square(self) -> bool:
-        """Rows and columns are the same tokens: known without reading any tensor."""
+        """Queries and keys are the same tokens: known without reading any tensor."""
         return (
             self.queries == self.keys
             and self.start == 0
@@ -57,13 +57,13 @@ class Grid:
         )
 
     def predicate(self, mask: Mask, device: torch.device) -> Predicate:
-        """The mask over (b, h, query slot, key slot): positions looked up, segments kept apart."""
+        """The mask as a function of (b, h, query slot, key slot), restricted to equal segments."""
         mask_predicate = mask.predicate(device)
         start = self.start
         q_pos = self.q_pos
         k_pos = self.k_pos
         k_seg = self.k_seg
-        # padding queries become segment -1, so that one comparison keeps texts apart and hides padding
+        # padding queries become segment -1, so that one comparison keeps segments apart and hides padding
         q_seg = None if self.q_seg is None else self.q_seg.masked_fill(self.q_seg == 0, -1)
 
         def slot_predicate(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -89,7 +89,10 @@ class Grid:
         head_indices: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """What is seen, as booleans (B or 1, H or 1, Q, K): an axis that nothing depends on has size 1."""
+        """The mask as booleans, (B or 1, H or 1, Q, K): an axis that nothing depends on has size 1.
+
+        `rows`, `head_indices` and `queries` (slots) select a part of the table; None means all of them.
+        """
         b = torch.arange(batch, device=device) if rows is None else rows
         h = torch.arange(heads, device=device) if head_indices is None else head_indices
         i = torch.arange(self.queries, device=device) if queries is None else queries

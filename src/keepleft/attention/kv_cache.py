@@ -1,18 +1,26 @@
-"""Keys and values already computed.
+"""KV caches: where self-attention keeps the keys and values of the tokens before.
 
-Where a cache keeps a token is its own business; it only has to say, for every slot that it hands
-back, which position and which segment sits there. The mask does the rest.
+    DynamicCache     keeps everything, in buffers that grow
+    StaticCache      keeps up to a capacity, in buffers allocated once; fixed shapes for CUDA graphs
+    RingCache        keeps the last `window` tokens of each row (sliding-window attention)
+    QuantizedCache   keeps everything in 8 bits
+    OffloadedCache   keeps everything in host memory
+
+(The paged cache of the serving engine is in paged_kv_cache.py, the cross-attention cache in cross_memory.py.)
+Where a cache stores a token is its own business: for every slot that it returns, its grid says which position
+and which segment sits there, and the mask does the rest.
 
     admit(queries, positions, segments) -> grid    once per forward pass, before any layer writes
-    put(layer, k, v) -> k, v                       write this layer's new pairs, get all that may be looked at
-    keep(rows)                                     reorder, drop or repeat batch rows
-    drop(n)                                        forget the last n tokens, if the cache can
+    update(layer, k, v) -> k, v                    write a layer's new keys and values, return all visible
+    reorder(rows)                                  reorder, drop or repeat batch rows
+    crop(n)                                        remove the last n tokens, if the cache can
 
-Positions and segments are (B, queries), or None: consecutive after what is there, and one text.
+Positions and segments are (B, queries), or None: consecutive after what is there, and one sequence per row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -24,7 +32,7 @@ KV = tuple[Tensor, Tensor]  # k, v: (B, H, slots, D)
 
 
 class Cache(Protocol):
-    """The contract; the law is that any chunking equals one pass."""
+    """The interface. Feeding a sequence in chunks of any sizes must equal one pass over it."""
 
     def admit(
         self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None
@@ -34,27 +42,26 @@ class Cache(Protocol):
 
 
 class DynamicCache:
-    """Keeps everything, in buffers with some room to grow; where gradients are wanted, in tensors that are
-    never written to.
-    """
+    """Keeps everything, in buffers with spare slots; with gradients, in tensors that are never written to."""
 
-    MIN_GROWTH = 32  # tokens added at least when a buffer is full; half of what it holds where that is more
+    MIN_GROWTH = 32  # slots added when a buffer is full; half of the length where that is more
 
     def __init__(self) -> None:
-        self.length = self.num_new = 0
+        self.length = 0
+        self.num_new = 0
         self.layers: dict[int, KV] = {}
         self.scratch: Tensor | None = None
         self.positions: Tensor | None = None  # (B, length); None: 0, 1, 2, …
-        self.segments: Tensor | None = None  # (B, length); None: one text
+        self.segments: Tensor | None = None  # (B, length); None: one sequence per row
 
     @property
     def rows(self) -> int | None:
-        """Of the batch; None as long as it is empty."""
+        """Batch rows; None while the cache is empty."""
         return next((k.shape[0] for k, _ in self.layers.values()), None)
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         start = self.length
-        self.length = self.length + queries
+        self.length += queries
         self.num_new = queries
         self.positions = _extend(self.positions, positions, start, queries, _arange_like)
         self.segments = _extend(self.segments, segments, start, queries, _ones_like)
@@ -92,27 +99,29 @@ class DynamicCache:
         return old_k[:, :, : self.length], old_v[:, :, : self.length]
 
     def reorder(self, rows: Tensor) -> None:
-        """Each buffer moves into the one that was emptied before it: fresh memory costs more than the copy."""
+        """Each buffer is gathered into the one freed before it: fresh memory costs more than the copy."""
         for layer, kv in self.layers.items():
             reordered = []
             for buffer in kv:
                 reordered.append(_gather_rows(buffer, rows, self.scratch))
                 self.scratch = None if buffer.requires_grad else buffer
             self.layers[layer] = (reordered[0], reordered[1])
-        self.positions, self.segments = _select_rows(self.positions, rows), _select_rows(self.segments, rows)
+        self.positions = _select_rows(self.positions, rows)
+        self.segments = _select_rows(self.segments, rows)
 
     def crop(self, n: int) -> None:
         self.length -= n
-        self.positions, self.segments = (
-            None if t is None else t[:, : self.length] for t in (self.positions, self.segments)
-        )
+        if self.positions is not None:
+            self.positions = self.positions[:, : self.length]
+        if self.segments is not None:
+            self.segments = self.segments[:, : self.length]
 
 
 class StaticCache:
-    """Keeps up to `capacity` tokens in buffers that never move.
+    """Keeps up to `capacity` tokens in buffers whose addresses never change.
 
-    With `fixed`, shapes never change either: every slot is handed back, empty ones as padding, and the place
-    to write is a tensor, so that a CUDA graph can replay the step.
+    With `static_shapes` their shapes never change either: every slot is returned, empty ones as padding, and
+    the slot to write to is a tensor, so that a CUDA graph can replay the step.
     """
 
     def __init__(
@@ -125,7 +134,7 @@ class StaticCache:
         self.layers: dict[int, KV] = {}
         self.positions = torch.zeros(batch, capacity, dtype=torch.long, device=device)
         self.segments = torch.zeros_like(self.positions)
-        self.cursor = torch.zeros((), dtype=torch.long, device=device)  # length, where a graph can read it
+        self.cursor = torch.zeros((), dtype=torch.long, device=device)  # length, readable by a CUDA graph
         self.slots = self.cursor
         self.is_plain = not static_shapes
 
@@ -134,7 +143,7 @@ class StaticCache:
         return len(self.positions)
 
     def check_room(self, queries: int) -> None:
-        """An error where there is no room for them."""
+        """ValueError if so many more tokens do not fit."""
         if self.length + queries > self.capacity:
             raise ValueError(
                 f"the cache holds {self.length} of {self.capacity} tokens and cannot take {queries} more: "
@@ -171,7 +180,7 @@ class StaticCache:
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         if layer not in self.layers:
-            self.layers[layer] = tuple(t.new_zeros(*t.shape[:2], self.capacity, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+            self.layers[layer] = (_zero_slots(k, self.capacity), _zero_slots(v, self.capacity))
         buffers = self.layers[layer]
         if self.static_shapes:
             for buffer, new in zip(buffers, (k, v), strict=True):
@@ -182,7 +191,7 @@ class StaticCache:
         return buffers[0][:, :, : self.length], buffers[1][:, :, : self.length]
 
     def reorder(self, rows: Tensor) -> None:
-        """In place when the number of rows stays as it is."""
+        """In place when the number of rows stays the same."""
         if len(rows) == len(self.positions):
             for tensor in (self.positions, self.segments):
                 tensor.copy_(tensor[rows])
@@ -204,15 +213,12 @@ class StaticCache:
 
 
 class RingCache:
-    """Keeps the last `window` tokens of each row, each new one in the place of the oldest.
-
-    For causal & window(n).
-    """
+    """Keeps the last `window` tokens of each row, for causal & window(n): a new one overwrites the oldest."""
 
     def __init__(self, window: int, *, batch: int, device: str | torch.device = "cpu") -> None:
         self.window = window
         self.layers: dict[int, KV] = {}
-        # the last slot is a bin
+        # the last slot takes what is not kept: padding, and tokens already out of the window
         self.positions = torch.zeros(batch, window + 1, dtype=torch.long, device=device)
         self.segments = torch.zeros_like(self.positions)
         self.count = torch.zeros(batch, 1, dtype=torch.long, device=device)  # real tokens so far
@@ -235,7 +241,7 @@ class RingCache:
         self.count = self.count + order[:, -1:]
         old_pos, old_seg = self.positions[:, :-1], self.segments[:, :-1]
         self.single_query = queries == 1
-        if not self.single_query:  # the old ones are looked at as they were, beside the new ones
+        if not self.single_query:  # queries attend to the slots as they were, with the new tokens beside them
             k_pos, k_seg = torch.cat([old_pos, positions], 1), torch.cat([old_seg, segments], 1)
         self._write(positions, segments)
         if self.single_query:
@@ -249,7 +255,7 @@ class RingCache:
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
         if layer not in self.layers:
-            self.layers[layer] = tuple(t.new_zeros(*t.shape[:2], self.window + 1, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+            self.layers[layer] = (_zero_slots(k, self.window + 1), _zero_slots(v, self.window + 1))
         visible_kv = []
         for buffer, new in zip(self.layers[layer], (k, v), strict=True):
             visible = buffer[:, :, :-1]
@@ -266,8 +272,59 @@ class RingCache:
         self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
 
 
+class QuantizedCache(DynamicCache):
+    """Keeps keys and values in int8 with a scale per token and head: a quarter of float32, half of bfloat16.
+
+    What is returned is within 1/254 of the largest value of its token and head.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: dict[int, KV] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        int8_k, scale_k = _quantize_int8(k)
+        int8_v, scale_v = _quantize_int8(v)
+        if layer in self.layers:
+            old_k, old_v = self.layers[layer]
+            old_scale_k, old_scale_v = self.scales[layer]
+            int8_k, int8_v = torch.cat([old_k, int8_k], 2), torch.cat([old_v, int8_v], 2)
+            scale_k, scale_v = torch.cat([old_scale_k, scale_k], 2), torch.cat([old_scale_v, scale_v], 2)
+        self.layers[layer] = (int8_k, int8_v)
+        self.scales[layer] = (scale_k, scale_v)
+        return int8_k.to(k.dtype) * scale_k, int8_v.to(v.dtype) * scale_v
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.scales = {layer: (k[rows], v[rows]) for layer, (k, v) in self.scales.items()}
+
+    def crop(self, n: int) -> None:
+        super().crop(n)
+        crop_layers = lambda layers: {
+            layer: (k[:, :, : self.length], v[:, :, : self.length]) for layer, (k, v) in layers.items()
+        }
+        self.layers, self.scales = crop_layers(self.layers), crop_layers(self.scales)
+
+
+class OffloadedCache(DynamicCache):
+    """Keeps keys and values in host memory and copies a layer's to the device while it attends."""
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KV:
+        device = k.device
+        host_k, host_v = super().update(layer, k.cpu(), v.cpu())
+        return host_k.to(device, non_blocking=True), host_v.to(device, non_blocking=True)
+
+    def reorder(self, rows: Tensor) -> None:
+        positions, segments = self.positions, self.segments  # these are on the device
+        self.positions = None
+        self.segments = None
+        super().reorder(rows.cpu())
+        self.positions = _select_rows(positions, rows)
+        self.segments = _select_rows(segments, rows)
+
+
 def _gather_rows(tensor: Tensor, rows: Tensor, scratch: Tensor | None) -> Tensor:
-    """Those rows, written over the spare tensor where it fits."""
+    """tensor[rows], written into `scratch` where its shape and type fit."""
     if (
         scratch is None
         or tensor.requires_grad
@@ -279,11 +336,17 @@ def _gather_rows(tensor: Tensor, rows: Tensor, scratch: Tensor | None) -> Tensor
 
 
 def _grow(tensor: Tensor, extra_slots: int) -> Tensor:
-    """(B, H, slots, D) with so many more slots, empty."""
+    """(B, H, slots, D) with `extra_slots` more, uninitialised."""
     batch, heads, slots, head_dim = tensor.shape
     out = tensor.new_empty(batch, heads, slots + extra_slots, head_dim)
     out[:, :, :slots] = tensor
     return out
+
+
+def _zero_slots(like: Tensor, slots: int) -> Tensor:
+    """(B, H, n, D) → zeros (B, H, slots, D)"""
+    batch, heads, _, head_dim = like.shape
+    return like.new_zeros(batch, heads, slots, head_dim)
 
 
 def _select_rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -298,8 +361,10 @@ def _ones_like(like: Tensor, begin: int, n: int) -> Tensor:
     return like.new_ones(len(like), n)
 
 
-def _extend(old: Tensor | None, new: Tensor | None, start: int, n: int, fill) -> Tensor | None:  # type: ignore[no-untyped-def]
-    """Old and new side by side; where only one of them was given, the other is filled in."""
+def _extend(
+    old: Tensor | None, new: Tensor | None, start: int, n: int, fill: Callable[[Tensor, int, int], Tensor]
+) -> Tensor | None:
+    """(B, start) and (B, n) → (B, start + n); where only one of them is there, `fill` makes the other."""
     if old is None and new is None:
         return None
     if new is None:
@@ -310,3 +375,9 @@ def _extend(old: Tensor | None, new: Tensor | None, start: int, n: int, fill) ->
             return new
         old = fill(new, 0, start)
     return torch.cat([old, new], 1)
+
+
+def _quantize_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, H, n, D) → int8 from -127 to 127, and the scale to multiply it by, (B, H, n, 1)."""
+    scale = tensor.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(tensor.dtype).tiny) / 127
+    return (tensor / scale).round().clamp(-127, 127).to(torch.int8), scale

@@ -1,4 +1,4 @@
-"""A mask from its print: the way back from repr(), without running any code."""
+"""Parser of mask expressions: the inverse of repr(mask), without running any code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 
 from keepleft.attention.masks import Mask, block, causal, full, prefix, window
 
-MAX_CHARACTERS = 2_000  # characters; a mask that a person can read is far shorter
+MAX_CHARACTERS = 2_000  # a mask that a person can read is far shorter
 
 _NAMED_MASKS: dict[str, Mask] = {"full": full, "causal": causal}
 _MASK_FACTORIES: dict[str, Callable[..., Mask]] = {"window": window, "prefix": prefix, "block": block}
 
 
 def parse_mask(text: str, names: Mapping[str, Mask] | None = None) -> Mask:
-    """Read `causal & window(3) | prefix(1)`; `names` adds masks of your own (each Where under its name)."""
+    """Parse `causal & window(3) | prefix(1)`; `names` adds masks of your own (each Where under its name).
+
+    Raises ValueError for anything but names, numbers, & | ~ and parentheses.
+    """
     named_masks = {**_NAMED_MASKS, **(names or {})}
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"a mask of {len(text)} characters is too long: {MAX_CHARACTERS} is the limit")

@@ -1,4 +1,4 @@
-"""A mask to look at: as a table, as text, as a picture, and in words where it is suspicious."""
+"""Masks made visible: as a boolean table, as text, as an SVG or PNG, and their faults in words."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from keepleft.disk import atomic
 
 VISIBLE_COLOUR = svg.BLUE
 HIDDEN_COLOUR = "#eef2f6"
-GRID_COLOUR = svg.PAPER  # blue on pale grey: told apart without colour too
+GRID_COLOUR = svg.PAPER  # blue on pale grey: distinguishable in black and white too
 
 
 def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
-    """The mask over the first n positions, as an (n, n) boolean matrix; True is "may look"."""
+    """The mask over the first n positions as an (n, n) boolean matrix: True where the query may attend."""
     if not isinstance(mask, Mask):
         raise TypeError(f"{mask!r} is no mask: give one such as causal & window(3)")
     if n < 1:
@@ -29,7 +29,7 @@ def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
 
 
 def draw(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> str:
-    """The table as text: a line for each query, ■ where it may look."""
+    """The mask as text: a line for each query, ■ where it may attend."""
     return "\n".join(
         " ".join("■" if visible else "·" for visible in line)
         for line in mask_table(mask, n, row=row, head=head).tolist()
@@ -37,7 +37,7 @@ def draw(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> str:
 
 
 def faults(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> list[str]:
-    """What a reader should know before trusting this mask on n positions to keep to the left."""
+    """What is wrong with this mask as a causal one on n positions: futures seen, queries that see nothing."""
     visible = mask_table(mask, n, row=row, head=head)
     out = [f"position {q} sees position {k}, its future" for q, k in visible.triu(1).nonzero().tolist()]
     return out + [f"position {q} sees nothing" for q in (~visible.any(1)).nonzero().flatten().tolist()]
@@ -46,7 +46,7 @@ def faults(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> list[str]:
 def picture(
     mask: Mask, n: int, path: str | Path, *, labels: list[str] | None = None, row: int = 0, head: int = 0
 ) -> Path:
-    """Draw the table into an .svg or .png file; labels name the positions (in the .svg)."""
+    """Write the mask to an .svg or .png file; labels name the positions (in the .svg)."""
     path = Path(path)
     visible = mask_table(mask, n, row=row, head=head)
     if labels is not None and len(labels) != n:
@@ -61,9 +61,11 @@ def picture(
 
 
 def _write_svg(path: Path, visible: Tensor, title: str, labels: list[str]) -> Path:
-    n, cell = len(visible), 22
+    n = len(visible)
+    cell = 22
     if n > 64:
-        labels, cell = [""] * n, max(2, 1400 // n)
+        labels = [""] * n
+        cell = max(2, 1400 // n)
     left = 14 + max((len(label) for label in labels), default=0) * 8
     top = 40 + left
     out = []

@@ -1,9 +1,9 @@
-"""Who may look at whom.
+"""Attention masks and their algebra: which position may attend to which.
 
-A mask is a predicate over (b, h, q, k): batch row, head, query position, key position.
-True means "q may look at k". q and k are positions in a text, never slots of a buffer, so one
-mask serves training, chunked prefill and cached decoding alike.
-Masks are values: they compare, hash, print, read back, and combine with & | ~.
+A mask is a predicate over (b, h, q, k): batch row, head, query position, key position. True means that q may
+attend to k. q and k are positions in a sequence, never slots of a buffer, so one mask serves training,
+chunked prefill and cached decoding alike. Masks are values: they compare, hash, print, parse back from their
+repr, and combine with & | ~.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Mask:
-    """The algebra; the kinds below say what is seen."""
+    """The algebra & | ~; the subclasses say which pairs are visible."""
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.predicate(k.device)(b, h, q, k)
 
     def predicate(self, device: torch.device) -> Predicate:
-        """What is seen, as a bare function: what compilers can read, with what it looks up lying on the
-        device.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must say what it sees")
+        """The mask as a plain function that compilers can trace; the tensors it reads are on the device."""
+        raise NotImplementedError(f"{type(self).__name__} must say which pairs are visible")
 
     def simplify(self, length: int) -> Mask:
-        """A simpler mask that says the same of positions 0 … length - 1."""
+        """A simpler mask that is the same on positions 0 … length - 1."""
         return self
 
     @property
@@ -40,7 +38,7 @@ class Mask:
 
     @property
     def rows(self) -> int | None:
-        """How many batch rows it speaks of one by one; None where it does not."""
+        """For how many batch rows it has numbers of their own, as prefix((3, 5)); None where it has none."""
         parts = self.parts if isinstance(self, And | Or) else (self.mask,) if isinstance(self, Not) else ()
         return next((part.rows for part in parts if part.rows is not None), None)
 
@@ -67,10 +65,10 @@ class Mask:
 
 @dataclass(frozen=True, repr=False)
 class Full(Mask):
-    """Everything."""
+    """Every position attends to every position."""
 
     def predicate(self, device: torch.device) -> Predicate:
-        # no axis of its own: a table of it costs nothing
+        # a scalar: a table of it takes no memory
         return lambda b, h, q, k: q.new_ones((), dtype=torch.bool)
 
     def __repr__(self) -> str:
@@ -79,7 +77,7 @@ class Full(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Causal(Mask):
-    """Oneself and the past."""
+    """A position attends to itself and the past."""
 
     def predicate(self, device: torch.device) -> Predicate:
         return lambda b, h, q, k: k <= q
@@ -90,7 +88,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Window(Mask):
-    """The `size` nearest positions up to q, oneself included. Says nothing of the future."""
+    """The last `size` positions up to q, itself included, and all of the future: use causal & window(n)."""
 
     size: int
 
@@ -110,7 +108,7 @@ class Window(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Prefix(Mask):
-    """The first `length` positions, for everyone; or one length for each batch row."""
+    """The first `length` positions are visible to all; a tuple gives each batch row its own length."""
 
     length: int | tuple[int, ...]
 
@@ -148,7 +146,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Block(Mask):
-    """Those in the same block of `size` neighbours, on either side."""
+    """Positions of the same block of `size` attend to each other, in both directions."""
 
     size: int
 
@@ -168,7 +166,7 @@ class Block(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Where(Mask):
-    """Any predicate of your own, under the name it prints."""
+    """A predicate of your own, under the name that it prints."""
 
     name: str
     function: Predicate
@@ -280,17 +278,17 @@ block = Block
 
 
 def is_causal(mask: Mask) -> bool:
-    """Does the mask say of itself that nothing later is seen?"""
+    """Is the mask `causal & …`, so that no future position is visible?"""
     return causal in _conjuncts(mask)
 
 
 def is_causal_window(mask: Mask) -> bool:
-    """Is it causal, alone or with windows? Then `window_size` says all there is to say of it."""
+    """Is the mask causal, alone or with windows? Then `window_size` describes it completely."""
     return is_causal(mask) and all(isinstance(part, Causal | Window) for part in _conjuncts(mask))
 
 
 def window_size(mask: Mask) -> int | None:
-    """How many positions a causal mask sees at most, oneself included; None where it has no window."""
+    """How many positions a causal mask sees at most, itself included; None where it has no window."""
     sizes = [part.size for part in _conjuncts(mask) if isinstance(part, Window)]
     return min(sizes, default=None) if is_causal(mask) else None
 

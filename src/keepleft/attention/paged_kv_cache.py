@@ -1,8 +1,7 @@
-"""Keys and values of many texts in pages of one pool: who needs room takes a page, who leaves gives all of
-them back at once.
+"""Paged KV cache: keys and values of many sequences in fixed-size pages of one pool, with reference counts.
 
-A text's slots need not lie side by side, and texts may share pages. `Leaves` is the view of some rows: a
-cache like any other.
+A sequence takes pages as it grows and releases all of them at the end. Its pages need not be adjacent, and
+sequences may share pages (prefix caching). `PagedCacheView` presents some rows of the pool as a Cache.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from torch import Tensor
 from keepleft.attention.grid import Grid
 from keepleft.attention.kv_cache import KV
 
-EMPTY_SLOT = -1  # where a slot holds nothing
-SlotIndex = tuple[Tensor, Tensor]  # pages, and places in them
+EMPTY_SLOT = -1  # the position of a slot that holds no token, and the number of a slot that is none
+SlotIndex = tuple[Tensor, Tensor]  # page numbers, and offsets within the pages
 
 
 class PagePool:
-    """`pages` of `size` slots each, for every layer: (pages, Hk, size, D) keys and values.
+    """Pages of `page_size` slots, for every layer: keys and values (num_pages, kv_heads, page_size, D).
 
-    Free pages are handed out from either end, the outermost first, so that pages of one kind lie close
-    together.
+    Free pages are allocated from either end, the outermost first: pages of one use lie close together.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class PagePool:
         self.num_free = num_pages
 
     def allocate(self, count: int, *, from_end: bool = False) -> list[int]:
-        """So many pages, with whatever was in them; there must be as many."""
+        """`count` pages, not cleared; MemoryError if fewer are free."""
         if count > self.num_free:
             raise MemoryError(
                 f"{count} pages were asked for, and {self.num_free} of {self.num_pages} are free"
@@ -52,33 +50,33 @@ class PagePool:
         out: list[int] = []
         while len(out) < count:
             page = abs(self._free_heaps[from_end].pop())
-            if not self.ref_counts[page]:  # it may have left by the other end
+            if not self.ref_counts[page]:  # it may have been allocated from the other end
                 self.ref_counts[page] = 1
                 out.append(page)
         self.num_free -= count
         return out
 
     def clear(self, pages: list[int]) -> None:
-        """Nothing is in these any more."""
+        """Mark all slots of these pages as empty."""
         self.positions[pages] = EMPTY_SLOT
 
     def reserve_scratch_page(self) -> int:
-        """The last page, which is nobody's from now on."""
+        """Take the last page out of the pool for good: padding rows write to it."""
         self.num_pages -= 1
         self.num_free -= 1
         self.ref_counts[self.num_pages] = 1
         return self.num_pages
 
     def retain(self, pages: list[int]) -> None:
-        """One more text looks at these."""
+        """Add a reference to these pages."""
         for page in pages:
             self.ref_counts[page] += 1
 
     def release(self, pages: list[int]) -> None:
-        """One text fewer looks at these; where it was the last, they are free."""
+        """Drop a reference to these pages; those without any are free. ValueError for a page already free."""
         for page in pages:
             if self.ref_counts[page] < 1:
-                raise ValueError(f"page {page} is free already: it was given back twice")
+                raise ValueError(f"page {page} is free already: it was released twice")
             self.ref_counts[page] -= 1
             if not self.ref_counts[page]:
                 self.num_free += 1
@@ -86,40 +84,37 @@ class PagePool:
                 self._free_heaps[1].push(-page)
 
     def pages_for(self, slots: int) -> int:
-        """Pages for so many slots."""
+        """How many pages hold so many slots."""
         return -(-slots // self.page_size)
 
     def locate(self, slots: Tensor) -> SlotIndex:
-        """Slots by page and place in it; those that are none, anywhere."""
+        """Slot numbers → page numbers and offsets; EMPTY_SLOT becomes slot 0."""
         slots = slots.clamp(min=0)
         return slots // self.page_size, slots % self.page_size
 
     def write(self, layer: int, slot_index: SlotIndex, k: Tensor, v: Tensor) -> None:
-        """(N,) slots, (N, Hk, D) keys and values"""
+        """Write keys and values, (N, kv_heads, D), to (N,) slots."""
         page, offset = slot_index
         for buffer, new in zip(self.layers[layer], (k, v), strict=True):
             buffer[page, :, offset] = new
 
     def gather(self, layer: int, slot_index: SlotIndex) -> KV:
-        """(R, K) slots → keys and values (R, Hk, K, D)"""
+        """(R, K) slots → keys and values (R, kv_heads, K, D)"""
         page, offset = slot_index
         k, v = (buffer[page, :, offset].transpose(1, 2) for buffer in self.layers[layer])
         return k, v
 
 
 def _lazy_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """On a CPU memory that is not there before it is written to: PyTorch's own zeros are written at once."""
+    """Zeros that on a CPU take no physical memory until written to, as those of PyTorch do at once."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    return (
-        torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8))
-        .view(like.dtype)
-        .view(shape)
-    )
+    zero_bytes = torch.from_numpy(np.zeros(prod(shape) * like.element_size(), dtype=np.uint8))
+    return zero_bytes.view(like.dtype).view(shape)
 
 
 class _FreePageHeap:
-    """The free pages as seen from one end: a heap that holds none twice."""
+    """The free pages ordered from one end of the pool: a heap without duplicates."""
 
     def __init__(self, keys: range) -> None:
         self.heap = sorted(keys)
@@ -137,12 +132,10 @@ class _FreePageHeap:
 
 
 class PagedCacheView:
-    """Some rows of a pool as a cache: (R, K) slots that hold what came before, (R, n) slots for what comes.
+    """Some rows of a pool as a Cache: (R, K) slots of past tokens, (R, n) slots for the new ones.
 
-    -1: none.
-
-    `filled` are the places of the new slots that are some, counted through all rows; None: they are looked
-    for.
+    EMPTY_SLOT pads both. `filled_indices` are the indices into the flattened new slots that are not padding;
+    None: they are searched for.
     """
 
     def __init__(
@@ -163,8 +156,9 @@ class PagedCacheView:
 
     def admit(self, queries: int, positions: Tensor | None = None, segments: Tensor | None = None) -> Grid:
         if positions is None:
-            raise ValueError("pages hold texts of any length: give the positions of the new tokens")
-        past_filled, new_segments = self.past_slots != EMPTY_SLOT, (self.new_slots != EMPTY_SLOT).long()
+            raise ValueError("pages hold sequences of any length: give the positions of the new tokens")
+        past_filled = self.past_slots != EMPTY_SLOT
+        new_segments = (self.new_slots != EMPTY_SLOT).long()
         flat_positions = self.pool.positions.flatten()
         flat_positions[self.write_slots] = (
             positions.flatten() if self.all_filled else positions.flatten()[self.filled_indices]
@@ -196,5 +190,5 @@ class PagedCacheView:
 
     def reorder(self, rows: Tensor) -> None:
         raise ValueError(
-            "rows of pages are not moved about: whoever holds the pages says which row sees which"
+            "rows of a page pool are not reordered here: the page tables say which row sees which page"
         )

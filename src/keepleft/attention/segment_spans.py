@@ -1,4 +1,8 @@
-"""Padded and packed rows as runs of tokens, each a text of its own: what kernels without a table work on."""
+"""Sequence packing and padding as contiguous spans of tokens: what kernels without a dense mask work on.
+
+A row of segments [1 1 1 2 2 0 0] is two packed sequences and padding. Where every sequence lies in one piece
+and the mask depends on relative positions alone, each span can be attended by itself.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,23 @@ from keepleft.attention.masks import And, Causal, Full, Mask, Window
 
 
 class Run(NamedTuple):
-    """Neighbours in one row: a text, or padding."""
+    """Adjacent tokens of one row: a sequence, or padding."""
 
     length: int
     real: bool
 
 
 def is_relative(mask: Mask) -> bool:
-    """Does the mask look only at how far apart two positions are?"""
+    """Does the mask depend only on the distance between two positions?"""
     return isinstance(mask, Full | Causal | Window) or (
         isinstance(mask, And) and all(map(is_relative, mask.parts))
     )
 
 
 def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
-    """(n, 3) row, begin, end of each text; None where texts are torn, out of order or the mask is not
-    relative.
+    """(n, 3): row, begin and end of each packed sequence.
+
+    None where a sequence is in several pieces or out of order, or where the mask is not relative.
     """
     if not (grid.is_square and is_relative(mask)) or grid.q_seg is None:
         return None
@@ -39,10 +44,8 @@ def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
     is_end[:, :-1] &= ~same
     begin, end = is_start.nonzero(), is_end.nonzero()
     spans = torch.cat([begin, end[:, 1:] + 1], 1)
-    is_torn = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1).unique(dim=0).shape[0] != len(
-        begin
-    )
-    if is_torn:
+    row_segments = torch.stack([segments[begin[:, 0], begin[:, 1]], begin[:, 0]], 1)
+    if len(row_segments.unique(dim=0)) != len(begin):  # a segment starts twice: it is in several pieces
         return None
     if positions is not None and not bool((positions.diff(dim=1) == 1)[same & real[:, 1:]].all()):
         return None
@@ -50,13 +53,13 @@ def segment_spans(mask: Mask, grid: Grid) -> Tensor | None:
 
 
 def split_rows(mask: Mask, grid: Grid) -> list[list[Run]] | None:
-    """The texts of each row and the padding between them, end to end; None where it is not made of runs."""
+    """The sequences of each row and the padding between them, end to end; None where `segment_spans` is."""
     spans = segment_spans(mask, grid)
     if spans is None or grid.q_seg is None:
         return None
     rows: list[list[Run]] = [[] for _ in grid.q_seg]
     covered = [0] * len(rows)
-    # an empty text closes every row
+    # an empty span closes every row
     row_ends = [[row, grid.queries, grid.queries] for row in range(len(rows))]
     for row, begin, end in spans.tolist() + row_ends:
         if begin > covered[row]:

@@ -96,12 +96,9 @@ def models() -> None:
         tokens = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
             out = model(tokens, tokens) if isinstance(model, kl.EncoderDecoder) else model(tokens)
-        kind = {kl.Encoder: "encoder", kl.Decoder: "decoder", kl.EncoderDecoder: "encoder-decoder"}[
-            type(model)
-        ]
         weights = sum(p.numel() for p in model.parameters())
         print(
-            f"{name:8} {kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
+            f"{name:8} {design.kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
             f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}"
         )
 

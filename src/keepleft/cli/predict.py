@@ -132,7 +132,7 @@ def score(
 
     model, input_texts = text_io.split_model_and_texts(inputs, require_model=True)
     predictor = load_predictor(str(model), dtype=dtype, device=device)
-    is_encoder_decoder = predictor.model.design.encoder is not None
+    is_encoder_decoder = predictor.model.design.is_encoder_decoder
     with text_io.open_output(output) as out:
         for n, line in enumerate(text_io.read_lines(input_texts, input)):
             source, tab, text = line.partition("\t") if is_encoder_decoder else (None, "\t", line)

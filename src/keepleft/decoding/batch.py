@@ -25,7 +25,7 @@ Prompt = str | Sequence[int]
 
 def default_new_tokens(design: Design, num_tokens: int) -> int:
     """How many tokens are generated where no limit is given, for a prompt or a source of so many tokens."""
-    return DEFAULT_NEW_TOKENS if design.encoder is None else 2 * num_tokens + 10
+    return 2 * num_tokens + 10 if design.is_encoder_decoder else DEFAULT_NEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DecodeBatch:
     ) -> DecodeBatch:
         device = next(model.parameters()).device
         max_positions = model.design.max_positions
-        if model.design.encoder is None:
+        if not model.design.is_encoder_decoder:
             prompts = [[*row, *(prefixes[n] if prefixes else [])] for n, row in enumerate(token_rows)]
             return cls(
                 *pad_batch(prompts, device),
@@ -111,7 +111,7 @@ def encode_prompts(
         else:
             row = list(tokenizer.encode(prompt).ids)
         if not row:
-            if options.bos_token_id is None or model.design.encoder is not None:
+            if options.bos_token_id is None or model.design.is_encoder_decoder:
                 raise ValueError(
                     f"prompt {n} is empty, and the model has no token that a text begins with: give it some "
                     "text"
@@ -124,7 +124,7 @@ def encode_prompts(
                 "own tokenizer?"
             )
         max_positions = model.design.max_positions
-        if max_positions is not None and len(row) > max_positions - (model.design.encoder is None):
+        if max_positions is not None and len(row) > max_positions - (not model.design.is_encoder_decoder):
             raise ValueError(
                 f"prompt {n} has {len(row)} tokens, and the model reaches {max_positions}: shorten it"
             )
@@ -170,7 +170,7 @@ def warn_no_room(
     prefixes: list[list[int]] | None,
 ) -> None:
     """Warn once where a prompt leaves no room below max_length: its completion would be silently empty."""
-    is_encoder_decoder = model.design.encoder is not None
+    is_encoder_decoder = model.design.is_encoder_decoder
     lengths = [
         (1 if is_encoder_decoder else len(row)) + (len(prefixes[n]) if prefixes else 0)
         for n, row in enumerate(token_rows)

@@ -177,7 +177,7 @@ def _uses_default_cache(options: GenerationConfig) -> bool:
 def check_draft_model(model: CausalModel, draft_model: CausalModel) -> None:
     """Raise ValueError unless both models read and write the same tokens."""
     model_design, draft_design = model.design, draft_model.design
-    vocabulary_key = lambda design: (design.vocab, design.source_vocab, design.encoder is None)
+    vocabulary_key = lambda design: (design.vocab, design.source_vocab, design.is_encoder_decoder)
     if vocabulary_key(model_design) != vocabulary_key(draft_design):
         raise ValueError(
             f"the draft knows {draft_design.vocab} tokens and the model {model_design.vocab}, or one of them "

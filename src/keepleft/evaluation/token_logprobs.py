@@ -17,7 +17,7 @@ MAX_LOGITS = 1 << 27  # logits held at once: half a gigabyte in float32
 def require_language_model(model: Model) -> Decoder:
     """The model, as a decoder. Raises ValueError if it is no language model, or in training mode."""
     design = model.design
-    if design.decoder is None or design.encoder is not None or not isinstance(design.head, LMHead):
+    if design.kind != "decoder" or not isinstance(design.head, LMHead):
         raise ValueError(
             f"{type(model).__name__} with {type(design.head).__name__} is no left-to-right language model: a "
             "decoder with a vocabulary is needed (for an encoder-decoder there is likelihood)"

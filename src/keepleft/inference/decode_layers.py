@@ -86,7 +86,11 @@ class DecodeLayers:
 
     def _layer(self, n: int, layer: Any) -> tuple[Any, ...]:
         ops, config = self.ops, layer.self.config
-        norms = [layer.norm_self, *([layer.norm_cross] if self.design.encoder else []), layer.norm_feed]
+        norms = [
+            layer.norm_self,
+            *([layer.norm_cross] if self.design.is_encoder_decoder else []),
+            layer.norm_feed,
+        ]
         if not self.design.norm_first:
             previous: Any = self.model.decoder.layers[n - 1] if n else None
             norms = [previous.norm_feed if n else None, *norms[:-1]]
@@ -96,7 +100,7 @@ class DecodeLayers:
             ops.linear_residual(layer.self.out),
         ]
         cross_ops = None
-        if self.design.encoder:
+        if self.design.is_encoder_decoder:
             cross_ops = (
                 ops.norm_linear(norms[1], layer.cross.q),
                 ops.cross_attention(layer.cross.config),

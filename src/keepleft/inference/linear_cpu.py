@@ -152,7 +152,7 @@ class CompilableInt8Linear(PrepackedLinear):
 
 def prepack_linear(dtype: str, weight: Tensor, bias: Tensor | None) -> PrepackedLinear:
     """The fastest layer for a matrix of this size."""
-    if dtype in ("int8", "open8"):
+    if dtype in ("int8", "int8_compilable"):
         return (Int8Linear if dtype == "int8" else CompilableInt8Linear)(weight, bias)
     return (OneDNNLinear if dtype == "float32" and weight.numel() >= MIN_PREPACKED_WEIGHTS else PlainLinear)(
         weight, bias

@@ -89,7 +89,7 @@ def prepack(
     for name in dropouts:
         out.set_submodule(name, nn.Identity())
     # the compiler packs float32 itself
-    linear_kind: str = dtype if not compiled else "open8" if dtype == "int8" else "plain"
+    linear_kind: str = dtype if not compiled else "int8_compilable" if dtype == "int8" else "plain"
     out.compiled = compiled
     if (missing_kernel := unsupported_reason(dtype)) is not None:
         warnings.warn(

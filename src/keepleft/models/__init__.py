@@ -1,1 +1,1 @@
-"""Architectures: designs as data, and the encoder, decoder and encoder-decoder built from them."""
+"""Architectures: designs as data, and the encoders, decoders and encoder-decoders built from them."""

@@ -1,4 +1,4 @@
-"""From a design to a model with fresh weights."""
+"""From a design to a model: parameter count, weight initialisation, copies that share weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from keepleft.nn.position import LearnedPositionEmbedding, RelativePositionBias
 
 ModelT = TypeVar("ModelT", bound=Model)
 
+_MODEL_CLASSES: dict[str, type[Encoder | Decoder | EncoderDecoder]] = {
+    "encoder": Encoder,
+    "decoder": Decoder,
+    "encoder-decoder": EncoderDecoder,
+}
+
 
 def build(
     design: Design,
@@ -25,7 +31,7 @@ def build(
     dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None,
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The model that a design describes; reproducible with a seeded generator.
+    """The model of a design with fresh weights, reproducible with a seeded generator.
 
     On device 'meta' it takes no memory.
     """
@@ -38,12 +44,11 @@ def build(
 def build_empty(
     design: Design, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
-    """The same with arbitrary weights: for those that will be loaded."""
+    """The same with uninitialised weights, for those that will be loaded."""
     if not isinstance(design, Design):
         raise TypeError(f"{design!r} is no design: give one such as presets.gpt2")
-    model_class = Encoder if design.decoder is None else Decoder if design.encoder is None else EncoderDecoder
     with torch.device("meta"):
-        model = model_class(design)
+        model = _MODEL_CLASSES[design.kind](design)
     if dtype is not None:
         model.to(dtype)
     return model if torch.device(device or "cpu").type == "meta" else materialize(model, device or "cpu")
@@ -52,7 +57,7 @@ def build_empty(
 def materialize(
     model: Encoder | Decoder | EncoderDecoder, device: str | torch.device
 ) -> Encoder | Decoder | EncoderDecoder:
-    """A model on device 'meta' with memory for its weights, which are arbitrary."""
+    """Move a model from device 'meta' to a real one; weights are uninitialised, buffers zero."""
     model.to_empty(device=device)
     for buffer in model.buffers():
         buffer.zero_()
@@ -60,14 +65,15 @@ def materialize(
 
 
 def count_parameters(design: Design) -> int:
-    """How many weights the design has: the cheapest check that a preset is the paper's."""
+    """The number of parameters of a design, without allocating them."""
     return sum(p.numel() for p in build_empty(design, device="meta").parameters())
 
 
 @torch.no_grad()
 def init_weights(model: Model, generator: torch.Generator | None = None) -> None:
-    """Fresh weights by the design's own rule. Norms start at one, biases at zero."""
-    design, init = model.design, model.design.initial
+    """Fresh weights by design.initial. Norms start at one, biases at zero."""
+    design = model.design
+    init = design.initial
     depth = sum(stack.layers for stack in (design.encoder, design.decoder) if stack)
 
     def init_normal(weight: torch.Tensor, std: float) -> None:
@@ -80,13 +86,13 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
         else:
             init_normal(weight, std)
 
-    embedding_std = (
-        init.std
-        if isinstance(init, NormalInit)
-        else init.factor
-        if isinstance(init, T5Init)
-        else design.dim**-0.5
-    )
+    match init:
+        case NormalInit():
+            embedding_std = init.std
+        case T5Init():
+            embedding_std = init.factor
+        case XavierInit():
+            embedding_std = design.dim**-0.5
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
@@ -100,7 +106,7 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
             init_linear(module.weight, init.std if isinstance(init, NormalInit) else module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.zero_()
-    for module in model.modules():  # after the plain ones: what a rule says of special places
+    for module in model.modules():  # after the others: the layers that an initialisation treats differently
         if isinstance(module, SelfAttention | CrossAttention | FeedForwardLayer):
             out = module.down if isinstance(module, FeedForwardLayer) else module.out
             if isinstance(init, NormalInit) and init.by_depth:
@@ -120,9 +126,7 @@ def init_weights(model: Model, generator: torch.Generator | None = None) -> None
 
 
 def share_weights(model: ModelT) -> ModelT:
-    """A copy of the model over the same weights, which need no gradient: changing one model's structure
-    leaves the other's.
-    """
+    """A copy of the model's structure over the same weights, which need no gradient in the copy."""
     shared: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
     }

@@ -1,7 +1,7 @@
-"""What a Transformer is made of, as data. A design has no behaviour; models are built from it elsewhere.
+"""The architecture of a Transformer as data. A design has no behaviour; models/build.py makes models from it.
 
-A choice carries its own numbers (Rotary has a base, Learned has a length), so no field means something
-only when another is set. What is absent is None: no decoder, no head.
+A choice carries its own numbers (Rotary has a base, LearnedPositions has a length), so no field means
+something only when another is set. What is absent is None: no decoder, no head.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from keepleft.nn.position import LearnedPositions, Position, RelativeBias, Rotar
 
 POOLING_MODES = ("mean", "first", "last", "tanh")
 
-# choices that belong to whole models; those of a part live beside it, in nn/ ------------------
+# choices that concern a model; those of a single layer are defined beside it, in nn/ ----------
 
 
 @dataclass(frozen=True)
 class StackDesign:
+    """The layers of an encoder or a decoder."""
+
     layers: int
-    mask: tuple[Mask, ...]  # taken in turn by the layers: (causal,) or (causal, causal & window(256))
+    mask: tuple[Mask, ...]  # the layers cycle through these: (causal,) or (causal, causal & window(256))
     final_norm: bool = True
     heads: int | None = None  # None: the design's; only an encoder beside a decoder may differ
     feedforward: FeedForward | None = None  # None: the design's; likewise
@@ -46,10 +48,10 @@ class StackDesign:
 
 @dataclass(frozen=True)
 class LMHead:
-    """A score for every token: the language-model head."""
+    """The language-model head: a logit for every token of the vocabulary."""
 
-    tied: bool = True  # its weights are the embedding
-    bias: bool = False  # a fixed one that travels with the weights, as in BART and Marian
+    tied: bool = True  # its weights are the token embedding
+    bias: bool = False  # a buffer that is not trained, as final_logits_bias of BART and Marian
     scale: bool = False  # by 1/sqrt(dim), as in T5 v1.0
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class LMHead:
 
 @dataclass(frozen=True)
 class MaskedLMHead:
-    """A score for every token through one more layer: BERT's masked-language-model head."""
+    """BERT's masked-language-model head: a logit for every token, after one more dense layer and norm."""
 
     activation: Activation = "gelu"
 
@@ -69,9 +71,7 @@ class MaskedLMHead:
 
 @dataclass(frozen=True)
 class PoolingHead:
-    """One vector for each text: the mean of its tokens, its first, its last, or BERT's tanh layer on the
-    first.
-    """
+    """One vector per sequence: the mean of its tokens, its first, its last, or BERT's tanh of the first."""
 
     how: Literal["mean", "first", "last", "tanh"] = "mean"
     unit: bool = False  # scaled to length 1
@@ -83,7 +83,7 @@ class PoolingHead:
 
 @dataclass(frozen=True)
 class ClassificationHead:
-    """A score for every label, from one vector for each text."""
+    """A logit for every label, from one pooled vector per sequence."""
 
     labels: int
     pool: Literal["mean", "first", "last", "tanh"] = "tanh"
@@ -97,12 +97,10 @@ class ClassificationHead:
 
 @dataclass(frozen=True)
 class NormalInit:
-    """Gaussian weights; those that write to the residual stream are smaller the deeper the stack, as in
-    GPT-2.
-    """
+    """Gaussian weights."""
 
     std: float = 0.02
-    by_depth: bool = False
+    by_depth: bool = False  # as in GPT-2: layers that write to the residual stream divide by sqrt(2 · depth)
 
     def __post_init__(self) -> None:
         checks.check_number("std", self.std)
@@ -111,12 +109,12 @@ class NormalInit:
 
 @dataclass(frozen=True)
 class XavierInit:
-    """Uniform by fan-in and fan-out; embeddings Gaussian with 1/sqrt(dim)."""
+    """Xavier (Glorot) uniform by fan-in and fan-out; embeddings Gaussian with 1/sqrt(dim)."""
 
 
 @dataclass(frozen=True)
 class T5Init:
-    """T5's: Gaussian by fan-in, with the scale of the attention scores folded into the queries."""
+    """T5's initialisation: Gaussian by fan-in, with 1/sqrt(head_dim) folded into the query weights."""
 
     factor: float = 1.0
 
@@ -124,11 +122,16 @@ class T5Init:
         checks.check_number("factor", self.factor, above=0)
 
 
-# the design ---------------------------------------------------------------------------------
+# the design -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
+    """The architecture of a model; presets.py has the published ones.
+
+    Raises ValueError for choices that contradict each other.
+    """
+
     vocab: int
     dim: int
     heads: int  # of the decoder where there is one; an encoder beside it may have its own
@@ -136,10 +139,10 @@ class Design:
     position: Position
     norm: Norm
     norm_first: bool
-    encoder: StackDesign | None = None  # encoder, decoder or both: what a model is follows from what is here
+    encoder: StackDesign | None = None  # encoder, decoder or both: `kind` follows from what is here
     decoder: StackDesign | None = None
     head: LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None = LMHead()
-    source_vocab: int | None = None  # None: encoder and decoder share their embedding
+    source_vocab: int | None = None  # None: encoder and decoder share their token embedding
     kv_heads: int | None = None  # None: as many as heads, in each stack
     head_dim: int | None = None  # None: dim / heads, in each stack
     bias: bool = True
@@ -158,22 +161,12 @@ class Design:
             if getattr(self, name) is not None or name in ("vocab", "dim", "heads"):
                 checks.check_int(name, getattr(self, name))
         checks.check_int("token_types", self.token_types, minimum=0)
-        for name in (
-            "bias",
-            "bias_qkv",
-            "bias_out",
-            "norm_first",
-            "scale_embedding",
-            "scale_scores",
-            "norm_embedding",
-        ):
+        for name in _BOOL_FIELDS:
             if getattr(self, name) is not None or name == "bias":
                 checks.check_bool(name, getattr(self, name))
-        for name, allowed_types in _FIELD_TYPES.items():
-            if not isinstance(getattr(self, name), allowed_types):
-                known = ", ".join(
-                    allowed_type.__name__ for allowed_type in allowed_types if allowed_type is not type(None)
-                )
+        for name, types in _FIELD_TYPES.items():
+            if not isinstance(getattr(self, name), types):
+                known = ", ".join(cls.__name__ for cls in types if cls is not type(None))
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {known}")
         if self.encoder is None and self.decoder is None:
             raise ValueError("a design needs an encoder, a decoder or both")
@@ -188,9 +181,9 @@ class Design:
                 raise ValueError(
                     f"{heads} {name} cannot share {self.kv_heads} key heads: one must divide the other"
                 )
-        if self.source_vocab is not None and (self.encoder is None or self.decoder is None):
+        if self.source_vocab is not None and not self.is_encoder_decoder:
             raise ValueError(
-                f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source apart"
+                f"source_vocab is {self.source_vocab}, but only an encoder with a decoder has a source"
             )
         for name, implied in (
             ("kv_heads", self.heads),
@@ -232,20 +225,28 @@ class Design:
         return self.encoder is not None and self.decoder is not None
 
     @property
+    def kind(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
+        """Which of the three classes of models/transformer.py it builds."""
+        if self.is_encoder_decoder:
+            return "encoder-decoder"
+        return "encoder" if self.decoder is None else "decoder"
+
+    @property
     def head_width(self) -> int:
+        """The width of one attention head: head_dim where it is given, else dim / heads."""
         return self.head_dim or self.dim // self.heads
 
     @property
     def attention(self) -> AttentionConfig:
-        """The numbers of each attention; of the decoder's where an encoder beside it has its own."""
+        """The config of each attention layer; the decoder's where an encoder beside it has its own."""
         return self._attention(self.heads)
 
     def stack_attention(self, stack: StackDesign) -> AttentionConfig:
-        """The numbers of each attention of the encoder or the decoder."""
+        """The config of each attention layer of the encoder or the decoder."""
         return self._attention(stack.heads or self.heads)
 
     def stack_feedforward(self, stack: StackDesign) -> FeedForward:
-        """The feed-forward layer of the encoder or the decoder."""
+        """The config of each feed-forward layer of the encoder or the decoder."""
         return stack.feedforward or self.feedforward
 
     def _attention(self, heads: int) -> AttentionConfig:
@@ -263,11 +264,11 @@ class Design:
 
     @property
     def max_positions(self) -> int | None:
-        """The most positions it can tell apart; None where there is no end."""
+        """The longest sequence that its positions allow; None where they have no limit."""
         return self.position.length if isinstance(self.position, LearnedPositions) else None
 
     def but(self, **changes: Any) -> Design:
-        """The same design with some choices changed."""
+        """The same design with these fields changed; TypeError for a field it does not have."""
         unknown = sorted(changes.keys() - self.__dataclass_fields__.keys())
         if unknown:
             raise TypeError(
@@ -276,6 +277,9 @@ class Design:
         return replace(self, **changes)
 
 
+_BOOL_FIELDS = (
+    "bias", "bias_qkv", "bias_out", "norm_first", "scale_embedding", "scale_scores", "norm_embedding"
+)  # fmt: skip
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "feedforward": (FeedForward,),
     "position": (Sinusoidal, LearnedPositions, Rotary, RelativeBias),

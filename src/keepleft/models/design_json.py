@@ -1,4 +1,4 @@
-"""A design as JSON and back: each choice under its name, each mask as it prints."""
+"""A design as JSON and back: each choice is an object with its class name as `kind`, each mask its repr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLASSES = {
     for cls in vars(module).values()
     if isinstance(cls, type) and is_dataclass(cls)
 }
-_OLD_NAMES = {  # kinds and fields as they were written before they were renamed; only read
+_OLD_NAMES = {  # class and field names of older files, which are read but no longer written
     "Stack": "StackDesign",
     "Vocabulary": "LMHead",
     "Masked": "MaskedLMHead",
@@ -34,15 +34,15 @@ _OLD_NAMES = {  # kinds and fields as they were written before they were renamed
 
 
 def to_json(model_design: Design) -> dict[str, Any]:
-    """The design as plain dictionaries, lists, strings and numbers."""
+    """The design as dictionaries, lists, strings and numbers; ValueError where it would not read back."""
     out = _to_json(model_design)
-    if from_json(out) != model_design:  # a mask of one's own prints a name that means nothing elsewhere
-        raise ValueError(f"the design {model_design} does not survive being written down")
+    if from_json(out) != model_design:  # the name of a Where mask means nothing to another program
+        raise ValueError(f"the design {model_design} cannot be written as JSON")
     return out
 
 
 def from_json(data: dict[str, Any]) -> Design:
-    """The way back; an unknown or missing field is an error that names it."""
+    """The design that to_json wrote; ValueError names an unknown or missing field."""
     out = _from_json(data, "design")
     if not isinstance(out, Design):
         raise ValueError(f"the design is a {type(out).__name__}, not a Design")

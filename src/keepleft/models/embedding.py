@@ -1,6 +1,4 @@
-"""Tokens to vectors: the token's own, its position's where positions are added, its kind's where there are
-kinds.
-"""
+"""Token embeddings, plus position embeddings where they are added and token-type embeddings; input checks."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ from keepleft.nn.position import LearnedPositionEmbedding, LearnedPositions, Sin
 
 
 def embedding_table(size: int, dim: int) -> nn.Embedding:
-    """Arbitrary weights.
+    """An nn.Embedding with uninitialised weights.
 
-    nn.Embedding alone would draw them, and on device 'meta' load PyTorch's compiler for that: seconds.
+    nn.Embedding alone would sample them, and on device 'meta' import PyTorch's compiler for that: seconds.
     """
     return nn.Embedding.from_pretrained(torch.empty(size, dim), freeze=False)
 
 
 class Embed(nn.Module):
-    """What one stack reads. The token table itself may be shared, so it is handed in with every call."""
+    """The input of one stack. The token table may be shared between stacks, so each call is given it."""
 
     def __init__(self, design: Design) -> None:
         super().__init__()
@@ -53,22 +51,22 @@ class Embed(nn.Module):
         return self.dropout(self.norm(x) if design.norm_embedding else x)
 
 
-INTEGER_DTYPES = (torch.int64, torch.int32)  # what a table can be asked with
+INTEGER_DTYPES = (torch.int64, torch.int32)  # what F.embedding takes
 
 
 def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
-    """Every token must be in the vocabulary.
+    """ValueError unless these are (B, T) integers, at least one, and all in the vocabulary.
 
-    On a GPU this waits for the device: call it where that is cheap.
+    On a GPU this synchronises: call it where that is cheap.
     """
     if tokens.dim() != 2 or tokens.dtype not in INTEGER_DTYPES:
         raise ValueError(
-            f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), of type "
-            "int64 or int32, are needed"
+            f"{name} of shape {tuple(tokens.shape)} and type {tokens.dtype}: integers (batch, length), "
+            "of type int64 or int32, are needed"
         )
     if not tokens.numel():
         raise ValueError(
-            f"{name} of shape {tuple(tokens.shape)} hold no token: give at least one row of one token"
+            f"{name} of shape {tuple(tokens.shape)} are empty: give at least one row of one token"
         )
     low, high = (int(x) for x in torch.aminmax(tokens))
     if low < 0 or high >= vocab:
@@ -79,16 +77,18 @@ def check_tokens(name: str, tokens: Tensor, vocab: int) -> None:
 
 
 def check_like(argument: str, values: Tensor | None, name: str, tokens: Tensor) -> None:
-    """What goes with the tokens has their shape, and is made of whole numbers of at least 0."""
+    """ValueError unless the values are integers of at least 0 in the shape of the tokens; None passes."""
     if values is None:
         return
     if values.shape != tokens.shape:
         raise ValueError(
-            f"{argument} have shape {tuple(values.shape)}, {name} have {tuple(tokens.shape)}: they must be the same"
+            f"{argument} have shape {tuple(values.shape)}, {name} have {tuple(tokens.shape)}: "
+            "they must be the same"
         )
     if values.dtype not in INTEGER_DTYPES:
         raise ValueError(
-            f"{argument} are {values.dtype}: whole numbers, of type int64 or int32, are needed (.long() makes them so)"
+            f"{argument} are {values.dtype}: integers of type int64 or int32 are needed "
+            "(.long() makes them so)"
         )
     if values.device.type == "cpu" and (low := int(values.min())) < 0:
-        raise ValueError(f"{argument} go down to {low}: they begin at 0")
+        raise ValueError(f"{argument} go down to {low}: they start at 0")

@@ -1,4 +1,8 @@
-"""The last step: hidden states to scores over a vocabulary, over labels, or to one vector for each text."""
+"""Output heads: hidden states to logits over the vocabulary, logits over labels, or one vector per sequence.
+
+Every head is called with (hidden states, token table, segments): a tied head takes its weight from the table,
+a pooling head skips padding.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from keepleft.nn.norm import make_norm
 
 
 class LMHeadLayer(nn.Module):
-    """(…, dim) → (…, V)"""
+    """The language-model head, (…, dim) → (…, V)"""
 
     bias: Tensor | None
 
@@ -26,16 +30,16 @@ class LMHeadLayer(nn.Module):
         return F.linear(self.transform(x), *self.output_weight(table))
 
     def transform(self, x: Tensor) -> Tensor:
-        """What meets the matrix: (…, dim) → (…, dim)"""
+        """What comes before the output matrix, (…, dim) → (…, dim)"""
         return x if self.scale == 1.0 else x * self.scale
 
     def output_weight(self, table: nn.Embedding) -> tuple[Tensor, Tensor | None]:
-        """(V, dim) and, where there is one, (V,) bias"""
+        """The output matrix (V, dim) and its bias (V,), if any"""
         return table.weight if self.weight is None else self.weight, self.bias
 
 
 class MaskedLMHeadLayer(nn.Module):
-    """(…, dim) → (…, V) through a layer of its own"""
+    """BERT's masked-language-model head, (…, dim) → (…, V)"""
 
     def __init__(self, config: MaskedLMHead, design: Design) -> None:
         super().__init__()
@@ -48,16 +52,16 @@ class MaskedLMHeadLayer(nn.Module):
         return F.linear(self.transform(x), *self.output_weight(table))
 
     def transform(self, x: Tensor) -> Tensor:
-        """What meets the matrix: (…, dim) → (…, dim)"""
+        """What comes before the output matrix, (…, dim) → (…, dim)"""
         return self.norm(self.activation(self.dense(x)))
 
     def output_weight(self, table: nn.Embedding) -> tuple[Tensor, Tensor]:
-        """(V, dim) and (V,) bias"""
+        """The output matrix (V, dim) and its bias (V,)"""
         return table.weight, self.bias
 
 
 class Pooler(nn.Module):
-    """(B, T, dim) → (B, dim); padding counts for nothing"""
+    """One vector per sequence, (B, T, dim) → (B, dim); padding is skipped"""
 
     def __init__(self, config: PoolingHead, design: Design) -> None:
         super().__init__()
@@ -78,7 +82,7 @@ class Pooler(nn.Module):
 
 
 class ClassifierLayer(nn.Module):
-    """(B, T, dim) → (B, labels)"""
+    """The classification head, (B, T, dim) → (B, labels)"""
 
     def __init__(self, config: ClassificationHead, design: Design) -> None:
         super().__init__()
@@ -91,13 +95,14 @@ class ClassifierLayer(nn.Module):
 
 
 class NoHead(nn.Module):
-    """No head: the hidden states as they are"""
+    """Returns the hidden states unchanged"""
 
     def forward(self, x: Tensor, table: nn.Embedding, segments: Tensor | None = None) -> Tensor:
         return x
 
 
 def make_head(design: Design) -> nn.Module:
+    """The module of design.head."""
     match design.head:
         case LMHead() as config:
             return LMHeadLayer(config, design)

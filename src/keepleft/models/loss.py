@@ -1,6 +1,4 @@
-"""What is asked of a model, and how it answers: the sums of its loss over a batch, for training and for
-evaluation alike.
-"""
+"""The loss of a model on a batch, for training and evaluation alike."""
 
 from __future__ import annotations
 
@@ -14,7 +12,10 @@ from keepleft.nn.loss import LossSums, classification_loss, linear_cross_entropy
 def model_loss(
     model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, label_smoothing: float = 0.0
 ) -> LossSums:
-    """The arguments of the model, and the targets: (B, T) tokens or (B,) labels."""
+    """The sums of loss, cross-entropy and correct predictions over the targets.
+
+    inputs: the arguments of the model   targets: (B, T) tokens or (B,) labels, IGNORE_INDEX to skip
+    """
     module: Any = model
     if targets.dim() == 1:
         return classification_loss(module(**inputs), targets, label_smoothing)

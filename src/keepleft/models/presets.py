@@ -1,4 +1,4 @@
-"""One row per published model. `kl.presets.gpt2.but(dim=64)` is a smaller one of the same kind."""
+"""One design per published model. `kl.presets.gpt2.but(dim=64)` is a smaller one of the same kind."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ gpt2_xl = gpt2.but(
 
 
 def _gpt3(layers: int, dim: int, heads: int, head_dim: int) -> Design:
-    """A row of table 2.1 of Brown et al.; "alternating dense and locally banded sparse" layers, the band as
-    in GPT-Neo.
-    """
+    """Table 2.1 of Brown et al.; "alternating dense and locally banded sparse", the band as in GPT-Neo."""
     return gpt2.but(
         dim=dim,
         heads=heads,
@@ -89,7 +87,7 @@ def _gpt3(layers: int, dim: int, heads: int, head_dim: int) -> Design:
 gpt3_small = _gpt3(12, 768, 12, 64)
 gpt3_medium = _gpt3(24, 1024, 16, 64)
 gpt3_large = _gpt3(24, 1536, 16, 96)
-# the table prints 24 heads, which with width 128 would make 1.5 B weights, not its 1.3 B
+# the table prints 24 heads, which with head_dim 128 would make 1.5 B weights, not its 1.3 B
 gpt3_xl = _gpt3(24, 2048, 16, 128)
 gpt3_2_7b = _gpt3(32, 2560, 32, 80)
 gpt3_6_7b = _gpt3(32, 4096, 32, 128)
@@ -98,7 +96,7 @@ gpt3 = _gpt3(96, 12_288, 96, 128)
 
 gpt_neo = gpt3_xl.but(scale_scores=False, bias_qkv=False, initial=NormalInit())  # EleutherAI's, 1.3 B
 
-# LLaMA and its kin ----------------------------------------------------------------------------
+# LLaMA and its descendants --------------------------------------------------------------------
 
 
 def _swiglu(width: int) -> FeedForward:
@@ -238,7 +236,7 @@ bart_large = bart.but(
     dim=1024, heads=16, feedforward=FeedForward(4096, "gelu"), **_encoder_decoder(12, False)
 )
 
-# opus-mt-en-de and its sisters
+# opus-mt-en-de and the other OPUS-MT models
 marian = vaswani.but(
     vocab=58_101,
     feedforward=FeedForward(2048, "silu"),

@@ -1,4 +1,4 @@
-"""The layers, one after the other, and what they share: the sights, the rotation, the bias on the scores."""
+"""The layers of an encoder or decoder, and what they share: sights, rotary angles, relative position bias."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keepleft.nn.position import RelativeBias, RelativePositionBias, Rotary, rop
 
 
 class LayerStack(nn.Module):
-    """(B, T, dim) in, (B, T, dim) out."""
+    """The layers of an encoder or a decoder, and the final norm: (B, T, dim) → (B, T, dim)."""
 
     def __init__(self, design: Design, config: StackDesign, *, cross: bool) -> None:
         super().__init__()
@@ -41,10 +41,11 @@ class LayerStack(nn.Module):
         )
         self.norm = make_norm(design.norm, design.dim) if config.final_norm else nn.Identity()
         if isinstance(design.position, RelativeBias):
+            # the attribute is named as in saved checkpoints
             self.nearness = RelativePositionBias(
                 design.position, self.attention.heads, bidirectional=config.mask == (full,)
             )
-        self.backend: str | None = None  # None: whatever suits
+        self.backend: str | None = None  # of attention; None: the cheapest that can express the mask
 
     def forward(
         self,
@@ -55,10 +56,13 @@ class LayerStack(nn.Module):
         memory: Memory | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """A grid, and where tokens come step by step a cache, for each mask that the layers take in turn."""
-        layer = self.layer_runner(x, positions, grids, caches, memory, segments)
+        """One grid, and in incremental decoding one cache, for each mask that the layers cycle through.
+
+        x: (B, T, dim)   positions: (B or 1, T)   segments: (B, T), of the queries of cross-attention
+        """
+        run_layer = self.layer_runner(x, positions, grids, caches, memory, segments)
         for n in range(len(self.layers)):
-            x = layer(n, x)
+            x = run_layer(n, x)
         return self.norm(x)
 
     def layer_runner(
@@ -70,7 +74,7 @@ class LayerStack(nn.Module):
         memory: Memory | None = None,
         segments: Tensor | None = None,
     ) -> Callable[[int, Tensor], Tensor]:
-        """The layers by number, with what they share worked out for what is about to come."""
+        """A function (layer number, x) → x, with what the layers share computed once for this pass."""
         sights = [self.see(mask, grid, x) for mask, grid in zip(self.masks, grids, strict=True)]
         rotary = None
         if isinstance(self.design.position, Rotary):
@@ -78,12 +82,12 @@ class LayerStack(nn.Module):
         cross_sight = None
         if memory is not None:
             if memory.rows_per_source > 1 and any(layer.cross.watcher for layer in self.layers):  # type: ignore[union-attr]
-                memory = memory.unshare()  # who watches wants a map for each row
+                memory = memory.unshare()  # a watcher wants a map for each row
             cross_sight = self.sight(
                 full, memory.grid(x.shape[1], segments), len(x) // memory.rows_per_source, x
             )
 
-        def layer(n: int, x: Tensor) -> Tensor:
+        def run_layer(n: int, x: Tensor) -> Tensor:
             mask_index = n % len(self.masks)
             kv_write = None if caches is None else partial(caches[mask_index].update, n)
             cross_input = (
@@ -91,16 +95,17 @@ class LayerStack(nn.Module):
             )
             return self.layers[n](x, sights[mask_index], rotary, kv_write, cross_input)  # type: ignore[no-any-return]
 
-        return layer
+        return run_layer
 
     def see(self, mask: Mask, grid: Grid, x: Tensor) -> Sight:
-        """What a layer's self-attention sees, with the bias of nearness where the design has one."""
+        """The sight of a layer's self-attention, with the relative position bias where the design has one."""
         sight = self.sight(mask, grid, len(x), x)
         if isinstance(self.design.position, RelativeBias):
             return sight.add_bias(self.nearness(*grid_positions(grid, x.device)))
         return sight
 
     def sight(self, mask: Mask, grid: Grid, batch: int, x: Tensor) -> Sight:
+        """The mask over the grid, lowered for this stack's heads and backend and for x's device and type."""
         return see(
             mask,
             grid,
@@ -112,14 +117,12 @@ class LayerStack(nn.Module):
         )
 
     def cross_memory(self, encoder_output: Tensor, segments: Tensor | None) -> Memory:
-        """Every layer's keys and values of the source, once."""
+        """Every layer's keys and values of the source, from the encoder's output (B, S, dim)."""
         return Memory([layer.cross.project_kv(encoder_output) for layer in self.layers], segments)  # type: ignore[operator, union-attr]
 
 
 def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The positions of a grid's queries and keys, (B or 1, Q) and (B or 1, K), counted out where nothing is
-    given.
-    """
+    """The positions of a grid's queries and keys as tensors, (B or 1, Q) and (B or 1, K)."""
     q, k = grid.q_pos, grid.k_pos
     if q is None:
         q = torch.arange(grid.start, grid.start + grid.queries, device=device)[None]
@@ -129,10 +132,10 @@ def grid_positions(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def positions_from_segments(segments: Tensor) -> Tensor:
-    """Where each token stands in its own text: (B, T) segments → (B, T), counting from 0 in each segment.
+    """(B, T) segments → (B, T) positions, counted from 0 in each segment; padding is at 0.
 
-    Padding stands at 0. Tokens of one number are one text, even where others lie between them: were each
-    piece counted anew, the later piece would look like the past of the earlier one.
+    Tokens of one number are one sequence, even where others lie between them: were each piece counted from 0,
+    a later piece would look like the past of an earlier one.
     """
     if torch.compiler.is_compiling():  # a sort takes minutes to compile: count instead
         same = segments[:, :, None] == segments[:, None, :]

@@ -1,4 +1,8 @@
-"""The three wholes: encoder, decoder, encoder-decoder. (tokens, positions, segments) in, scores out."""
+"""The three model classes: Encoder, Decoder, EncoderDecoder. (tokens, positions, segments) in, logits out.
+
+Positions and segments are (B, T) integers. Segments number the sequences of a row: 0 is padding, and tokens
+attend only within their segment. Positions count from 0 in each segment unless given.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,14 @@ from keepleft.models.state import DecoderState, make_caches
 
 
 class Model(nn.Module):
-    """What all three share: the design, the token table, the head, and the notes that travel with the
-    weights.
-    """
+    """What all three share: the design, the token table, the head, and the notes saved with the weights."""
 
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        self.notes: dict[
-            str, Any
-        ] = {}  # what a configuration says besides the design: special tokens, labels
-        self.compiled = False  # its steps are to be compiled (inference/prepack.py)
+        # config.json fields that are not part of the design: special tokens, labels
+        self.notes: dict[str, Any] = {}
+        self.compiled = False  # decode steps are to be compiled (inference/prepack.py)
         self.token = embedding_table(design.vocab, design.dim)
         self.head = make_head(design)
 
@@ -40,14 +41,13 @@ class Model(nn.Module):
         segments: Tensor | None,
         vocab: int | None = None,
     ) -> tuple[Tensor, Grid]:
-        """Positions of these tokens and the grid of their self-attention, after a look at what was given."""
+        """Checks the inputs; the positions of these tokens, (B or 1, T), and their self-attention grid."""
         self.check_inputs(name, tokens, positions, segments, vocab)
         positions = self.resolve_positions(tokens, positions, segments)
+        length = tokens.shape[1]
         if positions is None:
-            return torch.arange(tokens.shape[1], device=tokens.device)[None], Grid(
-                tokens.shape[1], tokens.shape[1]
-            )
-        return positions, Grid(tokens.shape[1], tokens.shape[1], 0, positions, positions, segments, segments)
+            return torch.arange(length, device=tokens.device)[None], Grid(length, length)
+        return positions, Grid(length, length, 0, positions, positions, segments, segments)
 
     def check_inputs(
         self,
@@ -57,7 +57,7 @@ class Model(nn.Module):
         segments: Tensor | None,
         vocab: int | None = None,
     ) -> None:
-        """A look at what was given, before anything is done with it."""
+        """ValueError for tokens, positions or segments of a wrong shape, type or range."""
         if not torch.compiler.is_compiling():
             if tokens.device.type == "cpu":
                 check_tokens(name, tokens, vocab or self.design.vocab)
@@ -67,7 +67,7 @@ class Model(nn.Module):
     def resolve_positions(
         self, tokens: Tensor, positions: Tensor | None, segments: Tensor | None, start: int = 0
     ) -> Tensor | None:
-        """Positions if they must be spelt out, None if they are start, start + 1, …"""
+        """Positions where they must be a tensor, None where they are start, start + 1, …"""
         if positions is None and segments is not None:
             positions = positions_from_segments(segments)
         if not torch.compiler.is_compiling():
@@ -75,7 +75,7 @@ class Model(nn.Module):
         return positions
 
     def check_positions(self, tokens: Tensor, positions: Tensor | None, start: int) -> None:
-        """A learned table of positions has an end."""
+        """ValueError for a position beyond the end of a learned table."""
         max_positions = self.design.max_positions
         if max_positions is None:
             return
@@ -87,12 +87,13 @@ class Model(nn.Module):
             return
         if last_position >= max_positions:
             raise ValueError(
-                f"position {last_position} is beyond the {max_positions} that this model has learned: shorten the text"
+                f"position {last_position} is beyond the {max_positions} that this model has learned: "
+                "shorten the text"
             )
 
 
 class Encoder(Model):
-    """Reads a whole text at once, both ways (BERT)."""
+    """A bidirectional encoder (BERT)."""
 
     def __init__(self, design: Design) -> None:
         super().__init__(design)
@@ -108,7 +109,7 @@ class Encoder(Model):
         segments: Tensor | None = None,
         token_types: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) → whatever the head gives"""
+        """(B, T) → the output of the head"""
         return self.head(
             self.hidden_states(tokens, positions=positions, segments=segments, token_types=token_types),
             self.token,
@@ -134,26 +135,25 @@ class Encoder(Model):
         )
 
     def check_token_types(self, token_types: Tensor, tokens: Tensor) -> None:
-        """A look at the token types: one for each token, and only where the design has some."""
+        """ValueError unless there is one for each token, and the design has that many."""
         if not self.design.token_types:
-            raise ValueError(
-                "token_types were given, but this model tells no types of token apart: leave them out"
-            )
+            raise ValueError("token_types were given, but this model has none: leave them out")
         check_like("token_types", token_types, "tokens", tokens)
         if token_types.device.type == "cpu" and (high := int(token_types.max())) >= self.design.token_types:
             raise ValueError(
-                f"token_types go up to {high}, which is not one of the {self.design.token_types} that this model has learned"
+                f"token_types go up to {high}, which is not one of the {self.design.token_types} "
+                "that this model has learned"
             )
 
 
 class CausalModel(Model):
-    """What decoders with and without a source share: hidden states at once, or from a prompt step by step."""
+    """What decoders with and without a source share: a full pass, or a prefill and incremental steps."""
 
     def __init__(self, design: Design) -> None:
         super().__init__(design)
         assert design.decoder is not None
         self.embed = Embed(design)
-        self.decoder = LayerStack(design, design.decoder, cross=design.encoder is not None)
+        self.decoder = LayerStack(design, design.decoder, cross=design.is_encoder_decoder)
 
     def decoder_hidden_states(
         self,
@@ -163,7 +163,7 @@ class CausalModel(Model):
         segments: Tensor | None = None,
         memory: Memory | None = None,
     ) -> Tensor:
-        """(B, T) → (B, T, dim)"""
+        """(B, T) → (B, T, dim), with the memory of a source where the model has one"""
         positions, grid = self.layout("tokens", tokens, positions, segments)
         self.check_memory(tokens, memory)
         return self.decoder(
@@ -184,33 +184,33 @@ class CausalModel(Model):
         cache: str | list[Cache] = "dynamic",
         capacity: int | None = None,
     ) -> tuple[Tensor, DecoderState]:
-        """Read a prompt, (B, T), padded on either side where segments say so: scores (B, V) of what follows,
-        and a state.
+        """Prefill a prompt, (B, T), padded on either side where segments say so.
+
+        Returns the logits of the next token, (B, V), and the state to continue from. `cache` is a kind of
+        models/state.py, or a cache for each mask of the decoder.
         """
         check_tokens("prompt", prompt, self.design.vocab)
         self.check_memory(prompt, memory)
-        layer_caches = (
+        masks = self.decoder.masks
+        caches = (
             cache
             if isinstance(cache, list)
-            else make_caches(
-                cache, self.decoder.masks, batch=len(prompt), device=prompt.device, capacity=capacity
-            )
+            else make_caches(cache, masks, batch=len(prompt), device=prompt.device, capacity=capacity)
         )
-        if len(layer_caches) != len(self.decoder.masks):
+        if len(caches) != len(masks):
             raise ValueError(
-                f"{len(layer_caches)} caches were given, but the layers take {len(self.decoder.masks)} masks in turn: "
+                f"{len(caches)} caches were given, but the layers cycle through {len(masks)} masks: "
                 "give one cache for each"
             )
-        state = DecoderState(layer_caches, memory)
+        state = DecoderState(caches, memory)
         x = self.extend(prompt, state, positions=positions, segments=segments)
         if segments is None:
             return self.head(x[:, -1], self.token), state
-        return self.head(
-            x[torch.arange(len(x), device=x.device), last_real(segments != 0)], self.token
-        ), state
+        rows = torch.arange(len(x), device=x.device)
+        return self.head(x[rows, last_real(segments != 0)], self.token), state
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """(B, n) more tokens → (B, V): the scores of what follows the last of them"""
+        """(B, n) more tokens → (B, V): the logits of the token after the last of them"""
         return self.head(self.extend(tokens, state)[:, -1], self.token)
 
     def extend(
@@ -221,9 +221,9 @@ class CausalModel(Model):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """(B, n) more tokens, written to the state → their hidden states (B, n, dim).
+        """Append (B, n) tokens to the state → their hidden states (B, n, dim).
 
-        What is refused leaves it as it was.
+        Where it raises, the state is unchanged.
         """
         self.check_inputs("tokens", tokens, positions, segments)
         self.check_memory(tokens, state.memory)
@@ -240,29 +240,29 @@ class CausalModel(Model):
         )
 
     def check_memory(self, tokens: Tensor, memory: Memory | None) -> None:
-        """A source where the design has one, and only there; with as many rows as there are texts."""
-        if self.design.encoder is None:
+        """ValueError unless an encoder-decoder has a memory of as many rows, and any other model has none."""
+        if not self.design.is_encoder_decoder:
             if memory is not None:
-                raise ValueError(
-                    "a memory was given, but this model has no source to look back at: leave it out"
-                )
+                raise ValueError("a memory was given, but this model has no cross-attention: leave it out")
         elif memory is None:
             raise ValueError(
-                "this model looks back at a source, but there is no memory of one: give memory=model.encode_memory(source)"
+                "this model attends to a source, but there is no memory of one: "
+                "give memory=model.encode_memory(source)"
             )
         elif memory.rows != tokens.shape[0]:
             raise ValueError(
-                f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: they must be as many"
+                f"the memory has {memory.rows} rows, the tokens have {tokens.shape[0]} rows: "
+                "they must be the same"
             )
 
 
 class Decoder(CausalModel):
-    """Reads from left to right and says what comes next (GPT, GPT-2, GPT-3, LLaMA)."""
+    """A causal language model (GPT, GPT-2, GPT-3, LLaMA)."""
 
     def forward(
         self, tokens: Tensor, *, positions: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
-        """(B, T) → (B, T, V): the scores of what follows each token"""
+        """(B, T) → (B, T, V): the logits of the next token at each position"""
         return self.head(
             self.hidden_states(tokens, positions=positions, segments=segments), self.token, segments
         )
@@ -275,9 +275,7 @@ class Decoder(CausalModel):
 
 
 class EncoderDecoder(CausalModel):
-    """Reads a source both ways, then writes from left to right looking back at it (the 2017 Transformer, T5,
-    BART).
-    """
+    """A bidirectional encoder and a causal decoder with cross-attention (the 2017 Transformer, T5, BART)."""
 
     def __init__(self, design: Design) -> None:
         super().__init__(design)
@@ -298,7 +296,7 @@ class EncoderDecoder(CausalModel):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """(B, S) source and (B, T) target so far → (B, T, V): the scores of what follows each target token"""
+        """(B, S) source and (B, T) target → (B, T, V): the logits of the next token at each position"""
         x = self.hidden_states(
             source,
             tokens,
@@ -326,17 +324,22 @@ class EncoderDecoder(CausalModel):
     def encode(
         self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """(B, S) → (B, S, dim)"""
+        """The encoder's output, (B, S) → (B, S, dim)"""
+        x, positions, grid = self.embed_source(source, segments=segments, positions=positions)
+        return self.encoder(x, positions, [grid] * len(self.encoder.masks))
+
+    def embed_source(
+        self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Grid]:
+        """The encoder's input: embeddings (B, S, dim), positions (B or 1, S) and the grid."""
         positions, grid = self.layout("source", source, positions, segments, self.design.source_vocab)
         table = self.token if self.source_token is None else self.source_token
-        return self.encoder(
-            self.source_embed(table, source, positions), positions, [grid] * len(self.encoder.masks)
-        )
+        return self.source_embed(table, source, positions), positions, grid
 
     def encode_memory(
         self, source: Tensor, *, segments: Tensor | None = None, positions: Tensor | None = None
     ) -> Memory:
-        """(B, S) → what the decoder looks at, computed once"""
+        """(B, S) → the cross-attention keys and values of every decoder layer, computed once per source"""
         return self.decoder.cross_memory(
             self.encode(source, segments=segments, positions=positions), segments
         )

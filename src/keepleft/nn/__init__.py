@@ -1,1 +1,1 @@
-"""The layers that models are built of, and their configs."""
+"""The layers that models are built from, and their configs."""

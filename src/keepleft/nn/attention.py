@@ -1,4 +1,4 @@
-"""Multi-head attention around the one door: self-attention (masked or not) and cross-attention."""
+"""Multi-head attention: self-attention (any mask, rotary positions, a KV cache) and cross-attention."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from torch import Tensor, nn
 from keepleft.attention.attend import Sight, Watcher, attend
 from keepleft.nn.position import apply_rotary
 
-# new keys and values in, all that may be looked at out
-KVWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+KVWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # new keys and values in, all visible ones out
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """The numbers of one attention."""
+    """The numbers of one attention layer."""
 
     dim: int
     heads: int
-    kv_heads: int
-    head_dim: int  # of one head
+    kv_heads: int  # fewer than heads: grouped-query attention; 1: multi-query
+    head_dim: int
     bias_qkv: bool = True
     bias_out: bool = True
-    scale: float | None = None  # None: 1/sqrt(width)
+    scale: float | None = None  # None: 1/sqrt(head_dim)
     dropout: float = 0.0
 
     @property
     def softmax_scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores before softmax."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
 class Attention(nn.Module):
-    """What both kinds share: the way out, and a place for someone to watch from."""
+    """What self- and cross-attention share: the output projection, and the watcher that models.watch sets."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -43,7 +42,7 @@ class Attention(nn.Module):
         self.watcher: Watcher | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """(B, H, T, D) queries, keys, values → (B, T, dim)"""
+        """(B, H, T, D) queries, (B, Hk, K, D) keys and values → (B, T, dim)"""
         attended = attend(
             q,
             k,
@@ -61,7 +60,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Queries, keys and values from the same tokens; what each may look at is the sight's business."""
+    """Queries, keys and values from the same tokens; the sight says which of them each may attend to."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
@@ -76,6 +75,7 @@ class SelfAttention(Attention):
         rotary: tuple[Tensor, Tensor] | None = None,
         kv_write: KVWrite | None = None,
     ) -> Tensor:
+        """(B, T, dim) → (B, T, dim), with the cosines and sines of RoPE, and a cache to write to"""
         q, k, v = self.split_heads(self.qkv(x)).split(self.head_counts, 1)
         if rotary is not None:
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
@@ -85,22 +85,20 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Queries from these tokens, keys and values from the memory of other tokens."""
+    """Queries from the target, keys and values from the encoder's output."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.q = nn.Linear(config.dim, config.heads * config.head_dim, bias=config.bias_qkv)
         self.kv = nn.Linear(config.dim, 2 * config.kv_heads * config.head_dim, bias=config.bias_qkv)
 
-    def project_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, dim) of the source → its keys and values, once for all that will be asked."""
-        k, v = self.split_heads(self.kv(memory)).chunk(2, 1)
+    def project_kv(self, encoder_output: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, dim) → keys and values (B, Hk, S, D), computed once per source"""
+        k, v = self.split_heads(self.kv(encoder_output)).chunk(2, 1)
         return k, v
 
     def forward(self, x: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-        """Rows that share a source are asked as one row with all their queries: (B · share, T, dim) over (B,
-        H, S, D).
-        """
+        """(B · n, T, dim) over keys and values (B, Hk, S, D): n rows that share a source become one."""
         if x.shape[0] == k.shape[0]:
             return self.attend(self.split_heads(self.q(x)), k, v, sight)
         joined_rows = x.reshape(k.shape[0], -1, x.shape[-1])

@@ -1,6 +1,4 @@
-"""One layer: self-attention, cross-attention where there is a memory, feed-forward; each with its residual
-and norm.
-"""
+"""One Transformer layer: self-attention, cross-attention in decoders with a source, feed-forward."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from keepleft.nn.norm import Norm, make_norm
 
 
 class CrossInput(NamedTuple):
-    """What one layer's cross-attention looks at."""
+    """One layer's keys and values of the source, (B, Hk, S, D), and what each query sees of them."""
 
     k: Tensor
     v: Tensor
@@ -24,7 +22,7 @@ class CrossInput(NamedTuple):
 
 
 class TransformerBlock(nn.Module):
-    """Norm first (GPT-2, LLaMA, T5) or last (the 2017 Transformer, GPT, BERT, BART)."""
+    """Pre-norm (GPT-2, LLaMA, T5) or post-norm (the 2017 Transformer, GPT, BERT, BART)."""
 
     def __init__(
         self,
@@ -56,11 +54,12 @@ class TransformerBlock(nn.Module):
         kv_write: KVWrite | None = None,
         cross_input: CrossInput | None = None,
     ) -> Tensor:
+        """(B, T, dim) → (B, T, dim)"""
         x = self.residual(x, self.norm_self, lambda y: self.self(y, sight, rotary, kv_write))
         if cross_input is not None:
             x = self.residual(x, self.norm_cross, lambda y: self.cross(y, *cross_input))
         return self.residual(x, self.norm_feed, self.feed)
 
     def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual stream past one part."""
+        """A sublayer with its residual connection, norm and dropout."""
         return x + self.dropout(sublayer(norm(x))) if self.norm_first else norm(x + self.dropout(sublayer(x)))

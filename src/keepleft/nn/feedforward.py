@@ -1,4 +1,4 @@
-"""The feed-forward part: widen, bend, narrow, for each token by itself."""
+"""The feed-forward network (MLP) of a layer, plain or gated (SwiGLU, GEGLU), and its config."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class FeedForward:
+    """Config of a feed-forward network; the module is FeedForwardLayer."""
+
     width: int
     activation: Activation
     gated: bool = False
@@ -35,7 +37,7 @@ class FeedForward:
 
 
 class FeedForwardLayer(nn.Module):
-    """down(act(up x)), or down(act(gate x) · up x); gate and up are one matrix, gate first."""
+    """down(act(up x)), or gated: down(act(gate x) · up x), with gate and up in one matrix, gate first."""
 
     def __init__(self, config: FeedForward, dim: int, *, bias: bool) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class FeedForwardLayer(nn.Module):
         return self.down(self.activate(self.up(x)))
 
     def activate(self, x: Tensor) -> Tensor:
-        """What lies between the two matrices."""
+        """The activation between the two matrices; gated, the last axis is halved."""
         if not self.gated:
             return self.activation(x)
         gate, x = x.chunk(2, -1)

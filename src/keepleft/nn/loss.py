@@ -1,6 +1,4 @@
-"""What a model is taught by: the cross-entropy of hidden states against a vocabulary, without ever holding
-all scores.
-"""
+"""Chunked linear cross-entropy: the loss of hidden states over a vocabulary, without holding all logits."""
 
 from __future__ import annotations
 
@@ -11,29 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE_INDEX = -100  # the target where nothing is asked
+IGNORE_INDEX = -100  # a target that counts for nothing
 
-MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 29}  # scores held at a time, unless a chunk is asked for
+MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 29}  # logits held at a time, unless a chunk size is given
 
 
 class LossSums(NamedTuple):
-    """Sums over the targets that are asked for: divide by their number."""
+    """Sums over the targets that are not ignored: divide by their number."""
 
-    loss: Tensor  # what to send back: label-smoothed
-    cross_entropy: Tensor  # the cross-entropy itself, without a gradient
-    correct: Tensor  # how often the target had the highest score
+    loss: Tensor  # what to minimise: label-smoothed
+    cross_entropy: Tensor  # without label smoothing and without a gradient
+    correct: Tensor  # how often the target had the highest logit
 
 
 def reference_loss(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, label_smoothing: float = 0.0
 ) -> LossSums:
-    """The definition of linear_cross_entropy: all scores at once."""
+    """The definition of linear_cross_entropy: all logits at once."""
     logits, targets = F.linear(x, weight, bias).flatten(0, -2), targets.flatten()
     return classification_loss(logits, targets, label_smoothing)
 
 
 def classification_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> LossSums:
-    """(N, labels) scores against (N,) labels, where the labels are few."""
+    """Cross-entropy of (N, labels) logits against (N,) labels, where the labels are few."""
     logits = logits.to(accumulation_dtype(logits.dtype))
     loss = F.cross_entropy(
         logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
@@ -56,17 +54,17 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     chunk: int | None = None,
 ) -> LossSums:
-    """F.linear(x, weight, bias) against the targets, some tokens at a time.
+    """The cross-entropy of F.linear(x, weight, bias) against the targets, a chunk of tokens at a time.
 
-    x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) whole numbers, -100 where nothing
-    is asked The gradients are worked out on the way, beside the scores, so that these need not be kept or
-    computed again. The matrices are multiplied in the type of x, or of autocast; softmax and sums are in
-    float32 at least.
+    x: (…, dim) hidden states   weight: (V, dim)   bias: (V,)   targets: (…) integers, IGNORE_INDEX to skip
+    The gradients are computed in the forward pass, beside the logits, so that these are neither stored nor
+    recomputed. Matrices are multiplied in the type of x, or of autocast; softmax and sums are in float32 at
+    least.
     """
     if x.shape[:-1] != targets.shape:
         raise ValueError(
-            f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: one target is "
-            f"needed for each, (…) beside (…, dim)"
+            f"the targets have shape {tuple(targets.shape)}, the hidden states {tuple(x.shape)}: "
+            "one target is needed for each, (…) beside (…, dim)"
         )
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must be at least 0 and below 1")
@@ -99,9 +97,7 @@ def linear_cross_entropy(
 
 
 def chunk_size(tokens: int, vocab: int, max_logits: int) -> int:
-    """How many tokens at a time: equal shares, of a round number of tokens, that hold no more scores than
-    `most`.
-    """
+    """Tokens per chunk: chunks of equal size, a multiple of 64, of about `max_logits` logits at most."""
     num_chunks = -(-tokens * vocab // max_logits)
     chunk_tokens = -(-tokens // max(1, num_chunks))
     return max(1, chunk_tokens) if num_chunks <= 1 else max(64, -(-chunk_tokens // 64) * 64)
@@ -111,8 +107,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# To a compiler the work below is one operation: it has its own gradients, and loops over chunks
-# ------------------
+# To torch.compile the work below is one custom op: it has its own gradients, and loops over chunks
 
 
 def loss_and_grads(
@@ -125,18 +120,17 @@ def loss_and_grads(
     compute_dtype: torch.dtype,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    """(N, dim) against (N,): loss, plain, right, and the gradients of x, weight and bias where they are
-    wanted.
-    """
-    sum_dtype, target_rows = accumulation_dtype(compute_dtype), None
-    if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # a GPU would have to wait for the answer
+    """(N, dim) against (N,): the three LossSums, and the gradients of x, weight and bias where needed."""
+    sum_dtype = accumulation_dtype(compute_dtype)
+    target_rows = None
+    if not x.is_cuda and bool((targets == IGNORE_INDEX).any()):  # on a GPU this would synchronise
         target_rows = (targets != IGNORE_INDEX).nonzero()[:, 0]
         targets = targets[target_rows]
     hidden = (x if target_rows is None else x[target_rows]).to(compute_dtype)
     matrix = weight.to(compute_dtype)
     cast_bias = None if bias is None else bias.to(compute_dtype)
     sums = torch.zeros(3, dtype=sum_dtype, device=x.device)
-    # each its own: no two results may be one tensor
+    # a tensor each, even where it is empty: the outputs of a custom op may not alias
     grad_x = torch.empty_like(hidden) if needs_grad[0] else x.new_empty(0)
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if needs_grad[1] else x.new_empty(0)
     grad_bias = (
@@ -174,8 +168,8 @@ _linear_cross_entropy_op = torch.library.custom_op(
     "keepleft::linear_cross_entropy",
     loss_and_grads,
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, int chunk, ScalarType compute_dtype, bool[] needs_grad)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, float label_smoothing, int chunk, "
+    "ScalarType compute_dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -220,7 +214,7 @@ _linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup_conte
 
 
 def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += leftᵀ right, added up in the type of the total."""
+    """total += leftᵀ right, accumulated in the type of total."""
     if total.dtype == left.dtype:
         total.addmm_(left.T, right)
     elif total.is_cuda:
@@ -232,7 +226,7 @@ def _accumulate_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _dispatch_chunk_loss(
     logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """(3,) loss, plain and right of (n, V) scores, which are used up, and their gradient where one is wanted."""
+    """The three LossSums of (n, V) logits, (3,), and their gradient where needed; overwrites the logits."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None:
         from keepleft.kernels.cross_entropy import cross_entropy_chunk
 
@@ -243,7 +237,7 @@ def _dispatch_chunk_loss(
 def chunk_loss(
     logits: Tensor, targets: Tensor, label_smoothing: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, for any device and type."""
+    """The same in torch operations, for any device and type."""
     sum_dtype = accumulation_dtype(logits.dtype)
     vocab = logits.shape[1]
     is_target = targets != IGNORE_INDEX
@@ -256,9 +250,8 @@ def chunk_loss(
         loss = (1 - label_smoothing) * cross_entropy - label_smoothing / vocab * (
             logprobs.sum(-1) * is_target
         ).sum()
-    is_highest = (
-        target_logprobs >= logprobs.amax(-1)
-    ) & is_target  # quick to find; which of several equal scores counts is asked of these few
+    # argmax breaks ties, but is slow: it runs only where the target's logit is among the highest
+    is_highest = (target_logprobs >= logprobs.amax(-1)) & is_target
     correct = (logprobs[is_highest].argmax(-1) == targets[is_highest]).sum()
     if needs_grad:
         logprobs.exp_()
@@ -267,6 +260,6 @@ def chunk_loss(
         logprobs.scatter_add_(
             1, target_index, logprobs.new_full((), label_smoothing - 1).expand_as(target_index)
         )
-        if logits.is_cuda:  # elsewhere only what is asked comes here
+        if logits.is_cuda:  # elsewhere ignored targets were dropped before
             logprobs *= is_target[:, None]
     return torch.stack([loss, cross_entropy, correct.to(sum_dtype)]), logprobs.to(logits.dtype)

@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""Normalisation: configs of LayerNorm and RMSNorm, and the torch modules made from them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from keepleft import checks
 
 @dataclass(frozen=True)
 class LayerNorm:
+    """Config of a layer norm, not a torch module: `make_norm` makes the nn.LayerNorm."""
+
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -19,6 +21,8 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class RMSNorm:
+    """Config of a root-mean-square norm, not a torch module: `make_norm` makes the nn.RMSNorm."""
+
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -29,6 +33,6 @@ Norm = LayerNorm | RMSNorm
 
 
 def make_norm(config: Norm, dim: int) -> nn.Module:
-    """(…, dim) in, (…, dim) out; PyTorch takes the statistics of half-precision numbers in float32."""
-    kind = nn.LayerNorm if isinstance(config, LayerNorm) else nn.RMSNorm
-    return kind(dim, eps=config.eps)
+    """The torch module, (…, dim) → (…, dim); PyTorch computes half-precision statistics in float32."""
+    module_class = nn.LayerNorm if isinstance(config, LayerNorm) else nn.RMSNorm
+    return module_class(dim, eps=config.eps)

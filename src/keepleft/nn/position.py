@@ -1,4 +1,14 @@
-"""Where a token stands: waves added, a table added, a rotation of queries and keys, or a bias on the scores."""
+"""Position encodings: sinusoidal, learned, rotary (RoPE) with linear or Llama 3 scaling, T5's relative bias.
+
+    Sinusoidal          added to the embeddings: sines and cosines        (sinusoidal_encoding)
+    LearnedPositions    added to the embeddings: a learned table          (LearnedPositionEmbedding)
+    Rotary              RoPE: queries and keys are rotated                (rope_cos_sin, apply_rotary)
+    LinearRopeScaling   RoPE scaling: positions divided by a factor       (rope_frequencies)
+    Llama3RopeScaling   RoPE scaling of Llama 3.1: by wavelength          (rope_frequencies)
+    RelativeBias        T5: a bias on the scores by bucketed distance     (RelativePositionBias)
+
+The first column are configs, the choices of a Design; in brackets what computes them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +23,12 @@ from keepleft import checks
 
 @dataclass(frozen=True)
 class Sinusoidal:
-    """Sines in the first half of the width, cosines in the second, as in the authors' own code.
+    """Sines in the first half of the channels, cosines in the second, as in the authors' own code.
 
-    The paper interleaves them: the same model with its width in another order.
+    The paper interleaves them: the same model with its channels in another order.
     """
 
-    length: int = 1024  # how far other programs should prepare; the waves go on for ever
+    length: int = 1024  # for exported files that store a table; the formula itself has no limit
 
     def __post_init__(self) -> None:
         checks.check_int("length", self.length)
@@ -26,8 +36,10 @@ class Sinusoidal:
 
 @dataclass(frozen=True)
 class LearnedPositions:
+    """A learned embedding for each of `length` positions."""
+
     length: int
-    first: int = 0  # BART counts from 2
+    first: int = 0  # unused rows before position 0: BART has 2
 
     def __post_init__(self) -> None:
         checks.check_int("length", self.length)
@@ -36,7 +48,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class LinearRopeScaling:
-    """Positions divided by a factor: linear scaling."""
+    """Linear RoPE scaling (position interpolation): positions are divided by a factor."""
 
     factor: float
 
@@ -46,7 +58,10 @@ class LinearRopeScaling:
 
 @dataclass(frozen=True)
 class Llama3RopeScaling:
-    """Long waves stretched, short ones kept, a ramp between: LLaMA 3.1's scaling."""
+    """RoPE scaling of Llama 3.1: long wavelengths are stretched, short ones kept, with a ramp between.
+
+    In Hugging Face's words: low_freq_factor, high_freq_factor, original_max_position_embeddings.
+    """
 
     factor: float = 8.0
     low: float = 1.0
@@ -64,8 +79,10 @@ class Llama3RopeScaling:
 
 @dataclass(frozen=True)
 class Rotary:
-    base: float = 10_000.0
-    length: int = 2048  # what it was trained for; nothing stops it there
+    """Rotary position embedding (RoPE), with optional scaling for longer contexts."""
+
+    base: float = 10_000.0  # rope_theta
+    length: int = 2048  # the context length it was trained for; nothing stops there
     scaling: LinearRopeScaling | Llama3RopeScaling | None = None
 
     def __post_init__(self) -> None:
@@ -79,12 +96,14 @@ class Rotary:
 
 @dataclass(frozen=True)
 class RelativeBias:
+    """T5's relative position bias: a learned number per head and bucket of distances, added to the scores."""
+
     buckets: int = 32
-    farthest: int = 128
+    farthest: int = 128  # from this distance on, all share the last bucket
 
     def __post_init__(self) -> None:
-        checks.check_int("buckets", self.buckets, minimum=4)  # two for each way to look
-        # beyond those counted one by one
+        checks.check_int("buckets", self.buckets, minimum=4)  # two for each direction
+        # farther than the distances that have a bucket each
         checks.check_int("farthest", self.farthest, minimum=self.buckets // 2 + 1)
 
 
@@ -92,20 +111,17 @@ Position = Sinusoidal | LearnedPositions | Rotary | RelativeBias
 
 
 def sinusoidal_encoding(positions: Tensor, dim: int) -> Tensor:
-    """(…) positions → (…, dim): sin(p / 10000^(2i/dim)), then the cosines; to float32's precision, as others
-    keep them.
-    """
+    """(…) positions → (…, dim): sin(p / 10000^(2i/dim)), then the cosines; in float32, as checkpoints are."""
     half = (dim + 1) // 2
     indices = torch.arange(half, dtype=torch.float64, device=positions.device)
-    cycles = positions[..., None].double() * (
-        torch.exp2(indices * (-2 * math.log2(10_000.0) / dim)) / (2 * math.pi)
-    )
+    frequencies = torch.exp2(indices * (-2 * math.log2(10_000.0) / dim)) / (2 * math.pi)
+    cycles = positions[..., None].double() * frequencies
     angles = (cycles - cycles.round()) * (2 * math.pi)  # a GPU is slow at powers, divisions and large angles
     return torch.cat([angles.sin(), angles.cos()[..., : dim - half]], -1).float()
 
 
 class LearnedPositionEmbedding(nn.Module):
-    """A learned vector for each position, counting from `first`."""
+    """A learned vector for each position; position 0 is row `first` of the table."""
 
     def __init__(self, config: LearnedPositions, dim: int) -> None:
         super().__init__()
@@ -120,23 +136,22 @@ class LearnedPositionEmbedding(nn.Module):
 def rope_cos_sin(
     config: Rotary, positions: Tensor, head_dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(B or 1, T) positions → cosines and sines (B or 1, 1, T, width), once for all layers."""
+    """(B or 1, T) positions → cosines and sines (B or 1, 1, T, head_dim), computed once for all layers"""
     compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = positions[:, None, :, None].to(compute_dtype) * rope_frequencies(
-        config, head_dim, positions.device
-    ).to(compute_dtype)
+    frequencies = rope_frequencies(config, head_dim, positions.device).to(compute_dtype)
+    angles = positions[:, None, :, None].to(compute_dtype) * frequencies
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rope_frequencies(config: Rotary, head_dim: int, device: torch.device) -> Tensor:
-    """(width / 2,) how fast each pair turns. In float32, whatever the model: what LLaMA was trained with."""
+    """(head_dim / 2,) frequencies after RoPE scaling. In float32 for any model, as LLaMA was trained."""
     inv_freq = 1.0 / config.base ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
     if isinstance(config.scaling, LinearRopeScaling):
         return inv_freq / config.scaling.factor
     if isinstance(config.scaling, Llama3RopeScaling):
         scaling = config.scaling
-        # how often the wave fits into the original length
+        # how many wavelengths fit into the original context length
         num_rotations = scaling.original * inv_freq / (2 * math.pi)
         smooth_factor = ((num_rotations - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)
         return (1 - smooth_factor) * inv_freq / scaling.factor + smooth_factor * inv_freq
@@ -144,13 +159,13 @@ def rope_frequencies(config: Rotary, head_dim: int, device: torch.device) -> Ten
 
 
 def apply_rotary(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair (i, i + width/2) of x, (B, H, T, width), by its position's angle."""
+    """Rotate each pair of channels (i, i + D/2) of x, (B, H, T, D), by the angle of its position."""
     low, high = x.chunk(2, -1)
     return x * cosines + torch.cat([-high, low], -1) * sines
 
 
 class RelativePositionBias(nn.Module):
-    """T5's bias on the scores: a number for each head and each bucket of distances."""
+    """T5's relative position bias: a number for each head and bucket of distances."""
 
     def __init__(self, config: RelativeBias, heads: int, *, bidirectional: bool) -> None:
         super().__init__()
@@ -164,7 +179,7 @@ class RelativePositionBias(nn.Module):
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Near distances one by one, far ones by logarithm, the farthest together."""
+        """The bucket of each distance: near ones have one each, far ones share them by logarithm."""
         buckets, max_distance = self.config.buckets, self.config.farthest
         if self.bidirectional:
             buckets //= 2
@@ -174,12 +189,6 @@ class RelativePositionBias(nn.Module):
             bucket_offset = torch.zeros_like(distance)
             distance = (-distance).clamp(min=0)
         max_exact = buckets // 2
-        log_bucket = (
-            max_exact
-            + (
-                (distance.clamp(min=1).float() / max_exact).log()
-                / math.log(max_distance / max_exact)
-                * (buckets - max_exact)
-            ).long()
-        )
+        log_distance = (distance.clamp(min=1).float() / max_exact).log() / math.log(max_distance / max_exact)
+        log_bucket = max_exact + (log_distance * (buckets - max_exact)).long()
         return bucket_offset + torch.where(distance < max_exact, distance, log_bucket.clamp(max=buckets - 1))

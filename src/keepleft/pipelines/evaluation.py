@@ -242,4 +242,4 @@ def _infer_task(model_path: str) -> EvalTask:
         return "classify"
     if design.decoder is None:
         raise ValueError(f"{model_path} is an encoder without labels: there is no answer of it to compare")
-    return "lm" if design.encoder is None else "translate"
+    return "translate" if design.is_encoder_decoder else "lm"

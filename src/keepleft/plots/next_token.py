@@ -64,7 +64,7 @@ def step_distributions(
         raise ValueError(f"top_k is {top_k}: at least one token of each step must be shown")
     if model.design.decoder is None:
         raise ValueError("this model is an encoder and generates nothing: give a decoder or encoder-decoder")
-    if (source is None) != (model.design.encoder is None):
+    if (source is not None) != model.design.is_encoder_decoder:
         raise ValueError(
             "an encoder-decoder needs the source of the text: give source="
             if source is None

@@ -62,7 +62,7 @@ def write(
     decoder = specs.TransformerDecoderSpec(
         design.decoder.layers,
         design.heads,
-        with_encoder_attention=design.encoder is not None,
+        with_encoder_attention=design.is_encoder_decoder,
         **_stack_options(design, design.decoder),
         **_rotary_options(design),
     )

@@ -71,7 +71,7 @@ def write(model: AnyModel, path: Path) -> None:
         warnings.simplefilter("ignore")  # about every size that our checks look at while it records
         try:
             for stack in stacks:
-                stack.backend = "traced"
+                stack.backend = "export"
             torch.onnx.export(
                 ExportWrapper(model),
                 example(model, 2, 5, 7),

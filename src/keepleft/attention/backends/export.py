@@ -1,6 +1,4 @@
-"""The definition in words that a recorder of graphs understands: tables by broadcasting, no size fixed while
-recording.
-"""
+"""The definition in operations that torch.export and ONNX can trace, with no size made constant."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ __all__ = ["add_bias", "attend", "lower"]
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> ReferenceMask:
-    """(B or 1, H or 1, Q, K), none of its sizes asked for: what was recorded at one length holds at any
-    other.
-    """
+    """A table (B or 1, H or 1, Q, K), made without reading a size: a graph traced at one length fits any."""
     q = _positions(grid.queries, grid.start, grid.q_pos, grid.q_seg, device)[:, None, :, None]
     k = _positions(grid.keys, 0, grid.k_pos, grid.k_seg, device)[:, None, None, :]
     b = torch.arange(batch, device=device)[:, None, None, None]
     h = torch.arange(heads, device=device)[:, None, None]
-    # which is always so, and spreads it over all queries and keys
+    # q + k >= 0 is always true: it broadcasts the mask over all queries and keys
     visible = mask.predicate(device)(b, h, q, k) & (q + k >= 0)
     if grid.k_seg is not None:
         visible = visible & (grid.k_seg != 0)[:, None, None, :]
@@ -36,9 +32,7 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
 def _positions(
     count: int, start: int, positions: Tensor | None, segments: Tensor | None, device: torch.device
 ) -> Tensor:
-    """(B or 1, count); counted along the segments where there are some, for a plain count may be recorded as
-    it is.
-    """
+    """(B or 1, count); counted along the segments if there are any, as tracing may make `count` constant."""
     if positions is not None:
         return positions
     ones = (
@@ -52,12 +46,10 @@ def _positions(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, lowered_mask: ReferenceMask, scale: float, dropout: float
 ) -> Tensor:
-    """Heads that share keys stand side by side on an axis of their own: (B, H, Q, D) is (B, K heads, sharing,
-    Q, D).
-    """
+    """Shapes as in attend(). Grouped-query heads get an axis: (B, H, Q, D) is (B, Hk, H / Hk, Q, D)."""
     if dropout:
         raise ValueError(
-            f"a recorded graph has no dropout ({dropout} was asked for): call model.eval() first"
+            f"an exported graph has no dropout ({dropout} was asked for): call model.eval() first"
         )
     kv_heads = k.shape[1]
     q = q.unflatten(1, (kv_heads, -1))
@@ -66,9 +58,6 @@ def attend(
     if lowered_mask.bias is not None:
         scores = scores + lowered_mask.bias
     visible = lowered_mask.table
-    weights = (
-        scores.masked_fill(~visible, float("-inf"))
-        .softmax(-1)
-        .masked_fill(~visible.any(-1, keepdim=True), 0.0)
-    )
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
     return (weights.unflatten(1, (kv_heads, -1)) @ v[:, :, None]).flatten(1, 2)

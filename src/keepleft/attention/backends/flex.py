@@ -1,6 +1,6 @@
-"""FlexAttention: the predicate itself, compiled into the kernel on a GPU.
+"""FlexAttention: the mask predicate itself, compiled into the kernel on a GPU.
 
-Its form: a BlockMask and a bias.
+The mask is lowered to a BlockMask and a bias.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
         mask = mask.simplify(max(grid.start + grid.queries, grid.keys))
         if mask.is_uniform:
             return FlexMask(_shared_block_mask(mask, grid, device))
-    elif (
-        segment_spans(mask, grid) is not None
-    ):  # within a text slots are as far apart as positions: no need to look those up
+    elif segment_spans(mask, grid) is not None:
+        # within a sequence slots are as far apart as positions, so positions need not be looked up
         grid = replace(grid, q_pos=None, k_pos=None)
     return FlexMask(_make_block_mask(mask, grid, batch, None if mask.is_uniform else heads, device))
 
@@ -46,7 +45,7 @@ def _make_block_mask(
 
 @lru_cache(maxsize=64)
 def _shared_block_mask(mask: Mask, grid: Grid, device: torch.device) -> BlockMask:
-    """Where nothing depends on the batch, worked out once."""
+    """Cached, since nothing in it depends on the batch."""
     return _make_block_mask(mask, grid, None, None, device)
 
 
@@ -66,11 +65,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: FlexMask, scale: float
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score + bias[b if per_row else 0, h if per_head else 0, i, j]
 
-    kernel = (
-        _compiled_flex_attention()
-        if q.is_cuda and not torch.compiler.is_compiling()
-        else _eager_flex_attention
-    )
+    use_compiled = q.is_cuda and not torch.compiler.is_compiling()
+    kernel = _compiled_flex_attention() if use_compiled else _eager_flex_attention
     out: Tensor = kernel(
         q, k, v, score_mod, lowered_mask.block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )

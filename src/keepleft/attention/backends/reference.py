@@ -1,6 +1,6 @@
-"""The definition. Slow, exact, and what every other backend is tested against.
+"""The definition of attention: slow, exact, and what every other backend is tested against.
 
-Its form: a table and a bias.
+The mask is lowered to a boolean table and a bias.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def attend(
 
 
 def attention_weights(q: Tensor, k: Tensor, table: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """softmax over the keys in sight, (B, H, Q, K); a query that sees nothing weighs nothing."""
+    """Softmax over the visible keys, (B, H, Q, K); all zeros for a query that sees none."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.mT * scale
     if bias is not None:
         scores = scores + bias
-    # softmax over nothing is 0 / 0: those rows are emptied, forward and backward
+    # softmax over no key is 0 / 0: those rows are zeroed, forward and backward
     empty_queries = ~table.any(-1, keepdim=True)
     return scores.masked_fill(~table, float("-inf")).softmax(-1).masked_fill(empty_queries, 0.0)

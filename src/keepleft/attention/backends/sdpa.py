@@ -1,6 +1,7 @@
-"""PyTorch's fused kernels.
+"""F.scaled_dot_product_attention: PyTorch's fused kernels.
 
-Their form: everything, a triangle, a table, or runs of tokens attended one by one.
+The mask is lowered to what a kernel has built in (full, causal), a dense table, chunks of a sliding window,
+or spans of padded and packed rows that are attended one by one.
 """
 
 from __future__ import annotations
@@ -18,33 +19,30 @@ from keepleft.attention.grid import Grid
 from keepleft.attention.masks import Mask, causal, full, window_size
 from keepleft.attention.segment_spans import is_relative, split_rows
 
-# With a table cuDNN's backward pass may answer NaN (since PyTorch 2.11,
-# https://github.com/pytorch/pytorch/issues/196678),
-# and its forward pass makes a plan for every new shape, which takes longer than several passes: 50 ms where
-# others take 8
+# With a dense mask cuDNN's backward pass may return NaN (since PyTorch 2.11,
+# https://github.com/pytorch/pytorch/issues/196678), and its forward pass builds a plan for every new shape,
+# which takes longer than several passes: 50 ms where others take 8.
 SAFE_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-MAX_SINGLE_TABLE_TOKENS = 256  # up to this many tokens a table costs less than the calls it would save
+MAX_SINGLE_TABLE_TOKENS = 256  # up to this many tokens one dense mask costs less than several smaller calls
 
 
 class BuiltinMask(Enum):
-    """What the kernel knows by itself."""
+    """The masks that the kernel has built in."""
 
-    FULL = "everything"
-    CAUSAL = "triangle"
+    FULL = "full"
+    CAUSAL = "causal"
 
 
-CAUSAL = BuiltinMask.CAUSAL  # an enumeration is slow to open, and attend() is called often
+CAUSAL = BuiltinMask.CAUSAL  # attribute access on an Enum is slow, and attend() is called often
 
 
 class DenseMask(NamedTuple):
-    attn_mask: Tensor  # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where nothing is seen
-    empty_queries: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries to be emptied afterwards
+    attn_mask: Tensor  # (B or 1, H or 1, Q, K) booleans, or a bias with −∞ where a key is not visible
+    empty_queries: Tensor | None = None  # (B or 1, H or 1, Q, 1) queries whose output is zeroed afterwards
 
 
 class ChunkedWindow(NamedTuple):
-    """A causal window over one long text: chunks of queries, each over its own tokens and those of the chunk
-    before.
-    """
+    """A sliding window over one long sequence: chunks of queries over their keys and the chunk before."""
 
     window: int
     first_chunk: Tensor  # (1, 1, size, size) booleans; a chunk is at least a window long
@@ -52,9 +50,7 @@ class ChunkedWindow(NamedTuple):
 
 
 class RaggedRows(NamedTuple):
-    """Texts that lie one after the other, each attended alone: the lengths and forms in each row; None is
-    padding.
-    """
+    """Packed or padded rows, each sequence attended by itself: (length, lowered mask), None for padding."""
 
     rows: tuple[RaggedRow, ...]
 
@@ -64,7 +60,7 @@ RaggedRow = tuple[tuple[int, LoweredMask | None], ...]
 
 
 def builtin_mask(mask: Mask, grid: Grid) -> BuiltinMask | None:
-    """What the kernel can do without a table, if it can."""
+    """The built-in mask that is the same on this grid; None if there is none."""
     if not grid.is_plain:
         return None
     mask = mask.simplify(max(grid.start + grid.queries, grid.keys))
@@ -76,7 +72,7 @@ def builtin_mask(mask: Mask, grid: Grid) -> BuiltinMask | None:
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> LoweredMask:
     if (builtin := builtin_mask(mask, grid)) is not None:
         return builtin
-    on_cpu = device.type == "cpu"  # a GPU would rather have one large call than many small ones
+    on_cpu = device.type == "cpu"  # on a GPU one large call is faster than many small ones
     if (
         on_cpu
         and grid.is_square
@@ -100,30 +96,23 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
     ):
         size = max(window, MAX_SINGLE_TABLE_TOKENS)
         if grid.queries > 2 * size:
-            return ChunkedWindow(
-                window,
-                *(
-                    Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
-                    for keys in (size, 2 * size)
-                ),
+            first, later = (
+                Grid(size, keys, keys - size).table(mask, batch=batch, heads=heads, device=device)
+                for keys in (size, 2 * size)
             )
+            return ChunkedWindow(window, first, later)
     table = grid.table(mask, batch=batch, heads=heads, device=device)
     return DenseMask(table) if on_cpu else unmask_empty_queries(table)
 
 
 def unmask_empty_queries(table: Tensor) -> DenseMask:
-    """On a GPU some kernels answer a query that sees nothing with NaN: let it see everything, and empty it
-    afterwards.
-    """
+    """Let queries that see nothing see all keys, and zero them afterwards: some GPU kernels return NaN."""
     empty_queries = ~table.any(-1, keepdim=True)
-    must_not_sync = torch.compiler.is_compiling() or (
-        table.is_cuda and torch.cuda.is_current_stream_capturing()
-    )
-    return (
-        DenseMask(table | empty_queries, empty_queries)
-        if must_not_sync or bool(empty_queries.any())
-        else DenseMask(table)
-    )
+    is_capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
+    must_not_sync = torch.compiler.is_compiling() or is_capturing
+    if must_not_sync or bool(empty_queries.any()):
+        return DenseMask(table | empty_queries, empty_queries)
+    return DenseMask(table)
 
 
 def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
@@ -131,7 +120,7 @@ def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
         return DenseMask(bias)
     if lowered_mask is BuiltinMask.CAUSAL:
         lowered_mask = DenseMask(torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).tril())
-    if isinstance(lowered_mask, ChunkedWindow):  # a bias is a table of all pairs anyway
+    if isinstance(lowered_mask, ChunkedWindow):  # a bias is dense anyway
         positions = torch.arange(bias.shape[-1], device=bias.device)
         distance = positions[:, None] - positions
         lowered_mask = DenseMask((distance >= 0) & (distance < lowered_mask.window))
@@ -145,20 +134,18 @@ def add_bias(lowered_mask: LoweredMask, bias: Tensor) -> LoweredMask:
     assert isinstance(lowered_mask, DenseMask)
     if lowered_mask.attn_mask.dtype == torch.bool:
         return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, float("-inf")), lowered_mask.empty_queries)
-    # there is a bias in it already
+    # the mask is already folded into a bias
     return DenseMask(lowered_mask.attn_mask + bias, lowered_mask.empty_queries)
 
 
 def _add_bias_to_row(row: RaggedRow, bias: Tensor) -> RaggedRow:
-    out, end = [], 0
+    out: list[tuple[int, LoweredMask | None]] = []
+    end = 0
     for length, lowered_mask in row:
         begin, end = end, end + length
-        out.append(
-            (
-                length,
-                None if lowered_mask is None else add_bias(lowered_mask, bias[:, :, begin:end, begin:end]),
-            )
-        )
+        if lowered_mask is not None:
+            lowered_mask = add_bias(lowered_mask, bias[:, :, begin:end, begin:end])
+        out.append((length, lowered_mask))
     return tuple(out)
 
 
@@ -177,18 +164,15 @@ def attend(
             )
         return match_grad_layout(out)
     if isinstance(lowered_mask, DenseMask):
-        attn_mask = (
-            lowered_mask.attn_mask
-            if lowered_mask.attn_mask.dtype == torch.bool
-            else lowered_mask.attn_mask.to(q.dtype)
-        )
+        attn_mask, empty_queries = lowered_mask
+        if attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.to(q.dtype)
         with sdpa_kernel(SAFE_BACKENDS) if q.is_cuda else nullcontext():
-            out = match_grad_layout(
-                F.scaled_dot_product_attention(
-                    q, k, v, attn_mask, dropout, scale=scale, enable_gqa=is_grouped
-                )
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask, dropout, scale=scale, enable_gqa=is_grouped
             )
-        return out if lowered_mask.empty_queries is None else out.masked_fill(lowered_mask.empty_queries, 0.0)
+        out = match_grad_layout(out)
+        return out if empty_queries is None else out.masked_fill(empty_queries, 0.0)
     if isinstance(lowered_mask, ChunkedWindow):
         return _attend_chunked_window(q, k, v, lowered_mask, scale, dropout)
     return torch.stack(
@@ -199,7 +183,7 @@ def attend(
 def _attend_row(q: Tensor, k: Tensor, v: Tensor, row: RaggedRow, scale: float, dropout: float) -> Tensor:
     """(H, T, D) of one row.
 
-    Split and joined at once: each slice taken or written alone costs a whole row going back.
+    One split and one cat: each slice taken or written alone would cost a full row in the backward pass.
     """
     lengths = [length for length, _ in row]
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), row, strict=True)
@@ -217,26 +201,25 @@ def _attend_row(q: Tensor, k: Tensor, v: Tensor, row: RaggedRow, scale: float, d
 def _attend_chunked_window(
     q: Tensor, k: Tensor, v: Tensor, lowered_mask: ChunkedWindow, scale: float, dropout: float
 ) -> Tensor:
-    size, out = lowered_mask.first_chunk.shape[-1], []
+    size = lowered_mask.first_chunk.shape[-1]
+    out = []
     chunks = list(zip(q.split(size, 2), k.split(size, 2), v.split(size, 2), strict=True))
     for n, (q_chunk, k_chunk, v_chunk) in enumerate(chunks):
         if n:
             k_chunk = torch.cat([chunks[n - 1][1], k_chunk], 2)
             v_chunk = torch.cat([chunks[n - 1][2], v_chunk], 2)
-        # the last chunk may be shorter
-        visible = (lowered_mask.later_chunks if n else lowered_mask.first_chunk)[
-            :, :, : q_chunk.shape[2], : k_chunk.shape[2]
-        ]
-        out.append(attend(q_chunk, k_chunk, v_chunk, DenseMask(visible), scale, dropout))
+        table = lowered_mask.later_chunks if n else lowered_mask.first_chunk
+        table = table[:, :, : q_chunk.shape[2], : k_chunk.shape[2]]  # the last chunk may be shorter
+        out.append(attend(q_chunk, k_chunk, v_chunk, DenseMask(table), scale, dropout))
     return torch.cat(out, 2)
 
 
 def match_grad_layout(out: Tensor) -> Tensor:
-    """On a GPU: see to it that the gradient of `out` comes back laid out as `out` is.
+    """On a GPU: make the gradient of `out` arrive with the strides of `out`.
 
-    cuDNN's backward pass remembers its plan by shape and not by the layout of the gradient (PyTorch 2.11):
-    after one call with another layout its gradients are silently wrong. In our models the layouts agree, and
-    this costs nothing.
+    cuDNN's backward pass caches its plan by shape and not by the layout of the gradient (PyTorch 2.11): after
+    one call with another layout its gradients are silently wrong. In our models the layouts agree, and this
+    costs nothing.
     """
     return _MatchGradLayout.apply(out) if out.is_cuda and out.requires_grad else out
 

@@ -1,4 +1,4 @@
-"""Variable-length attention: texts laid end to end and no table. On a GPU, in half precision."""
+"""Variable-length (flash) attention: packed sequences without a dense mask. On a GPU, in half precision."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from keepleft.attention.segment_spans import segment_spans
 
 
 class VarlenMask(NamedTuple):
-    cu_seqlens: Tensor  # (texts + 1,) how many of the B·T slots come before each text
+    cu_seqlens: Tensor  # (sequences + 1,) how many of the B·T slots come before each sequence
     max_seqlen: int
-    window_bounds: tuple[int, int]  # how far back and ahead a token looks; -1 is any distance
-    # (n,) the slots of padding, which is attended as a text of its own and then emptied
-    padding_slots: Tensor | None
+    window_bounds: tuple[int, int]  # how far back and ahead a token attends; -1 is any distance
+    padding_slots: Tensor | None  # (n,) padding is attended as a sequence of its own and then zeroed
 
 
 def supports(mask: Mask, grid: Grid) -> bool:
-    """Can this mask be said to the kernel? (Whether the texts lie in runs is known only after looking.)"""
+    """Can the kernel express this mask? (Whether each sequence is in one piece, only lower() finds out.)"""
     return grid.is_square and (grid.is_plain or grid.q_seg is not None) and _window_bounds(mask) is not None
 
 
 def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) -> VarlenMask:
     window_bounds, length = _window_bounds(mask), grid.queries
     if window_bounds is None or not supports(mask, grid):
-        raise ValueError(f"variable-length attention cannot say {mask} here: use backend='flex'")
-    if grid.is_plain:  # each row is a text
+        raise ValueError(f"variable-length attention cannot express {mask} here: use backend='flex'")
+    if grid.is_plain:  # each row is a sequence
         cu_seqlens = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
         return VarlenMask(cu_seqlens, length, window_bounds, None)
     if segment_spans(mask, grid) is None:
         raise ValueError(
-            "variable-length attention needs each text in one piece and in order: use backend='flex'"
+            "variable-length attention needs each sequence in one piece and in order: use backend='flex'"
         )
     assert grid.q_seg is not None
     is_start = torch.ones_like(grid.q_seg, dtype=torch.bool)
@@ -62,7 +61,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: VarlenMask, scale: flo
         )
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"variable-length attention works in half precision, not in {q.dtype}: use backend='flex' or 'sdpa'"
+            f"variable-length attention works in half precision, not in {q.dtype}: "
+            "use backend='flex' or 'sdpa'"
         )
     b, h, t, d = q.shape
     options = _varlen_options(lowered_mask.window_bounds, h // k.shape[1])
@@ -80,7 +80,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lowered_mask: VarlenMask, scale: flo
         scale=scale,
         **options,
     )
-    assert isinstance(out, Tensor)  # nothing else was asked for
+    assert isinstance(out, Tensor)  # no log-sum-exp was requested
     if lowered_mask.padding_slots is not None:
         out = out.index_fill(0, lowered_mask.padding_slots, 0.0)
     return out.view(b, t, h, d).transpose(1, 2)
@@ -110,10 +110,12 @@ def _supports_windows() -> bool:
 
 @cache
 def _varlen_options(window_bounds: tuple[int, int], group_size: int) -> dict[str, Any]:
-    """The same wish in the words of this PyTorch: they differ from release to release."""
-    options: dict[str, Any] = (
-        {"enable_gqa": True} if group_size > 1 and "enable_gqa" in _varlen_parameters() else {}
-    )
-    return options | (
-        {"window_size": window_bounds} if _supports_windows() else {"is_causal": window_bounds == (-1, 0)}
-    )
+    """The keyword arguments of varlen_attn in this PyTorch: they differ from release to release."""
+    options: dict[str, Any] = {}
+    if group_size > 1 and "enable_gqa" in _varlen_parameters():
+        options["enable_gqa"] = True
+    if _supports_windows():
+        options["window_size"] = window_bounds
+    else:
+        options["is_causal"] = window_bounds == (-1, 0)
+    return options

@@ -170,7 +170,7 @@ def request_lengths(
 ) -> RequestLengths:
     """Lengths of a request of so many tokens; ValueError for an encoder-decoder without a start token."""
     max_positions = design.max_positions
-    if design.encoder is None:
+    if not design.is_encoder_decoder:
         prompt = num_tokens + num_prefix
         return RequestLengths(
             prompt, options.resolve_max_new_tokens(prompt, DEFAULT_NEW_TOKENS, max_positions), 0

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from keepleft.models.design import Design
-from keepleft.models.iterate_layers import iterate_layers
 from keepleft.models.transformer import CausalModel, Encoder, Model
-from keepleft.models.watch import attention_modules
+from keepleft.models.watch import attention_modules, iterate_layers
 from keepleft.nn.position import RelativeBias
 from keepleft.serving.explorer.attention_store import StoredAttention, store_attentions
 from keepleft.serving.explorer.params import MAX_TOKENS, ExpiredError, shorten

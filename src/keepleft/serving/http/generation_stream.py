@@ -230,7 +230,7 @@ class GenerationStream:
 
 
 def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> list[ScoredToken]:
-    is_encoder_decoder = model.design.encoder is not None
+    is_encoder_decoder = model.design.is_encoder_decoder
     prefix_tokens = (
         [decoder_start_token(request.options), *request.prefix]
         if is_encoder_decoder

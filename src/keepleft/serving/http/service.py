@@ -80,9 +80,7 @@ class Service:
 
     @property
     def family(self) -> str:
-        if self.model.design.decoder is None:
-            return "encoder"
-        return "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        return self.model.design.kind
 
     @property
     def chat_template(self) -> str | None:

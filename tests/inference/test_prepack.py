@@ -1,4 +1,4 @@
-"""A packed model is the same model: the same scores behind the same doors, for every family, cache and beam."""
+"""A prepacked model is the same model: the same logits for every family, cache and beam."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keepleft.inference import linear_cpu as layers
 from keepleft.inference.compile import find_cxx_compiler
 from keepleft.models.state import CACHE_KINDS
 
-NAMES = [
+CAUSAL_MODELS = [
     "vaswani",
     "gpt",
     "gpt2",
@@ -29,16 +29,16 @@ NAMES = [
     "marian",
     "pegasus",
 ]
-READERS = ["bert", "bert_masked"]
+ENCODERS = ["bert", "bert_masked"]
 T = 11
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def made(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
+def build_model(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
     model = kl.build(kl.presets.small(kl.presets.ALL[name]), generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # fresh norms and biases are ones and zeros: give every number something to say
+    with torch.no_grad():  # fresh norms and biases are ones and zeros: make every number matter
         for weight in [*model.parameters(), *model.buffers()]:
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
     return model.eval().requires_grad_(False)
@@ -46,31 +46,39 @@ def made(name: str) -> kl.Encoder | kl.Decoder | kl.EncoderDecoder:
 
 @pytest.fixture(autouse=True)
 def small_matrices_too(monkeypatch):
-    """Tiny layers would stay plain in float32, and no tiny vocabulary is wide: let all kinds of layer take
-    part.
-    """
+    """Tiny layers would not be prepacked in float32, and no tiny vocabulary is wide: lower the thresholds."""
     monkeypatch.setattr(layers, "MIN_PREPACKED_WEIGHTS", 64 * 100)
     monkeypatch.setattr(layers, "MIN_ONEDNN_OUTPUTS", 500)
 
 
-def texts(rows: int, length: int = T) -> torch.Tensor:
+def random_tokens(rows: int, length: int = T) -> torch.Tensor:
     return torch.randint(512, (rows, length), generator=torch.Generator().manual_seed(rows + length))
 
 
-def whole(model, rows: int = 3) -> torch.Tensor:
-    return model(texts(rows, 7), texts(rows)) if isinstance(model, kl.EncoderDecoder) else model(texts(rows))
+def full_pass(model, rows: int = 3) -> torch.Tensor:
+    return (
+        model(random_tokens(rows, 7), random_tokens(rows))
+        if isinstance(model, kl.EncoderDecoder)
+        else model(random_tokens(rows))
+    )
 
 
-def given(model, rows: int) -> dict:
-    return {"memory": model.encode_memory(texts(rows, 7))} if isinstance(model, kl.EncoderDecoder) else {}
+def memory_for(model, rows: int) -> dict:
+    return (
+        {"memory": model.encode_memory(random_tokens(rows, 7))}
+        if isinstance(model, kl.EncoderDecoder)
+        else {}
+    )
 
 
-def walked(model, cache: str, *, beams: bool = False) -> torch.Tensor:
-    """The scores of a prompt and of five steps; with beams, rows are repeated and change places on the way."""
+def decode_steps(model, cache: str, *, beams: bool = False) -> torch.Tensor:
+    """The logits of a prompt and of five steps; with beams, rows are repeated and reordered on the way."""
     rows = 3
-    prompt, more = texts(rows, 4), texts(rows, T)
+    prompt, more = random_tokens(rows, 4), random_tokens(rows, T)
     segments = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]])
-    scores, state = model.start(prompt, segments=segments, cache=cache, capacity=16, **given(model, rows))
+    scores, state = model.start(
+        prompt, segments=segments, cache=cache, capacity=16, **memory_for(model, rows)
+    )
     out = [scores]
     if beams:
         state.reorder(torch.arange(rows).repeat_interleave(2))
@@ -87,9 +95,7 @@ def close(packed: torch.Tensor, plain: torch.Tensor) -> None:
 
 
 def near(packed: torch.Tensor, plain: torch.Tensor) -> None:
-    """Rounded to 8 bits: they point the same way, and no token is chosen that the model itself finds much
-    worse.
-    """
+    """In int8: logits point the same way, and no token is chosen that the model itself finds much worse."""
     alike = F.cosine_similarity(
         packed - packed.mean(-1, keepdim=True), plain - plain.mean(-1, keepdim=True), dim=-1
     )
@@ -99,29 +105,29 @@ def near(packed: torch.Tensor, plain: torch.Tensor) -> None:
     assert float((loss / plain.std(-1)).max()) < 0.5
 
 
-@pytest.mark.parametrize("name", NAMES + READERS)
+@pytest.mark.parametrize("name", CAUSAL_MODELS + ENCODERS)
 def test_a_pass_scores_alike(name):
-    model = made(name)
-    close(whole(kl.prepack(model)), whole(model))
+    model = build_model(name)
+    close(full_pass(kl.prepack(model)), full_pass(model))
     if name != "bert":  # a pooled vector has no tokens to choose from
-        near(whole(kl.prepack(model, "int8")), whole(model))
+        near(full_pass(kl.prepack(model, "int8")), full_pass(model))
 
 
 @pytest.mark.parametrize("cache", CACHE_KINDS)
 @pytest.mark.parametrize("name", ["vaswani", "gpt2", "gpt3_small", "llama3_1", "mistral", "t5", "bart"])
 def test_steps_score_alike_with_every_cache_and_with_beams(name, cache):
-    model = made(name)
+    model = build_model(name)
     exact, rounded = kl.prepack(model), kl.prepack(model, "int8")
     for beams in (False, True):
-        want = walked(model, cache, beams=beams)
-        close(walked(exact, cache, beams=beams), want)
-        near(walked(rounded, cache, beams=beams), want)
+        want = decode_steps(model, cache, beams=beams)
+        close(decode_steps(exact, cache, beams=beams), want)
+        near(decode_steps(rounded, cache, beams=beams), want)
 
 
-def test_beams_of_one_text_share_its_memory():
-    model = made("marian")
-    plain = model.encode_memory(texts(2, 7))
-    _, state = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
+def test_beams_of_one_source_share_its_memory():
+    model = build_model("marian")
+    plain = model.encode_memory(random_tokens(2, 7))
+    _, state = model.start(random_tokens(2, 1), memory=model.encode_memory(random_tokens(2, 7)))
     before = [tensor.data_ptr() for pair in state.memory.layers for tensor in pair]
     state.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
     state.reorder(torch.tensor([2, 0, 0, 5, 4, 3]))
@@ -134,28 +140,28 @@ def test_beams_of_one_text_share_its_memory():
         assert torch.equal(v, all_v[[1, 0, 0]])
 
 
-def test_who_watches_beams_gets_a_map_for_each_row():
-    model = made("marian")
-    _, state = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
-    _, alone = model.start(texts(2, 1), memory=model.encode_memory(texts(2, 7)))
+def test_watched_beams_have_a_map_for_each_row():
+    model = build_model("marian")
+    _, state = model.start(random_tokens(2, 1), memory=model.encode_memory(random_tokens(2, 7)))
+    _, alone = model.start(random_tokens(2, 1), memory=model.encode_memory(random_tokens(2, 7)))
     state.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
     with kl.watch(model, "decoder.*.cross") as maps:
-        model.step(texts(2, 1).repeat_interleave(3, 0), state)
+        model.step(random_tokens(2, 1).repeat_interleave(3, 0), state)
     with kl.watch(model, "decoder.*.cross") as single:
-        model.step(texts(2, 1), alone)
+        model.step(random_tokens(2, 1), alone)
     for name, seen in single.items():
         torch.testing.assert_close(maps[name], seen.repeat_interleave(3, 0))
 
 
-def test_waves_beyond_the_table_are_made():
-    model = made("vaswani")
+def test_sinusoids_beyond_the_table_are_computed():
+    model = build_model("vaswani")
     far = torch.arange(4000, 4000 + T).expand(3, -1)
-    want = model(texts(3, 7), texts(3), positions=far)
-    close(kl.prepack(model)(texts(3, 7), texts(3), positions=far), want)
+    want = model(random_tokens(3, 7), random_tokens(3), positions=far)
+    close(kl.prepack(model)(random_tokens(3, 7), random_tokens(3), positions=far), want)
 
 
 def test_the_model_itself_stays_as_it_was():
-    model = made("gpt2").requires_grad_(True).train()
+    model = build_model("gpt2").requires_grad_(True).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     packed = kl.prepack(model, "int8")
     assert model.training
@@ -164,12 +170,12 @@ def test_the_model_itself_stays_as_it_was():
     assert not any(weight.requires_grad for weight in packed.parameters())
     assert packed.token.weight.data_ptr() == model.token.weight.data_ptr()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert torch.equal(whole(packed), whole(packed))  # no dropout is left
+    assert torch.equal(full_pass(packed), full_pass(packed))  # no dropout is left
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_it_neither_learns_nor_is_saved(dtype, tmp_path):
-    packed = kl.prepack(made("gpt2"), dtype)
+    packed = kl.prepack(build_model("gpt2"), dtype)
     with pytest.raises(RuntimeError, match="cannot learn: train the model that it was packed from"):
         packed.train()
     assert packed.eval() is packed
@@ -181,24 +187,24 @@ def test_it_neither_learns_nor_is_saved(dtype, tmp_path):
 
 def test_what_cannot_be_packed_is_refused_in_words():
     with pytest.raises(ValueError, match="no dtype is called 'int4': there are float32, int8"):
-        kl.prepack(made("gpt2"), "int4")
+        kl.prepack(build_model("gpt2"), "int4")
     with pytest.raises(ValueError, match=r"token.weight is torch.bfloat16 on cpu: only float32"):
-        kl.prepack(made("gpt2").bfloat16())
+        kl.prepack(build_model("gpt2").bfloat16())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_without_the_kernels_the_layers_stay_plain_and_it_says_so(dtype, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(layers, "QUANTIZED_ENGINES", frozenset())
-    model = made("gpt2")
+    model = build_model("gpt2")
     with pytest.warns(UserWarning, match=f"has no .* to pack {dtype} with: the layers stay as they are"):
         packed = kl.prepack(model, dtype)
-    assert torch.equal(whole(packed), whole(model))
+    assert torch.equal(full_pass(packed), full_pass(model))
 
 
 def test_the_engine_of_others_is_left_alone():
     before = torch.backends.quantized.engine
-    kl.prepack(made("gpt2"), "int8")
+    kl.prepack(build_model("gpt2"), "int8")
     assert torch.backends.quantized.engine == before
 
 
@@ -212,13 +218,14 @@ def test_a_compiled_step_writes_what_the_plain_one_writes():
     ).eval()
     model.notes = {"decoder_start_token_id": 1}
     prompts = [[5, 6, 7, 8], [9, 10]]
-    quick = kl.prepack(model, compiled=True)
-    write = lambda one, **said: [
-        several[0].tokens for several in kl.completions(one, None, prompts, max_new_tokens=9, **said)
+    compiled_model = kl.prepack(model, compiled=True)
+    write = lambda chosen_model, **options: [
+        choices[0].tokens
+        for choices in kl.completions(chosen_model, None, prompts, max_new_tokens=9, **options)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, about what compiling does to its settings
-        assert write(quick, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
+        assert write(compiled_model, num_beams=2, eos_token_id=2) == write(model, num_beams=2, eos_token_id=2)
         rounded = kl.prepack(model, "int8", compiled=True)
         pairs = [
             pair for a, b in zip(write(rounded), write(model), strict=True) for pair in zip(a, b, strict=True)
@@ -227,12 +234,12 @@ def test_a_compiled_step_writes_what_the_plain_one_writes():
 
 
 def test_eight_bits_for_compilers_are_nearly_the_same_product():
-    dice = torch.Generator().manual_seed(0)
-    weight = torch.randn(24, 40, generator=dice)
-    bias = torch.randn(24, generator=dice)
-    x = torch.randn(5, 40, generator=dice)
-    right = F.linear(x, weight, bias)
-    found = layers.prepack_linear("open8", weight, bias)(x)
-    assert float((found - right).abs().max() / right.abs().max()) < 0.02
-    # neighbours do not matter
-    torch.testing.assert_close(layers.prepack_linear("open8", weight, bias)(x[:1])[0], found[0])
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 40, generator=rng)
+    bias = torch.randn(24, generator=rng)
+    x = torch.randn(5, 40, generator=rng)
+    expected = F.linear(x, weight, bias)
+    out = layers.prepack_linear("int8_compilable", weight, bias)(x)
+    assert float((out - expected).abs().max() / expected.abs().max()) < 0.02
+    # other rows of the batch do not matter
+    torch.testing.assert_close(layers.prepack_linear("int8_compilable", weight, bias)(x[:1])[0], out[0])

@@ -1,4 +1,4 @@
-"""Which form each mask takes on PyTorch's fused kernels: the cheapest that says the same."""
+"""What each mask is lowered to for PyTorch's fused kernels: the cheapest that says the same."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from keepleft import causal, full, prefix, window
 from keepleft.attention.backends.sdpa import BuiltinMask, ChunkedWindow, DenseMask, RaggedRows
 
 
-def form(mask: kl.Mask, grid: kl.Grid, batch: int = 1):
+def lower(mask: kl.Mask, grid: kl.Grid, batch: int = 1):
     return kl.see(mask, grid, batch=batch, backend="sdpa").lowered_mask
 
 
 def test_what_the_kernel_knows_by_itself_needs_no_table():
-    assert form(full, kl.Grid(2, 7)) is BuiltinMask.FULL
-    assert form(causal, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
-    assert form(causal & full, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
-    assert form(causal & window(9), kl.Grid(7, 7)) is BuiltinMask.CAUSAL  # the window is wider than the text
-    assert form(causal, kl.Grid(1, 7, start=6)) is BuiltinMask.FULL  # the newest token sees all
-    assert form(causal & window(9), kl.Grid(1, 7, start=6)) is BuiltinMask.FULL
+    assert lower(full, kl.Grid(2, 7)) is BuiltinMask.FULL
+    assert lower(causal, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
+    assert lower(causal & full, kl.Grid(7, 7)) is BuiltinMask.CAUSAL
+    assert (
+        lower(causal & window(9), kl.Grid(7, 7)) is BuiltinMask.CAUSAL
+    )  # the window is wider than the sequence
+    assert lower(causal, kl.Grid(1, 7, start=6)) is BuiltinMask.FULL  # the newest token sees all
+    assert lower(causal & window(9), kl.Grid(1, 7, start=6)) is BuiltinMask.FULL
 
 
 def test_what_only_looks_like_it_gets_a_table():
@@ -30,19 +32,19 @@ def test_what_only_looks_like_it_gets_a_table():
         (kl.Grid(2, 7, start=5), 13),
         (kl.Grid(7, 9), 28),
     ):
-        made = form(causal, grid)
-        assert isinstance(made, DenseMask)
-        assert made.attn_mask.sum() == seen
-    assert form(causal & window(3), kl.Grid(7, 7)).attn_mask.sum() == 18
-    assert form(causal & window(3), kl.Grid(1, 7, start=6)).attn_mask.tolist() == [
+        lowered = lower(causal, grid)
+        assert isinstance(lowered, DenseMask)
+        assert lowered.attn_mask.sum() == seen
+    assert lower(causal & window(3), kl.Grid(7, 7)).attn_mask.sum() == 18
+    assert lower(causal & window(3), kl.Grid(1, 7, start=6)).attn_mask.tolist() == [
         [[[False] * 4 + [True] * 3]]
     ]
-    assert form(causal | prefix(2), kl.Grid(7, 7)).attn_mask.sum() == 29
+    assert lower(causal | prefix(2), kl.Grid(7, 7)).attn_mask.sum() == 29
 
 
 def test_a_table_of_padded_keys_is_not_spelt_out_for_every_query():
-    words = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-    table = form(full, kl.Grid(1000, 9, k_seg=words), batch=2).attn_mask
+    segments = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+    table = lower(full, kl.Grid(1000, 9, k_seg=segments), batch=2).attn_mask
     assert table.shape == (2, 1, 1000, 9)
     assert table.untyped_storage().nbytes() < 1000
 
@@ -50,12 +52,12 @@ def test_a_table_of_padded_keys_is_not_spelt_out_for_every_query():
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_long_padded_rows_are_attended_text_by_text(side):
     real = torch.arange(300)[None] < torch.tensor([300, 171, 171, 7])[:, None]
-    texts = (real if side == "right" else real.flip(1)).long()
-    places = kl.positions_from_segments(texts)
-    made = form(causal, kl.Grid(300, 300, 0, places, places, texts, texts), batch=4)
-    assert isinstance(made, RaggedRows)
-    turn = slice(None, None, 1 if side == "right" else -1)
-    assert [row[turn] for row in made.rows] == [
+    segments = (real if side == "right" else real.flip(1)).long()
+    positions = kl.positions_from_segments(segments)
+    lowered = lower(causal, kl.Grid(300, 300, 0, positions, positions, segments, segments), batch=4)
+    assert isinstance(lowered, RaggedRows)
+    order = slice(None, None, 1 if side == "right" else -1)
+    assert [row[order] for row in lowered.rows] == [
         ((300, BuiltinMask.CAUSAL),),
         *[((171, BuiltinMask.CAUSAL), (129, None))] * 2,
         ((7, BuiltinMask.CAUSAL), (293, None)),
@@ -63,10 +65,10 @@ def test_long_padded_rows_are_attended_text_by_text(side):
 
 
 def test_a_long_window_is_attended_band_by_band():
-    made = form(causal & window(5), kl.Grid(600, 600))
-    assert isinstance(made, ChunkedWindow)
-    assert made.first_chunk.numel() + made.later_chunks.numel() < 600 * 600
-    assert isinstance(form(causal & window(5) | prefix(1), kl.Grid(600, 600)), DenseMask)
+    lowered = lower(causal & window(5), kl.Grid(600, 600))
+    assert isinstance(lowered, ChunkedWindow)
+    assert lowered.first_chunk.numel() + lowered.later_chunks.numel() < 600 * 600
+    assert isinstance(lower(causal & window(5) | prefix(1), kl.Grid(600, 600)), DenseMask)
 
 
 def test_a_kernel_that_is_none_is_refused_by_name():
