@@ -147,7 +147,7 @@ def _add_parameters(parser: ArgumentParser, source: Callable[..., Any]) -> None:
     """Add the parameters of a command, or the fields of a dataclass, as options."""
     hints = get_type_hints(source)
     # Left as strings, jsonargparse would resolve them by running the imports under TYPE_CHECKING: torch.
-    (source.__init__ if isinstance(source, type) else source).__annotations__ = hints
+    (source.__init__ if isinstance(source, type) else source).__annotations__ = hints  # type: ignore[misc]
     help_texts = {param.arg_name: param.description for param in parse_docstring(source.__doc__ or "").params}
     defaults = {name: parameter.default for name, parameter in signature(source).parameters.items()}
     switches = sorted(name for name, default in defaults.items() if default is False)
