@@ -207,7 +207,7 @@ MUTANTS = [
            "end + 1, min(end + stride + 1, length - 1)", PERPLEXITY),
     Mutant("nats are called bits", "evaluation/perplexity.py", "self.nats / math.log(2) / self.bytes", "self.nats / self.bytes",
            PERPLEXITY),
-    Mutant("vowel signs part words", "evaluation/word_split.py", "category[0] not in \"LMN\"", "category[0] not in \"LN\"",
+    Mutant("vowel signs part words", "evaluation/rouge.py", "category[0] not in \"LMN\"", "category[0] not in \"LN\"",
            "evaluate/test_summary.py"),
     Mutant("the worse system is called the better", "evaluation/translation.py", "float(system.score - base.score)",
            "float(base.score - system.score)", "evaluate/test_translation.py"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import keepleft as kl
-from keepleft.cli.installed_weights import installed_weights
+from keepleft.cli.paths import installed_weights
 
 pytestmark = pytest.mark.slow
 

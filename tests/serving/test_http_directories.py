@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from keepleft.cli.installed_weights import installed_weights
+from keepleft.cli.paths import installed_weights
 from keepleft.pipelines.loading import load_for_inference
 from serving.tiny_services import CHAT, TOKENS, client
 

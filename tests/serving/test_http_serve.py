@@ -192,14 +192,14 @@ def test_wrong_use_is_told(place, tmp_path, monkeypatch, capsys):
     (run / "model").symlink_to(place)
     for words, said in (
         (["nowhere"], "there is no model directory nowhere"),
-        ([str(place), "--port", "70000"], "port is 70000"),
-        ([str(place), "--threads", "0"], "threads is 0"),
+        ([str(place), "--port", "70000"], "--port is 70000"),
+        ([str(place), "--threads", "0"], "--threads is 0"),
         ([str(run)], f"did you mean {run / 'model'}?"),
         ([str(place), "--device", "what"], "the device 'what' was asked"),
         ([str(place), "--max-model-len", "0"], "max_model_len is 0"),
         ([str(place), "--api-key-file", str(tmp_path / "none.txt")], "holds no API key"),
         ([str(place), "--limits.body", "0"], "the limit body is 0"),
-        ([str(place), "--shutdown-timeout", "-1"], "shutdown_timeout is -1"),
+        ([str(place), "--shutdown-timeout", "-1"], "--shutdown-timeout is -1"),
         ([str(place), "--api-key", "a b\n"], "an API key is empty, or has characters"),
     ):
         assert main(["serve", *words]) == 2, words
@@ -224,4 +224,4 @@ def test_a_port_that_is_taken_is_told(place, capsys):
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", str(place), "--port", str(port)]) == 2
-    assert f"127.0.0.1:{port} cannot be listened at: is another server there?" in capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}: is another server there?" in capsys.readouterr().err

@@ -16,12 +16,14 @@ from keepleft.cli import audit_targets
 from keepleft.cli.progress import Bar
 
 if TYPE_CHECKING:
+    from keepleft.attention.masks import Mask
     from keepleft.auditing.report import AuditReport
+    from keepleft.auditing.zoo.run import ZooRow
 
 EXIT_CODES = {"clean": 0, "leak": 1, "unchecked": 2}
 
 
-def audit(
+def audit_model(
     inputs: list[str],
     hf_config: str | None = None,
     arch: str | None = None,
@@ -37,18 +39,17 @@ def audit(
     json: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
-    """Say whether a model looks where it says it looks: at no later token, no padding, no other text, no
-    other row.
+    """Check that a model attends only where it claims to: to no later token, padding, text or batch row.
 
     Any model, ours or not:
 
-      keepleft audit runs/mine/model                    a model directory, ours or Hugging Face's
-      keepleft audit my/model.py:build                  a function without arguments that gives a torch model
+      keepleft audit runs/mine/model              a model directory, ours or Hugging Face's
+      keepleft audit my/model.py:build            a function without arguments that returns a torch model
       keepleft audit package.module:build --claim "causal & window(3)" --html audit.html
       keepleft audit --hf-config config.json --arch LlamaForCausalLM --budget quick
 
-    The function may also give (model, example), or a dict of arguments of keepleft.audit with the model under
-    target:
+    The function may also return (model, example), or a dict of arguments of keepleft.audit with the model
+    under target:
 
       def build():
           model = MyModel(vocab=100)
@@ -57,23 +58,23 @@ def audit(
     Exit codes: 0 clean, 1 leak, 2 it could not be audited.
 
     Args:
-        inputs: a model directory, a GGUF file, an installed model, a name on the Hugging Face hub, or code: FILE.py:NAME or
-            MODULE:NAME
+        inputs: a model directory, a GGUF file, an installed model, a name on the Hugging Face hub, or code:
+            FILE.py:NAME or MODULE:NAME
         hf_config: a config.json of Hugging Face's; the model gets random weights
-        arch: the class of transformers to audit, such as AutoModelForCausalLM or LlamaForCausalLM; the one that the
-            configuration names if nothing is said
-        with_: whose code is audited, given a model directory: ours, or that of transformers
-        claim: where the model says it looks, such as "causal & window(3)"; full for an encoder. What one of our models is
-            built with, causal for any other, if nothing is said
-        checks: some of future, padding, packing, cache, batch, nan, labels, with commas between them; all if nothing is said
-        budget: how much is tried: seconds, about a minute, or everything
-        layers: how often a mask that forgets (window) is applied in turn; counted if nothing is said
+        arch: the class of transformers to audit, such as AutoModelForCausalLM or LlamaForCausalLM; if not
+            given, the one that the configuration names
+        with_: whose code runs the model directory: ours, or that of transformers
+        claim: the mask that the model claims to have, such as "causal & window(3)", or full for an encoder;
+            if not given, the mask that one of our models was built with, and causal for any other
+        checks: some of future, padding, packing, cache, batch, nan, labels, separated by commas; all if not
+            given
+        budget: how much to try: seconds, about a minute, or everything
+        layers: how many layers apply a mask of limited reach (window) one after another; counted if not given
         limit: seconds for one call of the model; null: no limit
-        html: a file for a page with a picture of who moves whom
-        junit: a file for build servers, as JUnit XML
+        html: write the report as a page, with a map of which position influences which
+        junit: write the report as JUnit XML, for build servers
         zoo: audit a tiny random model of every class of this library: transformers
-        json: print the whole report as JSON
-
+        json: print the complete report as JSON
     """
     if zoo is not None:
         return _zoo(zoo, inputs, budget=budget, html=html, json=json)
@@ -96,20 +97,21 @@ def audit(
         for key, value in overrides.items()
         if key in explicit_options and (value is not None or key == "limit")
     }
-    with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # what a model prints is no verdict
+    with Bar("auditing", None) as bar, redirect_stdout(sys.stderr):  # stdout is for the verdict alone
         arguments = _load_target(inputs, hf_config, arch, with_)
         claim_assumed = claim is None and "claim" not in arguments
         report = _run_audit(arguments | overrides, name, lambda line: bar.update(0, line[:72]))
     exit_code = _write_report(report, html=html, junit=junit, json=json)
     if claim_assumed and any(finding.kind == "future" for finding in report.findings):
         print(
-            "keepleft: the claim was taken to be causal; if the model is meant to see what comes later, give --claim full",
+            "keepleft: the claim was assumed to be causal; if the model may attend to later tokens, "
+            "give --claim full",
             file=sys.stderr,
         )
     return exit_code
 
 
-def _parse_claim(text: str | None) -> Any:
+def _parse_claim(text: str | None) -> Mask | None:
     if text is None:
         return None
     from keepleft.attention.mask_parser import parse_mask
@@ -125,7 +127,7 @@ def _split_names(text: str | None) -> list[str] | None:
 
 
 def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> str:
-    """The name of what is audited: one thing, said in one way."""
+    """The name of the one model to audit. Raises ValueError unless exactly one is given, and consistently."""
     if len(inputs) + (hf_config is not None) != 1:
         named_targets = " and ".join(
             [*inputs, *([f"--hf-config {hf_config}"] if hf_config is not None else [])]
@@ -137,7 +139,8 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
         )
     if arch is not None and hf_config is None and with_ != "transformers":
         raise ValueError(
-            f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with transformers"
+            f"--arch {arch} names a class of transformers: it goes with --hf-config, or with --with "
+            "transformers"
         )
     if hf_config is not None:
         return f"{hf_config}, random weights"
@@ -149,10 +152,10 @@ def _target_name(inputs: list[str], hf_config: str | None, arch: str | None, wit
 
 
 def _load_target(inputs: list[str], hf_config: str | None, arch: str | None, with_: str) -> dict[str, Any]:
-    """Arguments of keepleft.audit. Whatever goes wrong here is said in one line."""
+    """The arguments of keepleft.audit. Whatever goes wrong becomes an error of one line."""
     import torch
 
-    torch.manual_seed(0)  # random weights are the same each time
+    torch.manual_seed(0)  # the same random weights each time
     if hf_config is not None:
         build = lambda: audit_targets.from_config(hf_config, arch)
     elif audit_targets.is_code(inputs[0]):
@@ -178,7 +181,7 @@ def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str]
         report = kl.audit(**{"on_progress": on_progress, **arguments})
     except (ValueError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # exit code 1 would say that it leaks
+    except BaseException as error:  # left alone, it would end with exit code 1, which means a leak
         traceback.print_exc()
         raise ValueError(f"the audit of {name} broke off: {type(error).__name__}: {error}") from error
     about = {"keepleft": kl.__version__, **report.about}
@@ -188,7 +191,7 @@ def _run_audit(arguments: dict[str, Any], name: str, on_progress: Callable[[str]
 
 
 def _write_report(report: AuditReport, *, html: str | None, junit: str | None, json: bool) -> int:
-    """The verdict first: a file that cannot be written does not take it away."""
+    """Print the report, then write the files: one that cannot be written does not cost us the verdict."""
     from keepleft.disk import atomic
 
     _print_stdout(report.json() if json else report.text())
@@ -201,17 +204,17 @@ def _write_report(report: AuditReport, *, html: str | None, junit: str | None, j
 
 
 def _print_stdout(text: str) -> None:
-    """To stdout; whoever has read enough of it does not change the exit code."""
+    """Print to stdout. A reader that closes the pipe early does not change the exit code."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json: bool) -> int:
-    """Every class of a library, or those that are named."""
-    if name != "transformers":
-        raise ValueError(f"--zoo is {name!r}: there is transformers")
+def _zoo(library: str, selected: list[str], *, budget: str, html: str | None, json: bool) -> int:
+    """Audit every class of a library, or only the selected ones."""
+    if library != "transformers":
+        raise ValueError(f"--zoo is {library!r}: there is transformers")
     import torch
     import transformers
 
@@ -227,7 +230,7 @@ def _zoo(name: str, selected: list[str], *, budget: str, html: str | None, json:
             raise ValueError(
                 f"transformers has no {name}" + (f": did you mean {suggestions[0]}?" if suggestions else "")
             )
-    rows: list[Any] = []
+    rows: list[ZooRow] = []
     with Bar("auditing", len(names)) as bar:
         for row in run(names, budget):
             rows.append(row)

@@ -1,4 +1,4 @@
-"""What an audit is of: a model directory, a function in the user's own code, or a class of transformers."""
+"""The model to audit: a model directory, the result of a function, or a class of transformers."""
 
 from __future__ import annotations
 
@@ -18,29 +18,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-AuditArguments = dict[str, Any]  # of keepleft.audit
+AuditArguments = dict[str, Any]  # keyword arguments of keepleft.audit
 
 # -- a model directory -------------------------------------------------------------------------
 
 
 def from_directory(path: str) -> AuditArguments:
-    """Loaded as load() does, which runs nothing that lies there.
-
-    What the model is built with is its claim.
-    """
-    from keepleft.cli.installed_weights import installed_weights
+    """A model as load() reads it, which runs no code from the directory. It claims the mask of its design."""
+    from keepleft.cli.paths import model_path
     from keepleft.weights.families import families
     from keepleft.weights.model_directory import NATIVE_MODEL_TYPE, load
 
     file = Path(path) / "config.json"
-    if file.is_file() and (model_type := _read_config(file).get("model_type")) not in (
-        NATIVE_MODEL_TYPE,
-        *families(),
-    ):
+    model_type = _read_config(file).get("model_type") if file.is_file() else NATIVE_MODEL_TYPE
+    if model_type not in (NATIVE_MODEL_TYPE, *families()):
         raise ValueError(
-            f"{file}: 'model_type' is {model_type!r}, which is none of ours: --with transformers audits its own class"
+            f"{file}: 'model_type' is {model_type!r}, which is none of ours: --with transformers audits its "
+            "own class"
         )
-    model, _ = load(path if os.path.exists(path) else installed_weights().get(path, path))
+    model, _ = load(model_path(path))
     stack = model.design.decoder or model.design.encoder
     assert stack is not None
     return {"target": model, "claim": reduce(or_, dict.fromkeys(stack.mask))}
@@ -50,7 +46,7 @@ def from_directory(path: str) -> AuditArguments:
 
 
 def is_code(reference: str) -> bool:
-    """FILE.py:NAME or MODULE:NAME?"""
+    """Is it FILE.py:NAME or MODULE:NAME?"""
     return (
         ":" in reference
         and not os.path.exists(reference)
@@ -59,28 +55,28 @@ def is_code(reference: str) -> bool:
 
 
 def from_code(reference: str) -> AuditArguments:
-    """What the function (or class, or model) of this name gives."""
+    """What the function (or class, or model) of this name returns."""
     module_path, _, name = reference.rpartition(":")
-    target: Any = (
-        _import_file(Path(module_path)) if module_path.endswith(".py") else _import_by_name(module_path)
-    )
+    target: Any
+    if module_path.endswith(".py"):
+        target = _import_file(Path(module_path))
+    else:
+        target = _import_by_name(module_path)
     for part in name.split("."):
         if not hasattr(target, part):
             suggestions = get_close_matches(part, dir(target), 1)
-            raise ValueError(
-                f"{module_path} has no {name!r}: "
-                + (
-                    f"did you mean {suggestions[0]}?"
-                    if suggestions
-                    else "name a function in it that gives the model"
-                )
+            hint = (
+                f"did you mean {suggestions[0]}?"
+                if suggestions
+                else "name a function in it that returns the model"
             )
+            raise ValueError(f"{module_path} has no {name!r}: {hint}")
         target = getattr(target, part)
-    return arguments(_build_target(target, reference), reference)
+    return _audit_arguments(_build_target(target, reference), reference)
 
 
-def arguments(built: Any, reference: str) -> AuditArguments:
-    """A model, (model, example), (model, example, further arguments) or a dict of all arguments."""
+def _audit_arguments(built: Any, reference: str) -> AuditArguments:
+    """From a model, (model, example), (model, example, further arguments) or a dict of all arguments."""
     from keepleft.attention.mask_parser import parse_mask
     from keepleft.auditing.audit import audit
 
@@ -97,12 +93,13 @@ def arguments(built: Any, reference: str) -> AuditArguments:
     for name in out:
         if name not in parameters:
             raise ValueError(
-                f"{reference} gives {name!r}, which is no argument of keepleft.audit: there are {', '.join(parameters)}"
+                f"{reference} returns {name!r}, which is no argument of keepleft.audit: there are "
+                f"{', '.join(parameters)}"
             )
     if not callable(out.get("target")):
         raise ValueError(
-            f"{reference} gives {_describe(out.get('target', built))}, which is no model: let it give a model, (model, "
-            "example), or a dict of arguments of keepleft.audit with the model under 'target'"
+            f"{reference} returns {_describe(out.get('target', built))}, which is no model: let it return a "
+            "model, (model, example), or a dict of arguments of keepleft.audit with the model under 'target'"
         )
     if isinstance(out.get("claim"), str):
         out["claim"] = parse_mask(out["claim"])
@@ -110,13 +107,14 @@ def arguments(built: Any, reference: str) -> AuditArguments:
 
 
 def _build_target(factory: Any, reference: str) -> Any:
+    """Call a function or class for the model; a model, dict or tuple is taken as it is."""
     from torch import nn
 
     if isinstance(factory, nn.Module | dict | tuple):
         return factory
     if not callable(factory):
         raise ValueError(
-            f"{reference} is {_describe(factory)}: name a function without arguments that gives the model"
+            f"{reference} is {_describe(factory)}: name a function without arguments that returns the model"
         )
     try:
         required = [
@@ -125,18 +123,19 @@ def _build_target(factory: Any, reference: str) -> Any:
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]
-    except (TypeError, ValueError):  # some things that can be called do not say how
+    except (TypeError, ValueError):  # some callables have no signature
         required = []
     if required:
         raise ValueError(
-            f"{reference} needs {', '.join(required)}: name a function without arguments that gives the model"
+            f"{reference} needs {', '.join(required)}: name a function without arguments that returns the "
+            "model"
         )
-    with _explain_errors(f"{reference} could not give the model"):
+    with _explain_errors(f"{reference} could not build the model"):
         return factory()
 
 
 def _import_by_name(name: str) -> ModuleType:
-    """By its dotted name; the current folder is looked in first."""
+    """Import a module by its dotted name, from the current folder first."""
     _add_to_sys_path(Path.cwd())
     try:
         with _explain_errors(f"{name} could not be imported", reraise=ModuleNotFoundError):
@@ -151,11 +150,9 @@ def _import_by_name(name: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """By its path: as a part of its package if it is in one."""
+    """Import a module by its path; as part of its package if it is in one."""
     if not file.is_file():
-        raise ValueError(
-            f"there is no file {file}: look at its name, or go to the folder that it is named from"
-        )
+        raise ValueError(f"there is no file {file}: look at its name, or at the folder you are in")
     folder, parts = file.resolve().parent, [file.stem]
     while (folder / "__init__.py").exists():
         parts.insert(0, folder.name)
@@ -168,7 +165,7 @@ def _import_file(file: Path) -> ModuleType:
     spec = spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look there
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look up their module there
     with _explain_errors(f"{file} could not be imported"):
         spec.loader.exec_module(module)
     return module
@@ -181,7 +178,7 @@ def _add_to_sys_path(folder: Path) -> None:
 
 @contextmanager
 def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Whatever the user's code raises, in one line with its place."""
+    """Turn whatever the user's code raises into an error of one line, with the line of code."""
     try:
         yield
     except reraise:
@@ -196,7 +193,8 @@ def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> 
                 for frame in frames
                 if "site-packages" not in frame.filename and not frame.filename.startswith("<")
             ]
-            location = f"{(user_frames or frames)[-1].filename}:{(user_frames or frames)[-1].lineno}"
+            frame = (user_frames or frames)[-1]
+            location = f"{frame.filename}:{frame.lineno}"
         detail = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         raise ValueError(f"{message}: {type(error).__name__}: {detail} ({location})") from error
 
@@ -205,22 +203,18 @@ def _explain_errors(message: str, reraise: type[Exception] | tuple[()] = ()) -> 
 
 
 def from_config(file: str, arch: str | None) -> AuditArguments:
-    """Random weights in the shape that a configuration tells."""
+    """A model of this configuration, with random weights."""
     path = Path(file) / "config.json" if Path(file).is_dir() else Path(file)
     config_dict = _read_config(path)
     model_class = _model_class(arch, config_dict, path)
     config = _make_config(model_class, config_dict, path)
-    return {
-        "target": model_class.from_config(config, trust_remote_code=False)
-        if hasattr(model_class, "from_config")
-        else model_class(config)
-    }
+    if hasattr(model_class, "from_config"):
+        return {"target": model_class.from_config(config, trust_remote_code=False)}
+    return {"target": model_class(config)}
 
 
 def from_transformers(path: str, arch: str | None) -> AuditArguments:
-    """What transformers makes of a model directory: of safetensors alone, and without code that may lie
-    there.
-    """
+    """A model directory as transformers loads it, from safetensors only and without running its code."""
     import torch
 
     folder = Path(path)
@@ -242,14 +236,15 @@ def from_transformers(path: str, arch: str | None) -> AuditArguments:
     }
 
 
-def _model_class(arch: str | None, config: AuditArguments, file: Path) -> Any:
-    """The class that is asked for, or the one that the configuration names."""
+def _model_class(arch: str | None, config: dict[str, Any], file: Path) -> Any:
+    """The class of transformers called `arch`, or the one that the configuration names."""
     transformers = _transformers()
     architectures = config.get("architectures")
     name = arch or (architectures[0] if isinstance(architectures, list) and architectures else None)
     if not isinstance(name, str):
         raise ValueError(
-            f"{file} names no class ('architectures' is {architectures!r}): give one, as in --arch AutoModelForCausalLM"
+            f"{file} names no class ('architectures' is {architectures!r}): give one, as in "
+            "--arch AutoModelForCausalLM"
         )
     model_class = getattr(transformers, name, None)
     if not isinstance(model_class, type) or not (
@@ -261,13 +256,14 @@ def _model_class(arch: str | None, config: AuditArguments, file: Path) -> Any:
             if "For" in class_name or class_name.endswith("Model")
         ]
         raise ValueError(
-            f"transformers {transformers.__version__} has no model class {name!r}: {_suggest(name, class_names)}"
+            f"transformers {transformers.__version__} has no model class {name!r}: "
+            f"{_suggest(name, class_names)}"
         )
     return model_class
 
 
-def _make_config(model_class: Any, config_dict: AuditArguments, file: Path) -> Any:
-    """The configuration in the class that this model takes."""
+def _make_config(model_class: Any, config_dict: dict[str, Any], file: Path) -> Any:
+    """The configuration as an instance of the class that the model takes."""
     transformers = _transformers()
     config_mapping = transformers.CONFIG_MAPPING
     model_type = config_dict.get("model_type")
@@ -277,26 +273,26 @@ def _make_config(model_class: Any, config_dict: AuditArguments, file: Path) -> A
         )
     if model_type is not None and model_type not in config_mapping:
         raise ValueError(
-            f"{file}: 'model_type' is {model_type!r}, which transformers {transformers.__version__} does not know: "
-            f"{_suggest(model_type, list(config_mapping))}"
+            f"{file}: 'model_type' is {model_type!r}, which transformers {transformers.__version__} does not "
+            f"know: {_suggest(model_type, list(config_mapping))}"
         )
-    dropped_keys = ("auto_map", "dtype", "torch_dtype")  # no code from elsewhere; float32 shows more
+    dropped_keys = ("auto_map", "dtype", "torch_dtype")  # no remote code; float32 shows smaller leaks
     config = (config_mapping[model_type] if model_type else model_class.config_class).from_dict(
         {k: v for k, v in config_dict.items() if k not in dropped_keys}
     )
     expected = getattr(model_class, "config_class", None)
     if expected is None or isinstance(config, expected):
         return config
-    if isinstance(config.get_text_config(), expected):  # the language model of a larger one
+    if isinstance(config.get_text_config(), expected):  # the language model inside a multimodal one
         return config.get_text_config()
     raise ValueError(
-        f"{file} is for {model_type}, and {model_class.__name__} takes {expected.model_type}: give --arch a class of {model_type}, or "
-        "AutoModelForCausalLM"
+        f"{file} is for {model_type}, and {model_class.__name__} takes {expected.model_type}: give --arch a "
+        f"class of {model_type}, or AutoModelForCausalLM"
     )
 
 
 def _transformers() -> Any:
-    """Offline: what is audited lies on this machine, and nothing is fetched for it."""
+    """The library, offline: the model is on this machine, and nothing is downloaded for it."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         transformers = import_module("transformers")
@@ -306,8 +302,8 @@ def _transformers() -> Any:
     return transformers
 
 
-def _read_config(file: Path) -> AuditArguments:
-    """A configuration that names no code to fetch."""
+def _read_config(file: Path) -> dict[str, Any]:
+    """A config.json. Raises ValueError if it names code to download."""
     try:
         config = json.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -327,11 +323,11 @@ def _read_config(file: Path) -> AuditArguments:
 
 
 def _walk_values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its key; {"attn_implementation": {"text": …}} counts as attn_implementation."""
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from _walk_values(
-                part, key if isinstance(part, dict | list) or not name.endswith("_implementation") else name
-            )
+            keep_name = name.endswith("_implementation") and not isinstance(part, dict | list)
+            yield from _walk_values(part, name if keep_name else key)
     elif isinstance(value, list):
         for part in value:
             yield from _walk_values(part, name)

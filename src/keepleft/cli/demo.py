@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-SOURCE, TARGET = ("Je", "suis", "heureux"), ("I", "am", "happy")
+if TYPE_CHECKING:
+    from keepleft.models.transformer import EncoderDecoder
+
+SOURCE = ("Je", "suis", "heureux")
+TARGET = ("I", "am", "happy")
 SCORES = ((0.8, 0.6, 0.4), (0.3, 0.7, 0.5), (0.2, 0.4, 0.9))
 FAMILIES = ("vaswani", "gpt", "gpt2", "gpt3", "llama", "t5", "mt5", "bart", "marian", "bert")
 
@@ -15,42 +19,40 @@ def demo(
     out: str = "out/demo",
     phrases: str | None = None,
 ) -> int:
-    """See masks and the three attentions, train a translator from nothing in a minute or two, and look inside
-    it.
+    """See masks and the three attentions, train a translator in a minute or two, and look inside it.
 
     Args:
-        prompt: what an installed model, if there is one (make weights), goes on from
-        steps: how long to train the translator; 0 leaves it out
-        out: where the picture of its attention goes
-        phrases: write the phrases that the translator learns from into this folder, as text files to try `keepleft train`
-            on, and do nothing else
-
+        prompt: the text that an installed model continues, if there is one (make weights)
+        steps: training steps of the translator; 0 leaves it out
+        out: the folder for the plot of its attention
+        phrases: only write the training phrases of the translator into this folder, as text files to try
+            `keepleft train` with
     """
     if phrases is not None:
         return write_phrases(phrases)
-    masks()
-    attentions()
-    models()
-    success = translator(steps, out) if steps else True
-    continuation(prompt)
-    heading("What to try next")
+    show_masks()
+    show_attentions()
+    show_models()
+    success = show_translator(steps, out) if steps else True
+    show_continuation(prompt)
+    print_heading("What to try next")
     print(
-        "keepleft compare      why the mask: one parallel pass against the step-by-step loop, with and without it\n"
-        "keepleft train --task translate --train.src a.en --train.tgt a.fr      your own texts; docs/training.md\n"
+        "keepleft compare      why the mask: one parallel pass against the step-by-step loop\n"
+        "keepleft train --task translate --train.src a.en --train.tgt a.fr     your data; docs/training.md\n"
         "make test             proves what you saw; README.md says which seven files to read, in which order"
     )
     return 0 if success else 1
 
 
-def heading(text: str) -> None:
+def print_heading(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if _is_terminal() else f"\n{text}")
 
 
-def masks() -> None:
+def show_masks() -> None:
     import keepleft as kl
 
-    heading(
-        "1. A mask says who may look at whom: ■ may look, · may not (a line is a reader, a column what it reads)"
+    print_heading(
+        "1. A mask says who may look at whom: ■ may look, · may not (rows are queries, columns are keys)"
     )
     texts = ["causal", "causal & window(3)", "causal & window(3) | prefix(1)", "causal | block(3)"]
     pictures = [kl.draw(kl.parse_mask(text), 6).splitlines() for text in texts]
@@ -60,51 +62,52 @@ def masks() -> None:
     print("What is wrong with causal | prefix(2)?", "; ".join(kl.faults(kl.causal | kl.prefix(2), 3)))
 
 
-def attentions() -> None:
-    """One worked example: the same scores, three sights.
-
-    Values are the unit vectors, so what comes out are the weights.
-    """
+def show_attentions() -> None:
+    """One example, three masks, the same scores. The values are unit vectors: the output is the weights."""
     import torch
 
     import keepleft as kl
 
-    heading("2. The three attentions, on the same scores: softmax over what is in sight, exactly 0 elsewhere")
+    print_heading(
+        "2. The three attentions, on the same scores: softmax over visible keys, exactly 0 elsewhere"
+    )
     scores = torch.tensor(SCORES)[None, None]
     zeros = torch.zeros(1, 1, 3, 3)
     unit_vectors = torch.eye(3)[None, None]
     for title, mask, columns in (
         ("self-attention (encoder)", kl.full, TARGET),
         ("masked self-attention (decoder)", kl.causal, TARGET),
-        ("cross-attention (decoder reads encoder)", kl.full, SOURCE),
+        ("cross-attention (decoder to encoder)", kl.full, SOURCE),
     ):
         weights = kl.attend(zeros, zeros, unit_vectors, kl.see(mask, kl.Grid(3, 3)), bias=scores)[0, 0]
         print(f"{title}\n{'':8}" + "".join(f"{column:>9}" for column in columns))
-        for reader, row in zip(TARGET, weights.tolist(), strict=True):
-            print(f"{reader:8}" + "".join(f"{weight:9.4f}" for weight in row))
+        for query, row in zip(TARGET, weights.tolist(), strict=True):
+            print(f"{query:8}" + "".join(f"{weight:9.4f}" for weight in row))
 
 
-def models() -> None:
+def show_models() -> None:
     import torch
 
     import keepleft as kl
 
-    heading("3. Every family, as data: its published size, and a small one of the same kind at work")
+    print_heading(
+        "3. Every model family, as data: its published size, and a small one of the same design at work"
+    )
     for name in FAMILIES:
         design = getattr(kl.presets, name)
         model = kl.build(kl.presets.small(design), generator=torch.Generator().manual_seed(0)).eval()
         tokens = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
             out = model(tokens, tokens) if isinstance(model, kl.EncoderDecoder) else model(tokens)
-        weights = sum(p.numel() for p in model.parameters())
+        small_size = sum(p.numel() for p in model.parameters())
         print(
-            f"{name:8} {design.kind:16} {kl.count_parameters(design):>15,} weights; small: {weights:>7,} weights, "
-            f"{tuple(tokens.shape)} tokens → {tuple(out.shape)}"
+            f"{name:8} {design.kind:16} {kl.count_parameters(design):>15,} parameters; "
+            f"small: {small_size:>7,} parameters, {tuple(tokens.shape)} tokens → {tuple(out.shape)}"
         )
 
 
 def write_phrases(folder: str) -> int:
-    """fr.en and fr.fr, line by line the same sentences, and fr.held.tsv, those held out; the same for Hindi."""
+    """Write fr.en and fr.fr, aligned line by line, and the held-out pairs fr.held.tsv; the same for Hindi."""
     from pathlib import Path
 
     from keepleft.demo.phrases.corpus import split
@@ -115,7 +118,7 @@ def write_phrases(folder: str) -> int:
         training, held_out = split(language)
         files = {
             f"{language}.en": [english for english, _ in training],
-            f"{language}.{language}": [o for _, o in training],
+            f"{language}.{language}": [other for _, other in training],
             f"{language}.held.tsv": [f"{english}\t{other}" for english, other in held_out],
         }
         for name, lines in files.items():
@@ -124,30 +127,32 @@ def write_phrases(folder: str) -> int:
     return 0
 
 
-def translator(steps: int, out: str) -> bool:
-    """Train on the embedded phrases, write sentences that were held out, and draw what the words looked at."""
+def show_translator(steps: int, out: str) -> bool:
+    """Train on the toy corpus, translate held-out sentences, and show the attention. Did it learn them?"""
     from time import perf_counter
 
     from keepleft.cli.progress import Bar
     from keepleft.demo import translator as demo_translator
 
-    heading(
-        "4. A translator from nothing: English to French and Hindi, one model, on phrases that the program makes up itself"
+    print_heading(
+        "4. A translator from scratch: English to French and Hindi, one model, on phrases that the program "
+        "makes up itself"
     )
     task = demo_translator.prepare_demo()
     num_parameters = sum(p.numel() for p in task.model.parameters())
+    num_held_out = len(task.heldout["fr"])
     print(
-        f"{len(task.batches.store):,} pairs, {num_parameters:,} weights; {len(task.heldout['fr'])} sentences of each language are "
-        "held out: new combinations of known words"
+        f"{len(task.batches.store):,} pairs, {num_parameters:,} parameters; {num_held_out} sentences of each "
+        "language are held out: new combinations of known words"
     )
     start_time = perf_counter()
     with Bar("training", steps) as bar:
         for report in demo_translator.train_translator(task, steps):
-            bar.update(
-                report.step, f"loss {report.cross_entropy:.3f}  {report.tokens_per_second:,.0f} tokens/s"
-            )
+            speed = f"{report.tokens_per_second:,.0f} tokens/s"
+            bar.update(report.step, f"loss {report.cross_entropy:.3f}  {speed}")
     print(
-        f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, {report.accuracy:.1%} of the words right"
+        f"trained in {perf_counter() - start_time:.0f} s: loss {report.cross_entropy:.3f}, "
+        f"{report.accuracy:.1%} of the words right"
     )
     success = True
     for language, name in demo_translator.LANGUAGE_NAMES.items():
@@ -158,41 +163,39 @@ def translator(steps: int, out: str) -> bool:
         samples = [english for english, _ in held_out[:4]]
         for english, other in zip(samples, demo_translator.translate(task, language, samples), strict=True):
             print(f"  {english:52} → {other}")
-    verdict(task.model)
+    audit_translator(task.model)
     english = next(english for english, french in task.heldout["fr"] if 5 <= len(french.split()) <= 7)
     source, translation, weights = demo_translator.alignment(task, "fr", english)
     if translation:
-        print("\nWhat each French word looked at (cross-attention, the darker the more):\n")
+        print("\nWhat each French word attends to (cross-attention; darker is more):\n")
         print(demo_translator.alignment_text(source, translation, weights))
-        print(f"\nThe same as a picture: {demo_translator.plot_alignment(source, translation, weights, out)}")
+        print(f"\nThe same as a plot: {demo_translator.plot_alignment(source, translation, weights, out)}")
     return success
 
 
-def verdict(model: Any) -> None:
-    """Does the translator look where it says it looks? And would one without its mask be caught?"""
+def audit_translator(model: EncoderDecoder) -> None:
+    """Audit the translator, and then a copy without its causal mask, which must be caught."""
     from copy import deepcopy
 
     import keepleft as kl
 
     report = kl.audit(model, budget="quick")
-    print(
-        f"\nDoes it peek? {report.text().splitlines()[0]} ({', '.join(report.checked)}: {report.calls} calls)"
-    )
+    checked = ", ".join(report.checked)
+    print(f"\nDoes it peek? {report.text().splitlines()[0]} ({checked}: {report.calls} calls)")
     unmasked = deepcopy(model)
     unmasked.decoder.masks = (kl.full,)
     findings = kl.audit(unmasked, budget="quick", checks=["future"]).findings
     print(f"And with its mask taken away? {findings[0] if findings else 'nothing was found'}")
 
 
-def continuation(prompt: str) -> None:
-
+def show_continuation(prompt: str) -> None:
     import keepleft as kl
-    from keepleft.cli.installed_weights import installed_weights
+    from keepleft.cli.paths import installed_weights
 
-    heading("5. Real weights")
+    print_heading("5. Real weights")
     path = installed_weights().get("SmolLM2-135M-Instruct")
     if path is None:
-        print("None are installed here. `make weights` fetches two small models; then `make demo` again.")
+        print("None are installed. `make weights` downloads two small models; then `make demo` again.")
         return
     try:
         model, tokenizer = kl.load(path)
@@ -201,7 +204,7 @@ def continuation(prompt: str) -> None:
         return
     assert tokenizer is not None
     (out,) = kl.generate(model, tokenizer, prompt, max_new_tokens=24)
-    print("SmolLM2-135M-Instruct goes on, token by token from its cache:")
+    print("SmolLM2-135M-Instruct continues, token by token from its KV cache:")
     print(f"  {prompt}\033[1m{out}\033[0m" if _is_terminal() else f"  {prompt} →{out}")
 
 

@@ -9,15 +9,15 @@ from importlib import metadata
 
 
 def doctor(json: bool = False) -> int:
-    """Say what this machine has: versions, devices, and real weights that are installed.
+    """Report what this machine has: versions, devices, and installed weights.
 
     Args:
-        json: print the same as JSON
+        json: print the report as JSON
     """
     import torch
 
     import keepleft
-    from keepleft.cli.installed_weights import installed_weights
+    from keepleft.cli.paths import installed_weights
 
     facts: dict[str, object] = {
         "keepleft": keepleft.__version__,
@@ -37,9 +37,13 @@ def doctor(json: bool = False) -> int:
         print()
     else:
         for name, value in facts.items():
-            if isinstance(value, dict):
-                value = "; ".join(f"{weights}: {path}" for weights, path in value.items()) or None
-            print(
-                f"{name:16} {', '.join(value) if isinstance(value, list) else 'not installed' if value is None else value}"
-            )
+            print(f"{name:16} {_as_text(value)}")
     return 0
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {path}" for name, path in value.items()) or "not installed"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "not installed" if value is None else value

@@ -22,20 +22,20 @@ def evaluate(
     device: str | None = None,
     json: bool = False,
 ) -> int:
-    """Measure a model on texts with known answers, alone or beside another one.
+    """Evaluate a model on reference data, alone or against a baseline.
 
     Args:
-        inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL), two files whose
-            lines belong together, or for a language model a text
-        task: what the model is for, where it cannot be told from the model: summarize is measured by ROUGE
-        baseline: another model, or a file of what another system wrote: says which is better, and whether that may be chance
-        tag: the token that names the language, for a model that has several
-        limit: look at so many texts at most
-        fail_under: end with exit code 1 if the first number is worse than this
-        dtype: how weights are kept; int8 is told beside float32
-        device: cpu or cuda; a GPU is used where there is one
-        json: everything as one object
-
+        inputs: a model, then the data: a table of source and target or of text and label (TSV, CSV, JSONL),
+            two line-aligned files, or a text file for a language model
+        task: the task, if it does not follow from the model: summarize is scored by ROUGE
+        baseline: another model, or a file with the output of another system; tests whether the difference is
+            significant
+        tag: the language tag, a token, for a multilingual model
+        limit: use at most this many texts
+        fail_under: exit with code 1 if the first metric is worse than this
+        dtype: data type of the weights; int8 is compared with float32
+        device: cpu or cuda; a GPU is used if there is one
+        json: print one JSON object
     """
     from keepleft.pipelines.evaluation import evaluate as evaluate_model
 
@@ -65,9 +65,7 @@ def evaluate(
         for verdict in result.verdicts:
             print(verdict)
     name, value = next(iter(result.measures.items()))
-    worse = (
-        value > fail_under
-        if name == "perplexity" and fail_under is not None
-        else fail_under is not None and value < fail_under
-    )
+    if fail_under is None:
+        return 0
+    worse = value > fail_under if name == "perplexity" else value < fail_under
     return 1 if worse else 0

@@ -21,20 +21,19 @@ def export(
     no_verify: bool = False,
     json: bool = False,
 ) -> int:
-    """Write a model for another program, and check that it says the same there: ctranslate2, onnx, hf, gguf.
+    """Export a model to ctranslate2, onnx, hf or gguf, and verify that it gives the same output there.
 
     Args:
         model: a model directory, a GGUF file, or a name on the Hugging Face hub
-        to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder that
-            transformers reads) or gguf (a file for llama.cpp, for the LLaMA family)
+        to: ctranslate2 (a folder, for encoder-decoders and decoders), onnx (a file, for all), hf (a folder
+            that transformers reads) or gguf (a file for llama.cpp, for the LLaMA family)
         out: the folder or file to write
-        quantization: for ctranslate2, how weights are kept: int8, int16 or float16; float32 unless given
-        dtype: for gguf, how weights are kept: f32, f16, bf16 or q8_0; f16 unless given
+        quantization: data type of the weights for ctranslate2: int8, int16 or float16; float32 if not given
+        dtype: data type of the weights for gguf: f32, f16, bf16 or q8_0; f16 if not given
         text: a text to compare on, besides random tokens
-        force: replace what is there already
-        no_verify: write only, and compare nothing
-        json: print what was found as JSON
-
+        force: replace an existing file or folder
+        no_verify: write only, without comparing the output
+        json: print the results of the checks as JSON
     """
     from keepleft.runs.export import export as export_model
 

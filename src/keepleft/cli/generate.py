@@ -4,212 +4,188 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from keepleft.cli import text_io
-from keepleft.cli.installed_weights import installed_weights
+from keepleft.cli.paths import installed_weights
 from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import GenerationConfig
 
+if TYPE_CHECKING:
+    from keepleft.pipelines.text_generation import GenerationResult, TextGenerator
+
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
-SHARED_HELP = """
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
-        n_best: so many texts for each, with their scores; found by as many beams, unless texts are drawn
-        logprobs: with --json, the log-probability of each token and of so many likely ones beside it
-        draft_model: a smaller model with the same tokens that guesses ahead; the text stays the same
-        batch_size: texts that are written together
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-        stream: show each text as it is written
-        json: an object a line, with scores and tokens
-    """  # what all three take
 
 
-def with_shared_help(command: Callable[..., int]) -> Callable[..., int]:
-    """A command that is told in its own words and in those that all three share."""
-    command.__doc__ = (command.__doc__ or "").rstrip() + SHARED_HELP
-    return command
-
-
-@with_shared_help
-def generate(
-    inputs: list[str],
-    options: GenerationConfig,
-    input: str | None = None,
-    output: str | None = None,
-    n_best: int = 1,
-    logprobs: int | None = None,
-    alternatives: int | None = None,
-    plot: str | None = None,
-    draft_model: str | None = None,
-    batch_size: int = 32,
-    dtype: Dtype = "float32",
-    device: str | None = None,
-    stream: bool = False,
-    json: bool = False,
-) -> int:
-    """Go on with a text.
+@dataclass(frozen=True, kw_only=True)
+class GenerateFlags:
+    """The options that generate, translate and summarize share.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then texts;
-            without a model the best one that is installed; without texts the lines of --input or of stdin
-        alternatives: instead of one text, one for each of so many likeliest first tokens
-        plot: an .svg file: the distribution at each step, or the tree of beams
-
+        input: a file of texts, one per line
+        output: a file for the results, written completely or not at all
+        n_best: results for each text, with their scores; found by as many beams, unless they are sampled
+        logprobs: with --json, the log-probability of each token and of this many top tokens beside it
+        alternatives: instead of one result, one for each of this many likeliest first tokens (after --prefix,
+            if given)
+        plot: an .svg file about the first text: with --num-beams the beam tree; otherwise the next-token
+            distributions of a decoder, or the cross-attention alignment of an encoder-decoder
+        draft_model: a smaller model with the same vocabulary, for speculative decoding; the result stays the
+            same
+        batch_size: texts in a batch; 32 if not given, 8 for summarize
+        dtype: data type of the weights; int8 is for CPUs
+        device: cpu or cuda; a GPU is used if there is one
+        stream: print each text as it is generated
+        json: print one JSON object per line, with scores and tokens
     """
-    return _generate_texts(**{**locals(), "require_model": False, "tag": None, "alignments": False})
+
+    input: str | None = None
+    output: str | None = None
+    n_best: int = 1
+    logprobs: int | None = None
+    alternatives: int | None = None
+    plot: str | None = None
+    draft_model: str | None = None
+    batch_size: int | None = None
+    dtype: Dtype = "float32"
+    device: str | None = None
+    stream: bool = False
+    json: bool = False
 
 
-@with_shared_help
+def generate_text(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
+    """Continue a text.
+
+    Args:
+        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
+            Face hub), then texts. Without a model, the best installed one; without texts, the lines of
+            --input or stdin
+    """
+    return _run(inputs, options, flags, require_model=False)
+
+
 def translate(
     inputs: list[str],
     options: GenerationConfig,
-    input: str | None = None,
-    output: str | None = None,
+    flags: GenerateFlags,
     tag: str | None = None,
-    n_best: int = 1,
-    logprobs: int | None = None,
-    alternatives: int | None = None,
-    plot: str | None = None,
-    draft_model: str | None = None,
-    batch_size: int = 32,
-    dtype: Dtype = "float32",
-    device: str | None = None,
-    stream: bool = False,
-    json: bool = False,
     alignments: bool = False,
 ) -> int:
     """Translate texts with an encoder-decoder.
 
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
-        tag: the token that names the language, for a model that has several
-        alternatives: instead of one text, one for each of so many likeliest tokens after --prefix
-        plot: an .svg file: the alignment, or with beams their tree
-        alignments: which source token each token looked at most, as i-j pairs
-
+        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
+            of --input or stdin
+        tag: the language tag, a token, for a multilingual model
+        alignments: print the source token that each token attends to most, as i-j pairs
     """
-    return _generate_texts(**{**locals(), "require_model": True})
+    return _run(inputs, options, flags, tag=tag, alignments=alignments)
 
 
-@with_shared_help
-def summarize(
-    inputs: list[str],
-    options: GenerationConfig,
-    input: str | None = None,
-    output: str | None = None,
-    n_best: int = 1,
-    logprobs: int | None = None,
-    alternatives: int | None = None,
-    plot: str | None = None,
-    draft_model: str | None = None,
-    batch_size: int = 8,
-    dtype: Dtype = "float32",
-    device: str | None = None,
-    stream: bool = False,
-    json: bool = False,
-) -> int:
+def summarize(inputs: list[str], options: GenerationConfig, flags: GenerateFlags) -> int:
     """Summarise texts with an encoder-decoder.
 
     Args:
-        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts the lines of --input or stdin
-        alternatives: instead of one text, one for each of so many likeliest first tokens
-        plot: an .svg file: the alignment, or with beams their tree
-
+        inputs: a model (a directory or a name on the Hugging Face hub), then texts; without texts, the lines
+            of --input or stdin
     """
-    return _generate_texts(**{**locals(), "require_model": True, "tag": None, "alignments": False})
+    return _run(inputs, options, flags, default_batch_size=8)
 
 
-def _generate_texts(
+def _run(
     inputs: list[str],
     options: GenerationConfig,
-    input: str | None,
-    output: str | None,
-    n_best: int,
-    logprobs: int | None,
-    alternatives: int | None,
-    plot: str | None,
-    draft_model: str | None,
-    batch_size: int,
-    dtype: Dtype,
-    device: str | None,
-    stream: bool,
-    json: bool,
-    require_model: bool,
-    tag: str | None,
-    alignments: bool,
+    flags: GenerateFlags,
+    *,
+    require_model: bool = True,
+    default_batch_size: int = 32,
+    tag: str | None = None,
+    alignments: bool = False,
 ) -> int:
-    from keepleft.pipelines import text_generation
+    from keepleft.pipelines.text_generation import load_generator, options_slice
 
-    model, input_texts = text_io.split_model_and_texts(inputs, require_model=require_model, file=input)
+    model, texts = text_io.split_model_and_texts(inputs, require_model=require_model, file=flags.input)
     if model is None:
         model = best_installed()
-    if batch_size < 1 or n_best < 1:
-        raise ValueError(f"batch_size is {batch_size} and n_best {n_best}: both must be at least 1")
-    if stream and (json or n_best > 1 or output or alternatives or alignments):
+    batch_size = default_batch_size if flags.batch_size is None else flags.batch_size
+    if batch_size < 1 or flags.n_best < 1:
+        raise ValueError(f"--batch-size is {batch_size} and --n-best {flags.n_best}: both must be at least 1")
+    if flags.stream and (flags.json or flags.n_best > 1 or flags.output or flags.alternatives or alignments):
         raise ValueError(
-            "a stream is for one text on stdout: leave --json, --n_best, --alternatives, --alignments "
+            "a stream is for one text on stdout: leave --json, --n-best, --alternatives, --alignments "
             "and --output out"
         )
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always", UserWarning)
-        generator = text_generation.load_generator(model, dtype=dtype, device=device, draft_path=draft_model)
-        options = generator.resolve(options)
-        if n_best > 1:
-            options = replace(
-                options,
-                num_return_sequences=n_best,
-                num_beams=options.num_beams if options.do_sample else max(n_best, options.beam_count),
+        generator = load_generator(
+            model, dtype=flags.dtype, device=flags.device, draft_path=flags.draft_model
+        )
+        options = _with_n_best(generator.resolve(options), flags.n_best)
+        first_text = None
+        shown_warnings: set[str] = set()
+        with text_io.open_output(flags.output) as out, Bar("texts", len(texts) or None) as bar:
+            done = 0
+            interactive = not texts and not flags.input and sys.stdin.isatty()
+            batches = text_io.in_batches(
+                text_io.read_lines(texts, flags.input), 1 if flags.stream or interactive else batch_size
             )
-        is_single = len(input_texts) == 1
-        total = len(input_texts) or None
-        shown_notes: set[str] = set()
-        with text_io.open_output(output) as out, Bar("texts", total) as bar:
-            done, first_text = 0, None
-            interactive = not input_texts and not input and sys.stdin.isatty()
-            for batch in text_io.in_batches(
-                text_io.read_lines(input_texts, input), 1 if stream or interactive else batch_size
-            ):
+            for batch in batches:
                 first_text = batch[0] if first_text is None else first_text
-                batch_options = text_generation.options_slice(options, done, len(batch))
-                if stream:
+                batch_options = options_slice(options, done, len(batch))
+                if flags.stream:
                     for piece in generator.stream(batch[0], batch_options, tag=tag):
                         print(piece, end="", file=out, flush=True)
                     print(file=out, flush=True)
                 else:
-                    results = generator.generate(
-                        batch,
-                        batch_options,
-                        tag=tag,
-                        alternatives=alternatives,
-                        logprobs=logprobs if json else None,
-                        alignments=alignments,
-                    )
-                    for source, candidates in zip(batch, results, strict=True):
-                        for line in _lines(source, candidates, done, is_single, json):
+                    results = _generate_batch(generator, batch, batch_options, flags, tag, alignments)
+                    for text, candidates in zip(batch, results, strict=True):
+                        for line in _lines(text, candidates, done, len(texts) == 1, flags.json):
                             print(line, file=out)
                         done += 1
                     out.flush()
-                for note in {str(note.message) for note in caught_warnings} - shown_notes:
-                    shown_notes.add(note)
-                    bar.print_line(f"note: {note}")
+                for message in {str(warning.message) for warning in caught_warnings} - shown_warnings:
+                    shown_warnings.add(message)
+                    bar.print_line(f"note: {message}")
                 bar.update(done, "")
-        if plot is not None:
+        if flags.plot is not None:
             if first_text is None:
-                raise ValueError("there was no text to draw a picture of")
-            print(
-                f"picture: {generator.plot(Path(plot), first_text, text_generation.options_slice(options, 0, 1), tag=tag)}",
-                file=sys.stderr,
-            )
+                raise ValueError("there was no text to plot")
+            path = generator.plot(Path(flags.plot), first_text, options_slice(options, 0, 1), tag=tag)
+            print(f"plot: {path}", file=sys.stderr)
     return 0
 
 
+def _with_n_best(options: GenerationConfig, n_best: int) -> GenerationConfig:
+    """Options that return `n_best` sequences, by beam search unless they are sampled."""
+    if n_best == 1:
+        return options
+    num_beams = options.num_beams if options.do_sample else max(n_best, options.beam_count)
+    return replace(options, num_return_sequences=n_best, num_beams=num_beams)
+
+
+def _generate_batch(
+    generator: TextGenerator,
+    texts: list[str],
+    options: GenerationConfig,
+    flags: GenerateFlags,
+    tag: str | None,
+    alignments: bool,
+) -> list[list[GenerationResult]]:
+    return generator.generate(
+        texts,
+        options,
+        tag=tag,
+        alternatives=flags.alternatives,
+        logprobs=flags.logprobs if flags.json else None,
+        alignments=alignments,
+    )
+
+
 def best_installed() -> str:
-    """The largest language model that an installed package carries."""
+    """Path of the largest language model that is installed as a package."""
     installed = {name: path for name, path in installed_weights().items() if path.suffix == ".gguf"}
     if not installed:
         raise ValueError(
@@ -220,36 +196,31 @@ def best_installed() -> str:
     return str(path)
 
 
-def _lines(source: str, candidates: list[Any], index: int, is_single: bool, json: bool) -> list[str]:
-    """The results for one text."""
+def _lines(
+    text: str, candidates: list[GenerationResult], index: int, is_single: bool, json: bool
+) -> Iterator[str]:
+    """The output lines for one input text."""
+    best = candidates[0]
     if json:
-        best = candidates[0]
-        record = {
-            "input": source,
-            "text": best.text,
-            "score": round(best.score, 6),
-            "tokens": best.tokens,
-            "ended": best.ended,
-            "logprobs": best.logprobs,
-            "alignment": best.alignment,
-            "n_best": [
-                {"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens}
-                for candidate in candidates
-            ]
-            if len(candidates) > 1
-            else None,
-        }
-        return [text_io.as_json(record)]
-    output_lines = [
-        text_io.as_line(candidate.text, not is_single or len(candidates) > 1) for candidate in candidates
-    ]
-    if len(candidates) > 1:
-        return [
-            f"{index} ||| {text} ||| {candidate.score:.4f}"
-            for text, candidate in zip(output_lines, candidates, strict=True)
+        n_best = [
+            {"text": candidate.text, "score": round(candidate.score, 6), "tokens": candidate.tokens}
+            for candidate in candidates
         ]
-    return [
-        f"{output_lines[0]}\t{candidates[0].alignment}"
-        if candidates[0].alignment is not None
-        else output_lines[0]
-    ]
+        yield text_io.as_json(
+            {
+                "input": text,
+                "text": best.text,
+                "score": round(best.score, 6),
+                "tokens": best.tokens,
+                "ended": best.ended,
+                "logprobs": best.logprobs,
+                "alignment": best.alignment,
+                "n_best": n_best if len(candidates) > 1 else None,
+            }
+        )
+    elif len(candidates) > 1:
+        for candidate in candidates:
+            yield f"{index} ||| {text_io.as_line(candidate.text, True)} ||| {candidate.score:.4f}"
+    else:
+        line = text_io.as_line(best.text, not is_single)
+        yield line if best.alignment is None else f"{line}\t{best.alignment}"

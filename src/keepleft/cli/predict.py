@@ -20,16 +20,16 @@ def classify(
     device: str | None = None,
     json: bool = False,
 ) -> int:
-    """Say which label a text has.
+    """Classify texts.
 
     Args:
-        inputs: a model, then texts; without texts the lines of --input or of stdin
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
-        batch_size: texts that are judged together
-        dtype: how weights are kept
-        device: cpu or cuda; a GPU is used where there is one
-        json: an object a line, with the probability of every label
+        inputs: a model, then texts; without texts, the lines of --input or stdin
+        input: a file of texts, one per line
+        output: a file for the results, written completely or not at all
+        batch_size: texts in a batch
+        dtype: data type of the weights
+        device: cpu or cuda; a GPU is used if there is one
+        json: print one JSON object per line, with the probability of every label
     """
     from keepleft.pipelines.predictor import load_predictor
 
@@ -38,20 +38,18 @@ def classify(
     with text_io.open_output(output) as out, Bar("texts", len(input_texts) or None) as bar:
         done = 0
         for batch in text_io.in_batches(text_io.read_lines(input_texts, input), batch_size):
-            for text, row in zip(batch, predictor.classify(batch).tolist(), strict=True):
+            rows = predictor.classify(batch).tolist()
+            labels = predictor.labels
+            for text, row in zip(batch, rows, strict=True):
                 best = max(range(len(row)), key=row.__getitem__)
                 if json:
                     probabilities = {
-                        label: round(value, 6) for label, value in zip(predictor.labels, row, strict=True)
+                        label: round(probability, 6) for label, probability in zip(labels, row, strict=True)
                     }
-                    print(
-                        text_io.as_json(
-                            {"input": text, "label": predictor.labels[best], "probabilities": probabilities}
-                        ),
-                        file=out,
-                    )
+                    record = {"input": text, "label": labels[best], "probabilities": probabilities}
+                    print(text_io.as_json(record), file=out)
                 else:
-                    print(f"{predictor.labels[best]}\t{row[best]:.4f}", file=out)
+                    print(f"{labels[best]}\t{row[best]:.4f}", file=out)
             out.flush()
             done += len(batch)
             bar.update(done, "")
@@ -66,17 +64,16 @@ def fill(
     device: str | None = None,
     json: bool = False,
 ) -> int:
-    """Say what fits in the gap of a text, with a model that was trained to (BERT).
+    """Predict the masked tokens of a text, with a masked language model (BERT).
 
     Args:
-        inputs: a model, then texts with the tokenizer's mask ([MASK], <mask>) where something is missing; without texts the
-            lines of --input or of stdin
-        input: a file of texts, a line each
-        count: so many of the likeliest
-        dtype: how weights are kept
-        device: cpu or cuda; a GPU is used where there is one
-        json: an object a line
-
+        inputs: a model, then texts with the tokenizer's mask token ([MASK], <mask>) in them; without texts,
+            the lines of --input or stdin
+        input: a file of texts, one per line
+        count: how many of the likeliest tokens to print
+        dtype: data type of the weights
+        device: cpu or cuda; a GPU is used if there is one
+        json: print one JSON object per line
     """
     from keepleft.pipelines.predictor import load_predictor
 
@@ -85,21 +82,11 @@ def fill(
     for text in text_io.read_lines(input_texts, input):
         gaps = predictor.fill(text, count)
         if json:
-            print(
-                text_io.as_json(
-                    {
-                        "input": text,
-                        "gaps": [
-                            [
-                                {"text": token_text, "probability": round(value, 6)}
-                                for token_text, value in gap
-                            ]
-                            for gap in gaps
-                        ],
-                    }
-                ),
-                flush=True,
-            )
+            gap_records = [
+                [{"text": token_text, "probability": round(value, 6)} for token_text, value in gap]
+                for gap in gaps
+            ]
+            print(text_io.as_json({"input": text, "gaps": gap_records}), flush=True)
         else:
             for gap in gaps:
                 print("  ".join(f"{token_text} {value:.3f}" for token_text, value in gap), flush=True)
@@ -115,18 +102,17 @@ def score(
     tokens: bool = False,
     json: bool = False,
 ) -> int:
-    """Say how likely texts are: their log-probability, and the perplexity of a token.
+    """Score texts: their log-probability, and the perplexity per token.
 
     Args:
-        inputs: a model, then texts; an encoder-decoder takes source and target with a tab between them; without texts the lines
-            of --input or of stdin
-        input: a file of texts, a line each
-        output: a file for the results, written whole or not at all
-        dtype: how weights are kept
-        device: cpu or cuda; a GPU is used where there is one
-        tokens: show the log-probability of every token
-        json: an object a line
-
+        inputs: a model, then texts; for an encoder-decoder, source and target separated by a tab; without
+            texts, the lines of --input or stdin
+        input: a file of texts, one per line
+        output: a file for the results, written completely or not at all
+        dtype: data type of the weights
+        device: cpu or cuda; a GPU is used if there is one
+        tokens: print the log-probability of every token
+        json: print one JSON object per line
     """
     from keepleft.pipelines.predictor import load_predictor
 
@@ -138,34 +124,24 @@ def score(
             source, tab, text = line.partition("\t") if is_encoder_decoder else (None, "\t", line)
             if not tab:
                 raise ValueError(f"line {n + 1} has no tab: write source and target with a tab between them")
-            token_logprobs = predictor.score(text, source)
-            total = sum(entry.logprob for entry in token_logprobs)
-            perplexity = exp(min(700.0, -total / max(1, len(token_logprobs))))
-            token_scores = [
+            scored_tokens = predictor.score(text, source)
+            total = sum(entry.logprob for entry in scored_tokens)
+            perplexity = exp(min(700.0, -total / max(1, len(scored_tokens))))
+            token_logprobs = [
                 (predictor.tokenizer.id_to_token(entry.token), round(entry.logprob, 4))
-                for entry in token_logprobs
+                for entry in scored_tokens
             ]
             if json:
-                token_records = [
-                    {"token": token_text, "logprob": value} for token_text, value in token_scores
-                ]
-                print(
-                    text_io.as_json(
-                        {
-                            "input": line,
-                            "logprob": round(total, 6),
-                            "perplexity": round(perplexity, 4),
-                            "tokens": token_records,
-                        }
-                    ),
-                    file=out,
-                    flush=True,
-                )
+                record = {
+                    "input": line,
+                    "logprob": round(total, 6),
+                    "perplexity": round(perplexity, 4),
+                    "tokens": [{"token": token, "logprob": logprob} for token, logprob in token_logprobs],
+                }
+                print(text_io.as_json(record), file=out, flush=True)
             else:
-                suffix = (
-                    "\t" + " ".join(f"{token_text} {value}" for token_text, value in token_scores)
-                    if tokens
-                    else ""
-                )
-                print(f"{total:.4f}\t{perplexity:.4f}{suffix}", file=out, flush=True)
+                columns = [f"{total:.4f}", f"{perplexity:.4f}"]
+                if tokens:
+                    columns.append(" ".join(f"{token} {logprob}" for token, logprob in token_logprobs))
+                print("\t".join(columns), file=out, flush=True)
     return 0

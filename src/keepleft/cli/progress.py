@@ -1,22 +1,27 @@
-"""What happens in a run, on stderr: a bar and numbers on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, and for training a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
     from keepleft.training.loop import TrainReport
+
+REPORT_SECONDS = 10.0  # between two lines about training, where there is no terminal
 
 
 class Bar:
-    """Progress on stderr: a bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, label: str, total: int | None) -> None:
         self.label = label
         self.total = total
-        self.rich_progress: Any = None
+        self.rich_progress: RichProgress | None = None
 
     def __enter__(self) -> Bar:
         if sys.stderr.isatty():
@@ -41,7 +46,7 @@ class Bar:
             self.rich_progress.update(self.task, completed=done, text=text)
 
     def print_line(self, line: str) -> None:
-        """A line above the bar, or by itself."""
+        """Print a line to stderr, above the bar if there is one."""
         if self.rich_progress is not None:
             self.rich_progress.console.print(line, highlight=False, markup=False)
         else:
@@ -53,7 +58,7 @@ class Bar:
 
 
 class Progress:
-    """What happens in a run: lines, and a bar while it trains."""
+    """Shows the events of a training run: lines, and a bar while it trains."""
 
     def __init__(self) -> None:
         self.bar: Bar | None = None
@@ -81,15 +86,12 @@ class Progress:
         elif isinstance(event, train.TrainingFinished):
             self.__exit__()
             if event.measures:
-                self.print_line(
-                    "best, held out: "
-                    + "  ".join(f"{name} {value:.4f}" for name, value in event.measures.items())
-                )
+                self.print_line(f"best, held out: {_format_measures(event.measures)}")
             self.print_line(event.summary)
             print(event.folder if event.stopped else event.folder / "model")
 
     def watch(self, label: str, done: int, total: int | None) -> None:
-        """The work before training: a bar for each kind, in megabytes of text."""
+        """Progress of the work before training: a bar for each kind of work, in megabytes of text."""
         if self.bar is None or self.bar.label != label:
             self.__exit__()
             self.bar = Bar(label, None if total is None else max(1, total >> 20)).__enter__()
@@ -98,18 +100,17 @@ class Progress:
     def report(self, report: TrainReport) -> None:
         for note in report.notes:
             self.print_line(note)
-        text = (
-            f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {report.tokens_per_second:,.0f} tokens/s"
-            + (f"  {report.mfu:.0%} of peak" if report.mfu else "")
-        )
+        speed = f"{report.tokens_per_second:,.0f} tokens/s"
+        text = f"loss {report.loss:.3f}  accuracy {report.accuracy:.1%}  {speed}"
+        if report.mfu:
+            text += f"  MFU {report.mfu:.0%}"
         if report.measures:
-            measures_text = "  ".join(f"{name} {value:.4f}" for name, value in report.measures.items())
-            self.print_line(
-                f"step {report.step}, held out: {measures_text}{'  (best)' if report.best else ''}"
-            )
+            best = "  (best)" if report.best else ""
+            self.print_line(f"step {report.step}, held out: {_format_measures(report.measures)}{best}")
         if self.bar is not None:
             self.bar.update(report.step, text)
-        if not sys.stderr.isatty() and (report.last or time.monotonic() - self.last_report_time > 10):
+        is_due = report.last or time.monotonic() - self.last_report_time > REPORT_SECONDS
+        if not sys.stderr.isatty() and is_due:
             self.last_report_time = time.monotonic()
             self.print_line(f"step {report.step}  {text}")
 
@@ -118,3 +119,7 @@ class Progress:
             self.bar.print_line(line)
         else:
             print(line, file=sys.stderr)
+
+
+def _format_measures(measures: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in measures.items())

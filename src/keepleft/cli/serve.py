@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keepleft.serving.http.limits import Limits
 
+if TYPE_CHECKING:
+    from keepleft.serving.http.middleware.request_log import Log
+
 API_KEY_VARIABLE = "KEEPLEFT_API_KEY"
-SWITCH_INTERVAL = 0.0003  # seconds that a thread of Python may keep the others waiting: the engine takes hundreds of short turns a step
+SWITCH_INTERVAL = 0.0003  # seconds a thread may hold the GIL: the engine asks for it hundreds of times a step
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,49 +39,50 @@ def serve(
     runs: str | None = None,
     compare: str | None = None,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
-    limits: Limits = Limits(),
-) -> int:  # noqa: B008
-    """Answer over HTTP: OpenAI's API, our own routes, and a page that shows what the model looks at.
+    limits: Limits = Limits(),  # noqa: B008 (it is frozen)
+) -> int:
+    """Serve a model over HTTP: OpenAI's API, our own routes, and the explorer page.
 
-    Any client of OpenAI's works with base_url http://127.0.0.1:8000/v1. Ctrl-C or SIGTERM lets what was begun
-    come to its end.
+    Any OpenAI client works with base_url http://127.0.0.1:8000/v1. On Ctrl-C or SIGTERM the server finishes
+    the requests in flight.
 
         keepleft serve runs/en-fr/model
         curl localhost:8000/v1/models
 
     Args:
         model: a directory, a GGUF file, the name of an installed model, or a name on the Hugging Face hub
-        host: the address to listen at; others than this machine reach it only if it is not a loopback address
-        port: 0 takes a free one, which is told on stderr
-        api_key: who wants an answer has to show it (Authorization: Bearer KEY); the environment variable KEEPLEFT_API_KEY does
-            the same without standing in the list of processes
-        api_key_file: a file with several keys, a line each; callers with different keys share nothing
-        served_model_name: what callers call the model; the name of its directory unless given
-        max_model_len: tokens of prompt and text together, at most
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-        threads: of the CPU, for the model; one for a small model, all for others unless given
-        max_num_seqs: texts that are written side by side; each beam is one
-        kv_cache_memory: GiB for keys and values of all texts; of what is free a quarter on a CPU, four fifths on a GPU
-        max_requests: requests on their way at once; more are told to come again
-        shutdown_timeout: seconds that requests may take to end when the server is told to stop
-        allow_origin: web pages elsewhere that may ask, as in https://example.org or '[https://a.example, https://b.example]'
-        allow_host: further names that it answers to on a loopback address, for one that stands behind a proxy
-        runs: a folder of run directories, for the page's view of training
-        compare: the folder that `keepleft compare` wrote, for the page too
-        log_level: requests are told at info, as JSON, a line each, on stderr
-        limits: the most of everything that callers may ask for
-
+        host: the address to listen on; other machines reach the server only if it is not a loopback address
+        port: 0 takes a free port, which is printed to stderr
+        api_key: the key that clients must send (Authorization: Bearer KEY); the environment variable
+            KEEPLEFT_API_KEY does the same without showing up in the process list
+        api_key_file: a file with several keys, one per line; nothing is shared between clients with different
+            keys
+        served_model_name: the name of the model in the API; the name of its directory if not given
+        max_model_len: maximum tokens of prompt and output together
+        dtype: data type of the weights; int8 is for CPUs
+        device: cpu or cuda; a GPU is used if there is one
+        threads: CPU threads for the model; if not given, one for a small model and all for others
+        max_num_seqs: sequences decoded together (continuous batching); each beam is one
+        kv_cache_memory: GiB for the KV cache; if not given, a quarter of the free memory on a CPU, four
+            fifths on a GPU
+        max_requests: requests in flight; more are answered with 429 and Retry-After
+        shutdown_timeout: seconds that requests in flight may take to finish when the server shuts down
+        allow_origin: origins of web pages that may use the API (CORS), as in https://example.org or
+            '[https://a.example, https://b.example]'
+        allow_host: further host names that are accepted on a loopback address, for a server behind a proxy
+        runs: a folder of run directories, for the training view of the page
+        compare: the folder that `keepleft compare` wrote, for the page
+        log_level: requests are logged at info, one JSON object per line on stderr
+        limits: limits of one request, and of the server
     """
     from dataclasses import replace
 
     import torch
 
-    from keepleft.cli.installed_weights import installed_weights
-    from keepleft.cli.paths import check_folders, model_name
+    from keepleft.cli.paths import check_folders, model_name, model_path
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.engine import capacity
-    from keepleft.serving.engine.thread import run_in_own_thread
+    from keepleft.serving.engine.own_thread import run_in_own_thread
     from keepleft.serving.explorer.explorer import Explorer
 
     try:
@@ -91,16 +95,15 @@ def serve(
         raise ImportError(f"serving needs {error.name}: pip install 'keepleft[serve]'") from error
 
     if shutdown_timeout < 0:
-        raise ValueError(f"shutdown_timeout is {shutdown_timeout}: give seconds, or 0 to wait for nobody")
+        raise ValueError(f"--shutdown-timeout is {shutdown_timeout}: give seconds, or 0 for no wait")
     if not 0 <= port < 65_536:
-        raise ValueError(f"port is {port}: a port is a number below 65,536; 0 takes a free one")
+        raise ValueError(f"--port is {port}: a port is a number below 65,536; 0 takes a free one")
     if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}: give at least one, or leave it out")
+        raise ValueError(f"--threads is {threads}: give at least one, or leave it out")
     check_folders(runs=runs, compare=compare)
     api_keys = _read_api_keys(api_key, api_key_file)
     limits = limits if max_requests is None else replace(limits, requests=max_requests)
-    model_path = str(installed_weights().get(model, model)) if not os.path.exists(model) else model
-    loaded = run_in_own_thread(lambda: load_for_inference(model_path, dtype=dtype, device=device))
+    loaded = run_in_own_thread(lambda: load_for_inference(model_path(model), dtype=dtype, device=device))
     torch.set_num_threads(threads or capacity.best_threads(loaded.model))
     log = _make_log(log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -122,9 +125,8 @@ def serve(
 
     def on_ready(host: str, port: int) -> None:
         base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(
-            f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1", file=sys.stderr, flush=True
-        )
+        message = f"keepleft: the page is at {base_url}/ and the API at {base_url}/v1"
+        print(message, file=sys.stderr, flush=True)
 
     if not api_keys and host_names is None:
         print(
@@ -141,17 +143,16 @@ def serve(
     server = Server(app, service, host=host, port=port, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
     try:
         server.run()
-    except SystemExit:  # uvicorn's, where it cannot listen; why has been logged
+    except SystemExit:  # uvicorn's, where it cannot listen; it has logged the reason
         raise OSError(
-            f"{host}:{port} cannot be listened at: is another server there? --port 0 takes a free one"
+            f"cannot listen on {host}:{port}: is another server there? --port 0 takes a free one"
         ) from None
     finally:
         if not service.draining:
             service.drain(0.0)
     background_threads = (service.engine_thread.thread, explorer.audit.thread)
-    if any(
-        thread is not None and thread.is_alive() for thread in background_threads
-    ):  # Python would wait for it, or fall over it
+    if any(thread is not None and thread.is_alive() for thread in background_threads):
+        # The interpreter would wait for it, or crash in it, on the way out.
         sys.stderr.flush()
         os._exit(0)
     return 0
@@ -172,8 +173,8 @@ def _read_api_keys(key: str | None, file: str | None) -> list[str]:
     return keys
 
 
-def _make_log(level: str) -> Any:
-    """Lines of JSON on stderr, from us and from uvicorn."""
+def _make_log(level: str) -> Log:
+    """A log of JSON lines on stderr, which uvicorn's own log goes to as well."""
     from keepleft.serving.http.middleware.request_log import log_line
 
     threshold = LOG_LEVELS.index(level)
@@ -185,10 +186,8 @@ def _make_log(level: str) -> Any:
     class JSONLogHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             name = record.levelname.lower()
-            log(
-                name if name in LOG_LEVELS else "error",
-                {"logger": record.name, "message": record.getMessage()},
-            )
+            fields = {"logger": record.name, "message": record.getMessage()}
+            log(name if name in LOG_LEVELS else "error", fields)
 
     logger = logging.getLogger("uvicorn")
     logger.handlers = [JSONLogHandler()]

@@ -22,7 +22,7 @@ def show(
     dtype: Dtype = "float32",
     device: str | None = None,
 ) -> int:
-    """Show what a model looks at, as one page in one file: send it to anyone, it needs nothing but a browser.
+    """Write the explorer page for a text into one HTML file, which needs nothing but a browser.
 
     Name a model, then a text:
 
@@ -30,22 +30,20 @@ def show(
       keepleft show runs/en-fr/model --source "I am happy" --html happy.html
       keepleft show runs/mine/model --html all.html --runs runs --compare out/compare
 
-    On it: every attention map of the text, what could have come next at each step and the tree of beams,
-    masks, the audit, and how training went. `keepleft serve` shows the same page of any text, as long as it
-    runs.
+    The page shows every attention map of the text, the next-token distributions and the beam tree, the masks,
+    the audit, and the training curves. `keepleft serve` shows the same page for any text, as long as it runs.
 
     Args:
-        inputs: a model (a directory, a GGUF file, the name of an installed one, a name on the Hugging Face hub), then the text
-            to show; an example if there is none
+        inputs: a model (a directory, a GGUF file, the name of an installed model or of one on the Hugging
+            Face hub), then the text to show; an example if not given
         html: the file to write
-        source: for an encoder-decoder, the source; without a text it writes one itself
-        views: some of attention, decoding, masks, leaks, training, with commas between them; all that there are if nothing is
-            said
+        source: the source text of an encoder-decoder; the model generates the target if no text is given
+        views: some of attention, decoding, masks, leaks, training, separated by commas; all available ones if
+            not given
         runs: a folder of run directories, for the training view
         compare: the folder that `keepleft compare` wrote
-        dtype: how weights are kept; int8 is for CPUs
-        device: cpu or cuda; a GPU is used where there is one
-
+        dtype: data type of the weights; int8 is for CPUs
+        device: cpu or cuda; a GPU is used if there is one
     """
     if html is None:
         raise ValueError("say where the page goes: keepleft show MODEL TEXT --html page.html")
@@ -57,14 +55,16 @@ def show(
     check_folders(runs=runs, compare=compare)
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.explorer.explorer import Explorer
-    from keepleft.serving.explorer.html_file import page_file, write_html
+    from keepleft.serving.explorer.html_file import write_html
+    from keepleft.serving.explorer.page_files import page_file
     from keepleft.serving.explorer.snapshot import build_snapshot
 
     for file in ("explorer.js", "explorer.css"):
-        page_file(file)  # if the page is not there, let it be known before the work
-    loaded, name = load_for_inference(str(model), dtype=dtype, device=device), model_name(str(model))
+        page_file(file)  # fail before the work if the page has not been built
+    loaded = load_for_inference(str(model), dtype=dtype, device=device)
+    name = model_name(str(model))
     explorer = Explorer(*loaded, name=name, runs=runs, compare=compare)
-    with Bar("looking", None) as bar:
+    with Bar("exploring", None) as bar:
         answers = build_snapshot(
             explorer,
             input_texts[0] if input_texts else None,

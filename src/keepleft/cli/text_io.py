@@ -1,4 +1,4 @@
-"""Texts in and out of a command: from the line, a file or stdin; a line each, or JSON."""
+"""Input and output of commands: texts from arguments, a file or stdin; results as lines of text or JSON."""
 
 from __future__ import annotations
 
@@ -12,44 +12,41 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from keepleft.cli.installed_weights import installed_weights
+from keepleft.cli.paths import installed_weights
 
 HUB_NAME = re.compile(r"(?=[^/]*[a-z])\w[\w.-]*/(?=.*[a-z])[\w.-]*\w", re.ASCII | re.IGNORECASE)  # owner/name
-MODEL_PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # nobody begins a text like this
-NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # as names are and words are not
+MODEL_PATH = re.compile(r"[~.]{0,2}/\S+|[^\s:]+/[^\s:]+/\S+|[^\s:]+\.gguf")  # no text starts like this
+NAME_LIKE = re.compile(r"[a-z][A-Z]|[-_\d]")  # typical of names, not of words
 
 
 def split_model_and_texts(
     arguments: list[str], *, require_model: bool, file: str | None = None
 ) -> tuple[str | None, list[str]]:
-    """The model and the texts of a command line.
+    """The model and the texts among positional arguments.
 
-    Where no model is needed, the first word is one only if it looks like it.
+    Where a model is not required, the first argument is one only if it looks like a path or a name. `file` is
+    that of --input. Raises ValueError if a required model is missing.
     """
-    if (
-        arguments
-        and not os.path.exists(arguments[0])
-        and (installed := installed_weights().get(arguments[0]))
-    ):
-        return str(installed), arguments[1:]
-    if arguments and (
-        require_model
-        or os.path.exists(arguments[0])
-        or MODEL_PATH.fullmatch(arguments[0])
-        or _is_hub_name(arguments, file)
-    ):
-        return arguments[0], arguments[1:]
-    if require_model:
-        raise ValueError(
-            "say which model: a directory, a GGUF file, an installed model or a name on the Hugging Face hub "
-            "comes first"
-        )
+    if not arguments:
+        if require_model:
+            raise ValueError(
+                "say which model: a directory, a GGUF file, an installed model or a name on the Hugging Face "
+                "hub comes first"
+            )
+        return None, []
+    first, *texts = arguments
+    if not os.path.exists(first) and (installed := installed_weights().get(first)):
+        return str(installed), texts
+    if require_model or os.path.exists(first) or MODEL_PATH.fullmatch(first) or _is_hub_name(arguments, file):
+        return first, texts
     return None, arguments
 
 
 def _is_hub_name(arguments: list[str], file: str | None) -> bool:
-    """Is the first a name on the hub? Two plain words, as in and/or, are one only where there are other texts
-    to go on with, or where the first of them is a folder: then the second is missing from it.
+    """Is the first argument a name on the hub?
+
+    Two plain words, as in and/or, are one only if there are other texts to work on, or if the first word is a
+    folder: then the second is meant to be in it, and missing.
     """
     first = arguments[0]
     if not HUB_NAME.fullmatch(first):
@@ -63,7 +60,7 @@ def _is_hub_name(arguments: list[str], file: str | None) -> bool:
 
 
 def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
-    """The texts to work on: those of the command line, or the lines of a file or of stdin."""
+    """The texts of the command line, or else the lines of a file or of stdin."""
     if texts and file:
         raise ValueError(f"{len(texts)} texts and --input {file} were given: give one of them")
     if texts:
@@ -73,7 +70,7 @@ def read_lines(texts: list[str], file: str | None) -> Iterator[str]:
             yield from _strip_newlines(stream, file)
     else:
         if sys.stdin.isatty():
-            print("reading from the terminal, a text a line; Ctrl-D ends", file=sys.stderr)
+            print("reading texts from the terminal, one per line; Ctrl-D ends", file=sys.stderr)
         yield from _strip_newlines(sys.stdin, "stdin")
 
 
@@ -95,7 +92,7 @@ def in_batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
 
 @contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """Where results go: stdout, or a file that is there whole or not at all."""
+    """Open stdout, or a file that is written completely or not at all."""
     if path is None or path == "-":
         yield sys.stdout
         return
@@ -106,13 +103,14 @@ def open_output(path: str | None) -> Iterator[TextIO]:
 
 
 def as_line(text: str, multiple: bool) -> str:
-    """A text as one line where there are several, so that line n of the output belongs to line n of the
-    input; --json keeps line breaks as they are.
+    """The text, on one line if there are several: line n of the output belongs to line n of the input.
+
+    --json keeps line breaks as they are.
     """
     return text.replace("\n", "\\n").replace("\r", "\\r") if multiple else text
 
 
 def as_json(record: dict[str, Any]) -> str:
-    return json.dumps(
-        {name: value for name, value in record.items() if value is not None}, ensure_ascii=False
-    )
+    """The record as one line of JSON, without the fields that are None."""
+    present = {name: value for name, value in record.items() if value is not None}
+    return json.dumps(present, ensure_ascii=False)

@@ -28,11 +28,11 @@ def train_model(
     init_from: str | None = None,
     preset: str | None = None,
     design: dict[str, Any] | None = None,
-    tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008
-    batch: BatchConfig = BatchConfig(),
-    recipe: RecipeOverrides = RecipeOverrides(),
+    tokenizer: TokenizerConfig = TokenizerConfig(),  # noqa: B008 (it is frozen)
+    batch: BatchConfig = BatchConfig(),  # noqa: B008
+    recipe: RecipeOverrides = RecipeOverrides(),  # noqa: B008
     lora: int = 0,
-    average_last: int = 0,  # noqa: B008
+    average_last: int = 0,
     parallel: Literal["ddp", "fsdp"] | None = None,
     device: str | None = None,
     tensorboard: bool = False,
@@ -40,33 +40,33 @@ def train_model(
     no_audit: bool = False,
     explicit_options: frozenset[str] = frozenset(),
 ) -> int:
-    """Train a model from plain files: translate, summarize, lm, classify, mlm, span, denoise.
+    """Train a model from plain files. Tasks: translate, summarize, lm, classify, mlm, span, denoise.
 
     Args:
-        task: what the model shall do: translate and summarize read pairs; lm, mlm (BERT), span (T5) and denoise (BART) read
-            texts; classify reads texts and labels
-        train: the training texts. A file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or hf:NAME for a
-            Hugging Face dataset; or two line-aligned files, --train.src a.en --train.tgt a.fr. With a table,
-            --train.columns '[text, summary]' names its columns, in the order of the task's fields; --train.tag '<2fr>' puts a
-            language tag before each source, so that one model can write several languages
-        valid: texts to evaluate on, given like --train (--valid.src, --valid.tgt, --valid.columns, --valid.tag); without them
-            a part of the training texts is held out
-        out: the run directory; runs/TASK unless given. --resume finds the run by it, or by --task
-        size: how large a model, if nothing else is said: tiny, small or base
-        init_from: a model directory to go on from, instead of fresh weights
-        preset: the preset whose plan the model follows (gpt2, llama3, t5, bart, marian, bert, …)
-        design: choices of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
+        task: translate and summarize read pairs; lm, mlm (BERT), span (T5) and denoise (BART) read texts;
+            classify reads texts and labels
+        train: the training data. A file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or
+            hf:NAME for a Hugging Face dataset; or two line-aligned files, --train.src a.en --train.tgt a.fr.
+            With a table, --train.columns '[text, summary]' names its columns, in the order of the task's
+            fields; --train.tag '<2fr>' puts a language tag before each source, so that one model can generate
+            several languages
+        valid: the validation data, given like --train (--valid.src, --valid.tgt, --valid.columns,
+            --valid.tag); if not given, a part of the training data is held out
+        out: the run directory; runs/TASK if not given. --resume finds the run by it, or by --task
+        size: the size of the model: tiny, small or base; --design changes single fields of it
+        init_from: a model directory to start from, instead of random weights
+        preset: the preset whose design the model follows (gpt2, llama3, t5, bart, marian, bert, …)
+        design: fields of the model's design: --design.dim 256 --design.layers 4 --design.dropout 0.2
         tokenizer: the tokenizer
-        batch: how texts become batches
-        recipe: how the weights change
-        lora: train only small matrices of this rank beside the weights, and fold them in at the end; 0: train all weights
-        average_last: keep the mean of the weights of so many last checkpoints; 0: keep the best checkpoint
+        batch: the batches
+        recipe: the optimizer, its schedule, and what happens at which step
+        lora: train LoRA matrices of this rank and merge them at the end; 0: train all weights
+        average_last: save the average of this many last checkpoints; 0: save the best checkpoint
         parallel: with several processes (torchrun), ddp copies the model to each and fsdp shards it
-        device: cpu or cuda; None: a GPU if there is one
+        device: cpu or cuda; a GPU is used if there is one
         tensorboard: write TensorBoard files too
-        resume: go on with the run in --out, exactly where it was
-        no_audit: do not look for leaks before the first step
-
+        resume: continue the run in --out, exactly where it stopped
+        no_audit: skip the audit for leaks before the first step
     """
     from keepleft.cli.progress import Progress
     from keepleft.runs.prepare import CONFIG_FILE
@@ -101,13 +101,13 @@ def train_model(
         )
     elif resume and (task is None or train is None):
         raise FileNotFoundError(
-            f"there is no run to go on with in {run_folder}: {CONFIG_FILE} is missing; give --task and --train to "
-            "begin one"
+            f"there is no run to resume in {run_folder}: {CONFIG_FILE} is missing; give --task and --train "
+            "to start one"
         )
     elif task is None or train is None:
         raise ValueError(
-            "say what to do and from which texts: keepleft train --task translate --train.src a.en --train.tgt "
-            "a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv"
+            "say what to do and from which data: keepleft train --task translate --train.src a.en "
+            "--train.tgt a.fr, --task lm --train corpus.txt, or --task classify --train data.tsv"
         )
     else:
         job = TrainJob(**job_fields, out=str(run_folder))  # type: ignore[arg-type]
@@ -125,20 +125,18 @@ def train_model(
 
 
 def _run_folder(out: str | None, task: str | None, resume: bool) -> Path:
-    """Where the run is, or shall be."""
+    """The folder of the run, new or to be resumed."""
     if out is None and task is None and resume:
         run_folders = [str(path.parent) for path in sorted(Path("runs").glob("*/config.yaml"))]
         raise ValueError(
-            "say which run shall go on: --out DIR, or --task for the one in runs/TASK"
+            "say which run to resume: --out DIR, or --task for the one in runs/TASK"
             + (f"; there are {', '.join(run_folders)}" if run_folders else "")
         )
     return Path(out or f"runs/{task}")
 
 
 class _StopSignal:
-    """Has someone asked to stop? SIGTERM and Ctrl-C do; a second Ctrl-C does not wait for the end of the
-    step.
-    """
+    """True after SIGTERM or Ctrl-C. A second Ctrl-C does not wait for the end of the step."""
 
     def __init__(self) -> None:
         self.requested = False

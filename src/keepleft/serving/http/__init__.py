@@ -1,4 +1,1 @@
-"""The engine behind HTTP: OpenAI's routes and our own.
-
-Nothing is imported here, so that the process apart starts quickly.
-"""
+"""The engine behind HTTP: OpenAI's routes and our own. Imports nothing, for a quick start of the sandbox."""

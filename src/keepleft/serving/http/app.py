@@ -1,4 +1,4 @@
-"""Everything put together: routes inside, and around them what every request passes."""
+"""The FastAPI application: the routes, and around them the middleware."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def make_app(
     allowed_origins: Sequence[str] = (),
     log: Log = lambda level, fields: None,
 ) -> FastAPI:
-    """`keys`: who may ask; `allowed_hosts`: the hosts that it answers to, None for any; `allowed_origins`:
-    web pages elsewhere that may ask.
+    """The application that serves `service`.
+
+    `keys`: the API keys it accepts; `allowed_hosts`: the Host headers it accepts, None for any;
+    `allowed_origins`: the origins of web pages that may use it (CORS).
     """
-    keys, metrics = keys or APIKeys(), Metrics(service.engine_thread)
+    keys = keys or APIKeys()
+    metrics = Metrics(service.engine_thread)
     app = FastAPI(
         title="keepleft",
         version=__version__,
@@ -62,7 +65,7 @@ def make_app(
         explorer.routes(service),
     ):
         app.include_router(router)
-    # the last added is the first that a request meets
+    # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, limits=service.limits)
     app.add_middleware(DrainingMiddleware, service=service)
     app.add_middleware(AuthMiddleware, keys=keys)
@@ -82,7 +85,7 @@ def make_app(
 
 
 def _document_auth(app: FastAPI, requires_key: bool) -> None:
-    """The document at /openapi.json says whether a key is wanted."""
+    """Say in /openapi.json whether an API key is required."""
     default_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Chats as tokens: by the model's own template, with the users' words kept from being taken for its special
-tokens.
-"""
+"""Chat messages as tokens, by the model's template. Special tokens that users spell out stay plain text."""
 
 from __future__ import annotations
 
@@ -13,11 +11,16 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.schemas.requests import Message
 from keepleft.serving.http.service import Service
 
-PRIVATE_USE_CHARACTERS = range(0xE000, 0xF8FF)  # characters that stand for nothing
+PRIVATE_USE_CHARACTERS = range(0xE000, 0xF8FF)  # of Unicode: they have no meaning of their own
+SEPARATOR_LENGTH = 8
 
 
 def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
-    """The tokens of a chat, up to where the model is to answer."""
+    """The tokens of a chat, including the generation prompt.
+
+    Where a message spells out a special token, that spelling is broken up before the template is rendered, so
+    that the special tokens in the rendered text are those of the template alone.
+    """
     assert service.chat_template is not None
     plain_messages = [_plain_message(message) for message in messages]
     special_tokens = {
@@ -31,8 +34,8 @@ def render_chat(service: Service, messages: Sequence[Message]) -> list[int]:
         if any(special in message["content"] for message in plain_messages)
     ]
     separator = _unused_separator(plain_messages) if conflicting else ""
-    for message in plain_messages if conflicting else []:
-        for special in conflicting:  # so that what a user wrote is not what the template writes
+    for message in plain_messages:
+        for special in conflicting:
             message["content"] = message["content"].replace(special, f"{special[0]}{separator}{special[1:]}")
     text = _render(service, plain_messages)
     if not conflicting:
@@ -62,19 +65,17 @@ def _render(service: Service, messages: list[dict[str, str]]) -> str:
 def _encode_with_special(
     service: Service, text: str, special_tokens: dict[str, int], separator: str
 ) -> list[int]:
-    """The template's marks by their numbers, everything else as plain text."""
-    out: list[int] = []
-    for part in re.split(
-        "(" + "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True)) + ")",
-        text,
-    ):
+    """Encode special tokens by their ids, and everything else as plain text without the separators."""
+    longest_first = sorted(special_tokens, key=len, reverse=True)
+    pattern = "(" + "|".join(map(re.escape, longest_first)) + ")"
+    tokens: list[int] = []
+    for part in re.split(pattern, text):
         if part in special_tokens:
-            out.append(special_tokens[part])
+            tokens.append(special_tokens[part])
         elif part:
-            out.extend(
-                service.plain_tokenizer.encode(part.replace(separator, ""), add_special_tokens=False).ids
-            )
-    return out
+            plain_text = part.replace(separator, "")
+            tokens.extend(service.plain_tokenizer.encode(plain_text, add_special_tokens=False).ids)
+    return tokens
 
 
 def _plain_message(message: Message) -> dict[str, str]:
@@ -84,23 +85,23 @@ def _plain_message(message: Message) -> dict[str, str]:
 
 
 def _unused_separator(messages: list[dict[str, str]]) -> str:
-    """A run of characters that no message holds."""
+    """Random characters that occur in no message."""
     while True:
-        separator = "".join(chr(choice(PRIVATE_USE_CHARACTERS)) for _ in range(8))
+        separator = "".join(chr(choice(PRIVATE_USE_CHARACTERS)) for _ in range(SEPARATOR_LENGTH))
         if not any(separator in message["content"] for message in messages):
             return separator
 
 
-def check(messages: Sequence[Message], limits: Limits) -> None:
+def check_messages(messages: Sequence[Message], limits: Limits) -> None:
+    """Raise APIError for more messages or characters than the limits allow."""
     if len(messages) > limits.messages:
-        raise APIError(
-            400, f"there are {len(messages)} messages: at most {limits.messages} are read", param="messages"
-        )
+        message = f"there are {len(messages)} messages: at most {limits.messages} are allowed"
+        raise APIError(400, message, param="messages")
     size = sum(len(message["content"]) for message in map(_plain_message, messages))
     if size > limits.characters:
         raise APIError(
             400,
-            f"the messages have {size:,} characters together: at most {limits.characters:,} are read",
+            f"the messages have {size:,} characters together: at most {limits.characters:,} are allowed",
             param="messages",
             code="context_length_exceeded",
         )

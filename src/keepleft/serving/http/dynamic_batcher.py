@@ -1,6 +1,4 @@
-"""Rows of many callers read together: whatever waits when the engine has time for it becomes one padded
-batch.
-"""
+"""Dynamic batching of embeddings and labels: the rows waiting when the engine has time become one batch."""
 
 from __future__ import annotations
 
@@ -9,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+
+from torch import Tensor
 
 from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.engine.thread import EngineThread
@@ -17,12 +16,12 @@ from keepleft.serving.http.limits import Limits
 
 
 class DynamicBatcher:
-    """`batch_function` gives one result for each row of tokens, in their order."""
+    """Batches rows of many clients. `batch_function` returns one result for each row of tokens, in order."""
 
     def __init__(
         self,
         engine_thread: EngineThread,
-        batch_function: Callable[[Sequence[Sequence[int]]], Any],
+        batch_function: Callable[[Sequence[Sequence[int]]], Tensor],
         limits: Limits,
     ) -> None:
         self.engine_thread = engine_thread
@@ -30,18 +29,19 @@ class DynamicBatcher:
         self.max_batch_tokens = limits.batch_tokens
         self.max_waiting_rows = limits.inputs * limits.tasks
         self.lock = threading.Lock()
-        self.waiting: deque[tuple[Sequence[int], Future[Any]]] = deque()
-        self.is_scheduled = False  # a task is on its way that will take what waits
+        self.waiting: deque[tuple[Sequence[int], Future[Tensor]]] = deque()
+        self.is_scheduled = False  # a task is queued that will take the waiting rows
         self.num_batches = 0
 
-    async def submit(self, rows: Sequence[Sequence[int]]) -> list[Any]:
-        """The results, when they are there; rows that nobody waits for any more are not read."""
-        futures: list[Future[Any]] = [Future() for _ in rows]
+    async def submit(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The results of the rows. If the caller is cancelled, rows that have not been batched are dropped.
+
+        Raises OverloadedError if too many rows wait.
+        """
+        futures: list[Future[Tensor]] = [Future() for _ in rows]
         with self.lock:
             if len(self.waiting) + len(rows) > self.max_waiting_rows:
-                raise OverloadedError(
-                    f"{len(self.waiting)} texts wait to be read already: try again in a moment"
-                )
+                raise OverloadedError(f"{len(self.waiting)} texts are waiting already: try again in a moment")
             self.waiting.extend(zip(rows, futures, strict=True))
         try:
             self._schedule()
@@ -63,14 +63,13 @@ class DynamicBatcher:
             raise
 
     def _run_batch(self) -> None:
-        """In the engine's thread."""
+        """Run the next batch, and schedule the one after it. Called in the engine's thread."""
         batch = self._next_batch()
         try:
             if batch:
                 self.num_batches += 1
-                for (_, future), result in zip(
-                    batch, self.batch_function([row for row, _ in batch]), strict=True
-                ):
+                results = self.batch_function([row for row, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
                     future.set_result(result)
         except Exception as error:
             for _, future in batch:
@@ -84,9 +83,9 @@ class DynamicBatcher:
             for _, future in self._next_batch(take_all=True):
                 future.set_exception(error)
 
-    def _next_batch(self, take_all: bool = False) -> list[tuple[Sequence[int], Future[Any]]]:
-        """The next batch: those that came first, as long as they fit."""
-        batch: list[tuple[Sequence[int], Future[Any]]] = []
+    def _next_batch(self, take_all: bool = False) -> list[tuple[Sequence[int], Future[Tensor]]]:
+        """As many waiting rows as fit into max_batch_tokens with padding, first come first served."""
+        batch: list[tuple[Sequence[int], Future[Tensor]]] = []
         max_length = 0
         with self.lock:
             while self.waiting:

@@ -1,4 +1,4 @@
-"""What went wrong, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from keepleft.serving.engine.request import OverloadedError, ShuttingDownError
 from keepleft.serving.http.schemas.requests import all_field_names
 
-RETRY_AFTER_SECONDS = 5.0  # seconds after which another server, or this one again, may be asked
+RETRY_AFTER_SECONDS = 5.0  # sent while the server shuts down
+MAX_NAME_LENGTH = 60  # characters of an unknown field that are repeated
+MAX_MESSAGES = 4  # of validation errors about one field
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,7 +28,7 @@ ERROR_TYPES = {
 
 
 class APIError(Exception):
-    """A request that is not served, with everything that its answer says."""
+    """An error response: status, headers, and the fields of the body."""
 
     def __init__(
         self,
@@ -57,32 +60,32 @@ class APIError(Exception):
 
 
 class ClientDisconnectedError(APIError):
-    """Whoever asked has left; nobody reads this."""
+    """The client has disconnected; nobody reads this response."""
 
     def __init__(self) -> None:
-        super().__init__(499, "the client has left", code="gone")
+        super().__init__(499, "the client has disconnected", code="gone")
 
 
 def too_long(length: int, max_model_len: int, name: str = "the prompt") -> APIError:
     return APIError(
         400,
-        f"{name} has {length} tokens, and the model reaches {max_model_len}: shorten it",
+        f"{name} has {length} tokens, and the model takes at most {max_model_len}: shorten it",
         param="prompt" if name == "the prompt" else None,
         code="context_length_exceeded",
     )
 
 
 def internal_error(request_id: str) -> APIError:
-    """Nothing of what happened is told to the caller but the number under which it was logged."""
+    """The response to a bug of ours: only the id under which it was logged."""
     return APIError(
         500,
-        f"something went wrong here, which is not your fault: it was noted under {request_id}",
+        f"something went wrong here, which is not your fault: it was logged under {request_id}",
         code="internal_error",
     )
 
 
 def to_api_error(error: Exception) -> APIError | None:
-    """The answer to an error that is known; None where it is our fault."""
+    """The response to an exception; None if it is a bug of ours."""
     match error:
         case APIError():
             return error
@@ -98,12 +101,10 @@ def to_api_error(error: Exception) -> APIError | None:
             return _from_http_exception(error)
         case TimeoutError():
             return APIError(
-                504,
-                "the request took too long and was given up: ask for less, or for a shorter text",
-                code="timeout",
+                504, "the request took too long and was cancelled: ask for fewer tokens", code="timeout"
             )
         case ValueError() if type(error) is ValueError or type(error).__module__.startswith("keepleft."):
-            # of our own rooms: they name the thing, the value and the remedy
+            # Raised by keepleft itself: the message is meant for the user.
             code = getattr(error, "code", None)
             return APIError(400, str(error), code=code if isinstance(code, str) else None)
     return None
@@ -114,22 +115,21 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 def _from_http_exception(error: HTTPException) -> APIError:
-    """Starlette's own: no such route, no such method, a body that is no JSON."""
+    """Starlette's own errors: unknown route, wrong method, a body that is not JSON."""
     messages = {
-        404: "there is no such address: GET /openapi.json lists them all",
-        405: "this address does not take that method: GET /openapi.json says which",
+        404: "there is no such route: GET /openapi.json lists them all",
+        405: "this route does not take that method: GET /openapi.json says which",
     }
-    return APIError(
-        error.status_code, messages.get(error.status_code, str(error.detail)), headers=error.headers
-    )
+    message = messages.get(error.status_code, str(error.detail))
+    return APIError(error.status_code, message, headers=error.headers)
 
 
 def _from_validation_errors(errors: Sequence[Any]) -> APIError:
-    """The first thing that does not fit; what was given is not repeated."""
-    # a wrong field says more than a missing branch of a choice
+    """The first error that pydantic found. Values of the request are not repeated."""
+    # A wrong field says more than a missing one, which may belong to another branch of a union.
     first = min(errors, key=lambda error: error["type"] == "missing")
     location = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
-    # then come branches of choices
+    # Behind the names of fields come those of the branches of a union.
     param = ".".join(takewhile(lambda part: part.isdigit() or part in all_field_names(), location)) or None
     if first["type"] == "extra_forbidden":
         missing = [
@@ -137,18 +137,17 @@ def _from_validation_errors(errors: Sequence[Any]) -> APIError:
             for error in errors
             if error["type"] == "missing" and error["loc"][:-1] == first["loc"][:-1]
         ]
-        suggestions = missing or get_close_matches(
-            location[-1][:60], [name for name in all_field_names() if name != location[-1]], 1
-        )
-        hint = f": did you mean {suggestions[0]}?" if suggestions else ": leave it out"
-        return APIError(
-            400, f"there is no field {location[-1][:60]!r}{hint}", param=param, code="unknown_parameter"
-        )
+        name = location[-1][:MAX_NAME_LENGTH]
+        other_names = [other for other in all_field_names() if other != location[-1]]
+        suggestions = missing or get_close_matches(name, other_names, 1)
+        hint = f"did you mean {suggestions[0]}?" if suggestions else "leave it out"
+        message = f"there is no field {name!r}: {hint}"
+        return APIError(400, message, param=param, code="unknown_parameter")
     if first["type"] == "json_invalid":
         return APIError(400, "the body is not JSON", code="invalid_json")
-    # several where there were several choices
+    # One message for each branch of a union.
     messages = [error["msg"] for error in errors if error["loc"][:2] == first["loc"][:2]]
-    message = " or ".join(dict.fromkeys([first["msg"], *messages][:4]))
+    message = " or ".join(dict.fromkeys([first["msg"], *messages][:MAX_MESSAGES]))
     return APIError(400, f"{param or 'the body'}: {message}", param=param, code="invalid_value")
 
 
@@ -163,8 +162,8 @@ HANDLED_EXCEPTIONS: tuple[type[Exception], ...] = (
 )
 
 
-async def exception_handler(request: Any, error: Exception) -> JSONResponse:
-    """What a route raises, as an answer."""
+async def exception_handler(request: Request, error: Exception) -> JSONResponse:
+    """The response to an exception that a route raises."""
     api_error = to_api_error(error)
     if api_error is None:
         raise error

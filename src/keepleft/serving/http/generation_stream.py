@@ -1,40 +1,49 @@
-"""Tokens that are heard, told as text: piece by piece as it can be shown, or whole texts at their end."""
+"""The output of a request plan: engine events become deltas of text as they arrive, or finished choices."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
+from keepleft.data.token_text import CONTEXT_TOKENS
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
 from keepleft.decoding.generation_config import decoder_start_token
 from keepleft.decoding.score import ScoredToken, score_tokens
-from keepleft.serving.engine.request import FinishEvent, GenerationRequest, ShuttingDownError, TokenEvent
+from keepleft.models.transformer import CausalModel
+from keepleft.serving.engine.request import (
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    RequestHandle,
+    ShuttingDownError,
+    TokenEvent,
+)
+from keepleft.serving.engine.thread import EngineThread
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.logprobs import TokenLogprob, token_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import RequestPlan
-from keepleft.serving.http.request_streams import RequestStreams
 from keepleft.serving.http.schemas.responses import ChoiceFinishReason
 from keepleft.serving.http.service import Service
 
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """A little more of one choice."""
+    """The next piece of one choice."""
 
     choice: int
     text: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: ChoiceFinishReason | None = None  # it has ended, and why
-    score: float = 0.0  # of the whole, at its end
-    length: int = 0  # its tokens, at its end
+    finish_reason: ChoiceFinishReason | None = None  # None: more follows
+    score: float = 0.0  # of the whole sequence, in the last delta
+    length: int = 0  # its tokens, in the last delta
 
 
 @dataclass
 class FinishedChoice:
-    """One choice at its end."""
+    """One choice, complete."""
 
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -43,8 +52,56 @@ class FinishedChoice:
     length: int = 0
 
 
-class ChoiceText:
-    """One text while it is written."""
+class QueueListener:
+    """Puts the events of one request into a queue; called in the event loop that made it."""
+
+    def __init__(self, queue: asyncio.Queue[tuple[int, Event]], index: int) -> None:
+        self.loop = asyncio.get_running_loop()  # service.deliver_to_loops reads it
+        self.queue = queue
+        self.index = index
+
+    def __call__(self, event: Event) -> None:
+        self.queue.put_nowait((self.index, event))
+
+
+class EngineRequests:
+    """The engine requests of one HTTP request, with their events in one queue."""
+
+    def __init__(self, engine_thread: EngineThread) -> None:
+        self.engine_thread = engine_thread
+        self.queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.handles: list[RequestHandle] = []
+        self.finished: set[int] = set()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Submit all requests, or none. Raises what EngineThread.submit raises."""
+        try:
+            for n, request in enumerate(requests):
+                self.handles.append(self.engine_thread.submit(request, QueueListener(self.queue, n)))
+        except BaseException:
+            self.close()
+            raise
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """(index of the request, event) until all requests have finished."""
+        while len(self.finished) < len(self.handles):
+            index, event = await self.queue.get()
+            if isinstance(event, FinishEvent) and event.last:
+                self.finished.add(index)
+            yield index, event
+
+    def cancel(self, index: int) -> None:
+        self.engine_thread.cancel(self.handles[index])
+
+    def close(self) -> None:
+        """Cancel the requests that have not finished."""
+        for n in range(len(self.handles)):
+            if n not in self.finished:
+                self.cancel(n)
+
+
+class SequenceText:
+    """The text of one sequence while it is generated."""
 
     def __init__(self, service: Service, request: GenerationRequest, stop_strings: Sequence[str]) -> None:
         self.tokenizer = service.tokenizer
@@ -52,39 +109,40 @@ class ChoiceText:
         self.prompt_tokens = [] if service.is_encoder_decoder else list(request.tokens)
         self.detokenizer = IncrementalDetokenizer(service.tokenizer, stop_strings)
         self.pending_prefix = self.detokenizer.begin(request.prefix)
-        self.pending_logprobs: list[
-            tuple[TokenLogprob, int]
-        ] = []  # thoughts of what is not shown yet, and where their text ends
+        self.pending_logprobs: list[tuple[TokenLogprob, int]] = []  # with the end of each token in the text
         self.num_tokens = 0
         self.finished = False
 
     def add(
         self, token: int, logprob: float | None = None, top_logprobs: Sequence[tuple[int, float]] = ()
     ) -> tuple[str, list[TokenLogprob]]:
+        """The text that can be shown after one more token, and the logprobs of the tokens in it."""
         offset = len(self.detokenizer.text)
-        self.num_tokens = self.num_tokens + 1
-        previous_tokens = [*self.prompt_tokens[-32:], *self.detokenizer.tokens[-32:]]
+        self.num_tokens += 1
+        previous_tokens = [*self.prompt_tokens[-CONTEXT_TOKENS:], *self.detokenizer.tokens[-CONTEXT_TOKENS:]]
         piece = self._take_prefix() + self.detokenizer.add(token)
         if self.request.logprobs is not None and logprob is not None:
-            self.pending_logprobs.append(
-                (
-                    token_logprob(self.tokenizer, previous_tokens, token, offset, logprob, top_logprobs),
-                    len(self.detokenizer.text),
-                )
-            )
+            entry = token_logprob(self.tokenizer, previous_tokens, token, offset, logprob, top_logprobs)
+            self.pending_logprobs.append((entry, len(self.detokenizer.text)))
         ready = [
             entry
             for entry, end in self.pending_logprobs
             if end <= self.detokenizer.shown_length and not self.detokenizer.stopped
         ]
-        self.pending_logprobs = self.pending_logprobs[len(ready) :] if ready else self.pending_logprobs
+        del self.pending_logprobs[: len(ready)]
         return piece, ready
 
     def end(self) -> tuple[str, list[TokenLogprob]]:
+        """The text and logprobs that were held back; without those behind a stop string."""
         piece = self._take_prefix() + self.detokenizer.end()
         self.finished = True
         cut = len(self.detokenizer.text) if self.detokenizer.stopped else None
         return piece, [entry for entry, _ in self.pending_logprobs if cut is None or entry.text_offset < cut]
+
+    @property
+    def done(self) -> bool:
+        """No more tokens are needed."""
+        return self.finished or self.detokenizer.stopped
 
     def _take_prefix(self) -> str:
         piece = self.pending_prefix
@@ -93,9 +151,9 @@ class ChoiceText:
 
 
 class GenerationStream:
-    """An order on its way. Choice n * num_sequences + k is text k of prompt n.
+    """The output of a plan, after `start`. Choice n * num_sequences + k is sequence k of prompt n.
 
-    `only_at_end`: nobody looks before the end.
+    `only_at_end`: the engine reports tokens when a sequence finishes, not one by one.
     """
 
     def __init__(
@@ -104,42 +162,49 @@ class GenerationStream:
         self.service = service
         self.plan = plan
         self.record = record
-        self.choice_texts = [
-            [ChoiceText(service, request, plan.stop_strings) for _ in range(plan.num_sequences)]
+        self.only_at_end = only_at_end
+        self.sequences = [
+            [SequenceText(service, request, plan.stop_strings) for _ in range(plan.num_sequences)]
             for request in plan.requests
         ]
         self.active = [n for n, request in enumerate(plan.requests) if request.options.max_new_tokens]
-        self.request_streams = RequestStreams(
-            service.engine_thread, [replace(plan.requests[n], only_at_end=only_at_end) for n in self.active]
-        )
-        record.prompt_tokens += sum(len(request.tokens) for request in plan.requests)
-        record.mark_submitted()
+        self.engine_requests = EngineRequests(service.engine_thread)
+
+    def start(self) -> None:
+        """Submit the requests to the engine, from the event loop that reads the stream.
+
+        Raises ValueError, OverloadedError or ShuttingDownError; then nothing is in flight.
+        """
+        requests = [replace(self.plan.requests[n], only_at_end=self.only_at_end) for n in self.active]
+        self.engine_requests.submit(requests)
+        self.record.prompt_tokens += sum(len(request.tokens) for request in self.plan.requests)
+        self.record.mark_submitted()
 
     def close(self) -> None:
-        self.request_streams.close()
+        """Cancel what has not finished."""
+        self.engine_requests.close()
 
     async def deltas(self) -> AsyncIterator[ChoiceDelta]:
-        """Everything that is written, as it can be shown."""
-        for n, choice_texts in enumerate(self.choice_texts):
+        """The choices of all prompts, piece by piece, as text can be shown."""
+        for n, sequences in enumerate(self.sequences):
             if n not in self.active:
-                for k, choice_text in enumerate(choice_texts):
-                    for delta in self._to_choices(n, k, *choice_text.end(), finish_reason="length"):
+                for k, sequence in enumerate(sequences):
+                    for delta in self._to_deltas(n, k, *sequence.end(), finish_reason="length"):
                         yield delta
-        async for index, event in self.request_streams.events():
-            self.record.mark_scheduled(self.request_streams.handles[index].started_at)
+        async for index, event in self.engine_requests.events():
+            self.record.mark_scheduled(self.engine_requests.handles[index].started_at)
             n = self.active[index]
-            choice_text = self.choice_texts[n][event.index]
             if isinstance(event, TokenEvent):
-                deltas = self._on_token(n, index, event, choice_text)
+                deltas = self._on_token(n, index, event)
             elif event.finish_reason in ("stop", "length"):
-                deltas = await self._on_finish(n, event, choice_text)
-            elif all(sibling.finished or sibling.detokenizer.stopped for sibling in self.choice_texts[n]):
+                deltas = await self._on_finish(n, event)
+            elif all(sequence.done for sequence in self.sequences[n]):  # cancelled at its stop strings
                 deltas = [
                     delta
-                    for k, sibling in enumerate(self.choice_texts[n])
-                    if not sibling.finished
-                    for delta in self._to_choices(
-                        n, k, *sibling.end(), finish_reason="stop", length=sibling.num_tokens
+                    for k, sequence in enumerate(self.sequences[n])
+                    if not sequence.finished
+                    for delta in self._to_deltas(
+                        n, k, *sequence.end(), finish_reason="stop", length=sequence.num_tokens
                     )
                 ]
             else:
@@ -147,66 +212,78 @@ class GenerationStream:
             for delta in deltas:
                 yield delta
 
-    def _on_token(self, n: int, index: int, event: TokenEvent, choice_text: ChoiceText) -> list[ChoiceDelta]:
-        if choice_text.detokenizer.stopped:  # the engine reads otherwise and goes on: it need not
-            if all(sibling.finished or sibling.detokenizer.stopped for sibling in self.choice_texts[n]):
-                self.request_streams.cancel(index)
+    def _on_token(self, n: int, index: int, event: TokenEvent) -> list[ChoiceDelta]:
+        sequence = self.sequences[n][event.index]
+        if sequence.detokenizer.stopped:  # the engine decodes differently and continues: it need not
+            if all(sibling.done for sibling in self.sequences[n]):
+                self.engine_requests.cancel(index)
             return []
         self.record.count_token()
-        text, logprobs = choice_text.add(event.token, event.logprob, event.top_logprobs)
-        return self._to_choices(n, event.index, text, logprobs) if text or logprobs else []
+        text, logprobs = sequence.add(event.token, event.logprob, event.top_logprobs)
+        return self._to_deltas(n, event.index, text, logprobs) if text or logprobs else []
 
-    async def _on_finish(self, n: int, event: FinishEvent, choice_text: ChoiceText) -> list[ChoiceDelta]:
-        """The end of a text; what was found by beams comes all at once."""
+    async def _on_finish(self, n: int, event: FinishEvent) -> list[ChoiceDelta]:
+        """The end of a sequence, with the tokens that had no events of their own: those of beam search."""
+        sequence = self.sequences[n][event.index]
         tokens = event.sequence.tokens if event.sequence is not None else []
-        remaining = [] if choice_text.detokenizer.stopped else tokens[choice_text.num_tokens :]
+        remaining = [] if sequence.detokenizer.stopped else tokens[sequence.num_tokens :]
         scored: Sequence[ScoredToken | None] = [None] * len(remaining)
-        if remaining and choice_text.request.logprobs is not None:
-            scored = (
-                await self.service.in_engine_thread(
-                    partial(_score_tokens, self.service.model, choice_text.request, tokens)
-                )
-            )[choice_text.num_tokens :]
-        text, logprobs = "", list[TokenLogprob]()
+        if remaining and sequence.request.logprobs is not None:
+            score = partial(_score_tokens, self.service.model, sequence.request, tokens)
+            scored = (await self.service.in_engine_thread(score))[sequence.num_tokens :]
+        text = ""
+        logprobs: list[TokenLogprob] = []
         for token, entry in zip(remaining, scored, strict=True):
             self.record.count_token()
-            piece, ready = choice_text.add(
-                token, *(() if entry is None else (entry.logprob, entry.top_logprobs))
+            piece, ready = (
+                sequence.add(token)
+                if entry is None
+                else sequence.add(token, entry.logprob, entry.top_logprobs)
             )
-            text, logprobs = text + piece, logprobs + ready
-        piece, last_logprobs = choice_text.end()
-        finish_reason: ChoiceFinishReason = (
-            "stop" if event.finish_reason == "stop" or choice_text.detokenizer.stopped else "length"
-        )
-        score = 0.0 if event.sequence is None else event.sequence.score
-        return self._to_choices(
+            text += piece
+            logprobs += ready
+        piece, last_logprobs = sequence.end()
+        stopped = event.finish_reason == "stop" or sequence.detokenizer.stopped
+        return self._to_deltas(
             n,
             event.index,
             text + piece,
             logprobs + last_logprobs,
-            finish_reason=finish_reason,
-            score=score,
+            finish_reason="stop" if stopped else "length",
+            score=0.0 if event.sequence is None else event.sequence.score,
             length=len(tokens),
         )
 
-    def _to_choices(
-        self, n: int, k: int, text: str, logprobs: list[TokenLogprob], **finish_fields: Any
+    def _to_deltas(
+        self,
+        n: int,
+        k: int,
+        text: str,
+        logprobs: list[TokenLogprob],
+        *,
+        finish_reason: ChoiceFinishReason | None = None,
+        score: float = 0.0,
+        length: int = 0,
     ) -> list[ChoiceDelta]:
-        """The choices that a text is: one, or all where there is one way to be greedy."""
-        choices_per_prompt = self.plan.num_choices if self.plan.repeats_sequence else self.plan.num_sequences
+        """One delta; one for each choice where a single greedy sequence stands for all of them."""
         choices = range(self.plan.num_choices) if self.plan.repeats_sequence else [k]
         return [
-            ChoiceDelta(n * choices_per_prompt + choice, text, logprobs, **finish_fields)
+            ChoiceDelta(n * self.choices_per_prompt + choice, text, logprobs, finish_reason, score, length)
             for choice in choices
         ]
 
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.plan.num_choices if self.plan.repeats_sequence else self.plan.num_sequences
+
     async def choices(self) -> list[list[FinishedChoice]]:
-        """For each prompt its choices; of more texts than choices, those of the highest log-probability per
-        token.
+        """The finished choices of each prompt.
+
+        Where there are more sequences than choices (best_of), those of the highest log-probability per token.
         """
         plan = self.plan
-        choices_per_prompt = plan.num_choices if plan.repeats_sequence else plan.num_sequences
-        finished = [FinishedChoice() for _ in range(choices_per_prompt * len(plan.requests))]
+        count = self.choices_per_prompt
+        finished = [FinishedChoice() for _ in range(count * len(plan.requests))]
         try:
             async for delta in self.deltas():
                 choice = finished[delta.choice]
@@ -218,40 +295,30 @@ class GenerationStream:
                     choice.length = delta.length
         finally:
             self.close()
-        rows = [
-            finished[start : start + choices_per_prompt]
-            for start in range(0, len(finished), choices_per_prompt)
-        ]
-        if choices_per_prompt > plan.num_choices and not any(
-            request.options.beam_count > 1 for request in plan.requests
-        ):
+        rows = [finished[start : start + count] for start in range(0, len(finished), count)]
+        is_beam_search = any(request.options.beam_count > 1 for request in plan.requests)
+        if count > plan.num_choices and not is_beam_search:  # beams are ranked already
             rows = [sorted(row, key=lambda choice: -choice.score / max(1, choice.length)) for row in rows]
         return [row[: plan.num_choices] for row in rows]
 
 
-def _score_tokens(model: Any, request: GenerationRequest, tokens: list[int]) -> list[ScoredToken]:
-    is_encoder_decoder = model.design.is_encoder_decoder
-    prefix_tokens = (
-        [decoder_start_token(request.options), *request.prefix]
-        if is_encoder_decoder
-        else [*request.tokens, *request.prefix]
-    )
-    return list(
-        score_tokens(
-            model,
-            prefix_tokens,
-            tokens,
-            source=list(request.tokens) if is_encoder_decoder else None,
-            top_logprobs=request.logprobs or 0,
-        )
-    )
+def _score_tokens(model: CausalModel, request: GenerationRequest, tokens: list[int]) -> list[ScoredToken]:
+    """Log-probabilities of generated tokens, by one pass over them. Called in the engine's thread."""
+    prompt = list(request.tokens)
+    if model.design.is_encoder_decoder:
+        source = prompt
+        context = [decoder_start_token(request.options), *request.prefix]
+    else:
+        source = None
+        context = [*prompt, *request.prefix]
+    return list(score_tokens(model, context, tokens, source=source, top_logprobs=request.logprobs or 0))
 
 
 def _finish_error(event: FinishEvent) -> Exception:
     if event.finish_reason == "cancelled":
         return ShuttingDownError(
-            "the server is shutting down, and this text was not finished in time: ask another one"
+            "the server is shutting down, and this request was not finished in time: try another server"
         )
     if event.finish_reason == "invalid":
         return APIError(400, event.message, code="invalid_request")
-    return APIError(500, event.message or "the model could not go on", code="model_failed")
+    return APIError(500, event.message or "the model failed", code="model_failed")

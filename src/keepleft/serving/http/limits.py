@@ -1,4 +1,4 @@
-"""The most of everything that a caller may ask for, in one table."""
+"""The limits of a request and of the server, in one table."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What is above one of these is refused before any work is done for it.
+    """A request above one of these is rejected before any work is done for it.
 
     Args:
-        body: bytes of one request
-        headers: bytes of its headers
-        depth: lists and objects within one another in its JSON
+        body: bytes of a request body
+        headers: bytes of the headers
+        depth: nesting of lists and objects in the JSON body
         prompts: prompts in one request
-        choices: choices in one answer, over all prompts
+        choices: choices in one response, over all prompts
         n: choices for one prompt (n, best_of, num_return_sequences)
         beams: num_beams
         new_tokens: max_tokens
-        context: tokens of prompt and text together, where the model itself has no end
-        characters: of one text
-        logprobs: likely tokens that are told beside each token
+        context: tokens of prompt and output together, for a model without a maximum of its own
+        characters: characters of one text
+        logprobs: top logprobs of each token
         stop_strings: stop strings
-        stop_characters: of one stop string
-        tokens: entries of logit_bias and of lists of tokens (suppress_tokens, bad_words_ids and their like)
+        stop_characters: characters of one stop string
+        tokens: entries of logit_bias and of token lists (suppress_tokens, bad_words_ids, …)
         messages: messages of one chat
         grammar: characters of a regular expression, a JSON schema or a grammar
-        grammar_seconds: that its compilation may take
-        template_seconds: that a chat template may take
+        grammar_seconds: seconds to compile it
+        template_seconds: seconds to render a chat template
         inputs: texts in one request to embeddings, classify, score or translate
-        batch_tokens: tokens, padding included, that are read together for embeddings and labels
-        cells: numbers in the attention maps of one answer
+        batch_tokens: tokens in one batch of embeddings or labels, with padding
+        cells: numbers in the attention maps of one response
         user: characters of the field user
-        seconds: that a request may take from beginning to end
-        requests: requests on their way at once; more are told to come again (429)
-        tasks: questions besides writing that wait at once
-        connections: open connections; more are told to come again (503)
-        header_seconds: for a client to send its headers
-        body_seconds: for a client to send its body
-        write_seconds: for a client to take what was sent to it
-        idle_seconds: that a connection may stay open between two requests
+        seconds: seconds for a request from start to end
+        requests: requests in flight; more get 429
+        tasks: waiting requests that generate nothing (embeddings, scores, attention maps)
+        connections: open connections; more get 503
+        header_seconds: seconds for a client to send its headers
+        body_seconds: seconds for a client to send its body
+        write_seconds: seconds for a client to receive what was sent
+        idle_seconds: seconds that a connection may stay open between two requests
     """
 
     body: int = 4 << 20

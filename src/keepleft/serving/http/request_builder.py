@@ -1,6 +1,4 @@
-"""From the fields of a request to what an engine is asked: OpenAI's words and ours, settled with the model
-directory's.
-"""
+"""From request bodies to engine requests: generation fields over the defaults of the model directory."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from secrets import randbits
 from typing import Any
 
 from keepleft.decoding import grammar
-from keepleft.decoding.batch import DEFAULT_NEW_TOKENS, encode_prefixes, encode_prompts
+from keepleft.decoding.generate import DEFAULT_NEW_TOKENS, encode_prefixes, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
+from keepleft.models.transformer import Model
 from keepleft.serving.engine.request import GenerationRequest
 from keepleft.serving.http.errors import APIError, too_long
 from keepleft.serving.http.limits import Limits
@@ -20,30 +19,44 @@ from keepleft.serving.http.schemas.generation import PASS_THROUGH_FIELDS, Genera
 from keepleft.serving.http.service import Service
 
 Prompt = str | list[int]
+TOKEN_FIELDS = (  # fields that name tokens
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "shortlist",
+    "eos_token_id",
+    "forced_eos_token_id",
+    "forced_bos_token_id",
+    "bad_words_ids",
+    "sequence_bias",
+    "logit_bias",
+)
 
 
 @dataclass(frozen=True)
 class RequestPlan:
-    """What a request comes to: one ask for each prompt, and what becomes of the texts."""
+    """One engine request for each prompt, and how their sequences become choices."""
 
     requests: list[GenerationRequest]
     num_choices: int  # choices for each prompt
-    num_sequences: int  # texts that are written for each; the best are kept
-    seed: int | None  # None: nothing is drawn
+    num_sequences: int  # sequences generated for each prompt; the best become choices
+    seed: int | None  # None: nothing is sampled
     stop_strings: list[str]
 
     @property
     def repeats_sequence(self) -> bool:
-        """One text is every choice: there is one way to be greedy."""
+        """The one greedy sequence stands for every choice."""
         return self.num_sequences < self.num_choices
 
 
-def resolve_options(model: Any, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
-    """`sample_by_default`: tokens are drawn at temperature 1 where nothing is said, as OpenAI does, not as
-    the directory does.
+def resolve_options(model: Model, fields: GenerationFields, *, sample_by_default: bool) -> GenerationConfig:
+    """The generation options of a request: its fields, over the generation_config.json of the model
+    directory.
+
+    `sample_by_default`: sample at temperature 1 unless the request says otherwise, as OpenAI does, whatever
+    the directory says about do_sample.
     """
     overrides: dict[str, Any] = {name: getattr(fields, name) for name in PASS_THROUGH_FIELDS}
-    defaults = from_model_directory(getattr(model, "notes", {}))
+    defaults = from_model_directory(model.notes)
     sampling_values = [
         fields.temperature,
         fields.top_p,
@@ -58,17 +71,14 @@ def resolve_options(model: Any, fields: GenerationFields, *, sample_by_default: 
         overrides["sequence_bias"] = [[list(tokens), value] for tokens, value in overrides["sequence_bias"]]
     if sample_by_default or fields.temperature is not None or fields.top_p is not None:
         if overrides["num_beams"] is None and any(value is not None for value in sampling_values):
-            overrides["num_beams"] = (
-                1  # a draw is asked for, and beams of the directory would be something else
-            )
+            overrides["num_beams"] = 1  # the request asks for sampling: beams of the directory do not count
         if overrides["do_sample"] is None:
             num_beams = overrides["num_beams"] or defaults.beam_count
             overrides["do_sample"] = fields.temperature != 0 and num_beams == 1 and not fields.penalty_alpha
     if fields.temperature == 0 and overrides["do_sample"]:
         raise APIError(
             400,
-            "temperature is 0, which is the likeliest token each time, and do_sample is true: give one of "
-            "them",
+            "temperature is 0, which is greedy, and do_sample is true: give one of them",
             param="temperature",
         )
     return defaults.but(**overrides, temperature=fields.temperature or None, top_p=fields.top_p)
@@ -87,14 +97,14 @@ def build_requests(
     best_of: int | None = None,
     logprobs: int | None = None,
 ) -> RequestPlan:
-    """One ask for each prompt.
+    """One engine request for each prompt, checked against the limits. Raises APIError.
 
-    Takes its time (tokens are counted, a rule is compiled): call it in a thread.
+    Slow (it tokenizes, and compiles a grammar in the sandbox): call it in a thread.
     """
-    limits, model = service.limits, service.model
+    limits = service.limits
     stop = stop if stop is not None else fields.stop_strings
     stop_strings = [stop] if isinstance(stop, str) else options.stop_list if stop is None else list(stop)
-    _check(fields, options, stop_strings, limits, model.design.vocab)
+    _check_fields(fields, options, stop_strings, limits, service.model.design.vocab)
     check_limit(len(prompts), limits.prompts, "prompt")
     check_limit(logprobs, limits.logprobs, "logprobs")
     check_limit(num_choices, limits.n, "n")
@@ -109,13 +119,13 @@ def build_requests(
     check_limit(num_sequences * len(prompts), limits.choices, "n")
     options, seed = _apply_num_sequences(options, fields, num_sequences, stop_strings, limits)
     rows = _encode_prompts(service, prompts, options)
-    prefixes = encode_prefixes(service.tokenizer, GenerationConfig(prefix=fields.prefix), 1) or [[]]
+    (prefix,) = encode_prefixes(service.tokenizer, GenerationConfig(prefix=fields.prefix), 1) or [[]]
     requests = []
     for n, row in enumerate(rows):
-        request_options = _fit_max_tokens(service, options, row, len(prefixes[0]), max_tokens)
+        request_options = _fit_max_tokens(service, options, row, len(prefix), max_tokens)
         request_options.check()
         request_options = replace(request_options, seed=None if seed is None else _wrap_int64(seed + n))
-        requests.append(GenerationRequest(row, request_options, prefixes[0], tenant, logprobs))
+        requests.append(GenerationRequest(row, request_options, prefix, tenant, logprobs))
     _check_grammar(service, options)
     return RequestPlan(requests, num_choices, options.num_sequences, seed, stop_strings)
 
@@ -127,7 +137,7 @@ def _apply_num_sequences(
     stop_strings: list[str],
     limits: Limits,
 ) -> tuple[GenerationConfig, int | None]:
-    """How many texts are written for each prompt, and by which seed."""
+    """Options that generate this many sequences per prompt, and the seed; None if nothing is sampled."""
     if not options.do_sample and options.beam_count == 1:
         num_sequences = 1
     elif options.beam_count > 1:
@@ -148,7 +158,7 @@ def _apply_num_sequences(
 def _fit_max_tokens(
     service: Service, options: GenerationConfig, row: list[int], prefix_length: int, max_tokens: int | None
 ) -> GenerationConfig:
-    """With as many tokens to write as there is room for."""
+    """Options whose max_new_tokens fits into max_model_len and the limits."""
     prompt_length = (1 if service.is_encoder_decoder else len(row)) + prefix_length
     if prompt_length > service.max_model_len:
         raise too_long(prompt_length, service.max_model_len)
@@ -164,14 +174,15 @@ def _fit_max_tokens(
     if options.min_new_tokens is not None and options.min_new_tokens > max_new_tokens:
         raise APIError(
             400,
-            f"min_new_tokens is {options.min_new_tokens}, and at most {max_new_tokens} can be written: give less",
+            f"min_new_tokens is {options.min_new_tokens}, and at most {max_new_tokens} can be generated: "
+            "give less",
             param="min_new_tokens",
         )
     return replace(options, max_new_tokens=max_new_tokens, max_length=None)
 
 
 def _check_grammar(service: Service, options: GenerationConfig) -> None:
-    """A rule is tried in a process apart, which can be stopped, before the engine meets it."""
+    """Compile a grammar in the sandbox, which can be killed, before the engine does. Raises APIError."""
     try:
         grammar_spec = grammar.grammar_from_options(options)
     except ImportError as error:
@@ -181,7 +192,7 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
     if not options.eos_ids:
         raise APIError(
             400,
-            "a text that keeps to a rule must be able to end, and the model directory does not say how: "
+            "structured output must be able to end, and the model directory names no end-of-sequence token: "
             "give eos_token_id",
             param="eos_token_id",
         )
@@ -189,8 +200,9 @@ def _check_grammar(service: Service, options: GenerationConfig) -> None:
 
 
 def check_limit(value: int | None, maximum: int, name: str) -> None:
+    """Raise APIError if a field is above its limit."""
     if value is not None and value > maximum:
-        raise APIError(400, f"{name} is {value}: at most {maximum} is served here", param=name)
+        raise APIError(400, f"{name} is {value}: this server allows at most {maximum}", param=name)
 
 
 def _encode_prompts(
@@ -211,76 +223,63 @@ def _encode_prompts(
 
 
 def check_text(text: str, limits: Limits) -> str:
+    """The text. Raises APIError if it is too long."""
     if len(text) > limits.characters:
         raise APIError(
             400,
-            f"a text has {len(text):,} characters: at most {limits.characters:,} are read",
+            f"a text has {len(text):,} characters: at most {limits.characters:,} are allowed",
             code="context_length_exceeded",
         )
     return text
 
 
-def _check(
+def _check_fields(
     fields: GenerationFields, options: GenerationConfig, stop_strings: list[str], limits: Limits, vocab: int
 ) -> None:
-    """What Limits bounds, and tokens that the model does not know."""
+    """Raise APIError for fields above their limit and for tokens outside the vocabulary."""
     check_limit(fields.num_beams, limits.beams, "num_beams")
     check_limit(len(stop_strings), limits.stop_strings, "stop")
     for stop_string in stop_strings:
         if not stop_string or len(stop_string) > limits.stop_characters:
             raise APIError(
                 400,
-                f"a stop string has {len(stop_string)} characters: it must have 1 to {limits.stop_characters}",
+                f"a stop string has {len(stop_string)} characters: it must have 1 to "
+                f"{limits.stop_characters}",
                 param="stop",
             )
-    for name in (
-        "suppress_tokens",
-        "begin_suppress_tokens",
-        "shortlist",
-        "eos_token_id",
-        "forced_eos_token_id",
-        "forced_bos_token_id",
-        "bad_words_ids",
-        "sequence_bias",
-        "logit_bias",
-    ):
+    for name in TOKEN_FIELDS:
         if getattr(fields, name) is None:
             continue
         tokens = _flatten_tokens(name, getattr(options, name))
         check_limit(len(tokens), limits.tokens, name)
         if unknown := [token for token in tokens if not 0 <= token < vocab]:
-            raise APIError(400, f"{name} holds token {unknown[0]}, and the model knows {vocab}", param=name)
+            message = f"{name} holds token {unknown[0]}, and the vocabulary has {vocab}"
+            raise APIError(400, message, param=name)
     check_text(fields.prefix or "", limits)
     for name in ("regex", "grammar", "json_schema"):
         constraint = getattr(fields, name)
-        size = (
-            0
-            if constraint is None
-            else len(constraint if isinstance(constraint, str) else json.dumps(constraint))
-        )
+        if constraint is None:
+            continue
+        size = len(constraint if isinstance(constraint, str) else json.dumps(constraint))
         if size > limits.grammar:
-            raise APIError(
-                400, f"{name} has {size:,} characters: at most {limits.grammar:,} are read", param=name
-            )
+            message = f"{name} has {size:,} characters: at most {limits.grammar:,} are allowed"
+            raise APIError(400, message, param=name)
 
 
 def _flatten_tokens(name: str, value: Any) -> list[int]:
+    """All tokens that an option names."""
     if value is None:
         return []
     if name == "logit_bias":
         return list(value)
-    if name in ("bad_words_ids", "sequence_bias"):
-        rows = (
-            value.keys()
-            if isinstance(value, dict)
-            else value
-            if name == "bad_words_ids"
-            else [row for row, _ in value]
-        )
+    if name == "bad_words_ids":
+        return [token for row in value for token in row]
+    if name == "sequence_bias":
+        rows = value.keys() if isinstance(value, dict) else [row for row, _ in value]
         return [token for row in rows for token in row]
     return as_list(value)
 
 
 def _wrap_int64(seed: int) -> int:
-    """Within 64 bits."""
+    """The seed modulo 2^64, as a signed integer."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

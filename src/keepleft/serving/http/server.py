@@ -1,30 +1,32 @@
-"""The server itself: it listens, and when it is told to stop it lets what was begun come to its end."""
+"""The uvicorn server. On a signal it drains: it takes no new requests, and finishes those in flight."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from socket import socket
 from types import FrameType
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.timeouts import protocol_with_timeouts
 
-GRACEFUL_SHUTDOWN_SECONDS = 5.0  # seconds for answers to be taken after the engine is done
+GRACEFUL_SHUTDOWN_SECONDS = 5.0  # for clients to receive their responses after the engine has drained
 
 
 class Server(uvicorn.Server):
-    """`ready` hears the address when it listens.
+    """`on_ready` is called with host and port once the server listens.
 
-    A signal lets requests end, for `drain` seconds; a second gives them up.
+    The first SIGINT or SIGTERM drains, for at most `shutdown_timeout` seconds. A second one cancels the
+    requests in flight, and a third exits at once.
     """
 
     def __init__(
         self,
-        app: Any,
+        app: ASGIApp,
         service: Service,
         *,
         host: str = "127.0.0.1",
@@ -57,7 +59,7 @@ class Server(uvicorn.Server):
         self.drain_thread: threading.Thread | None = None
         self.aborting = False
 
-    async def startup(self, sockets: Any = None) -> None:
+    async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -65,7 +67,7 @@ class Server(uvicorn.Server):
             threading.Thread(target=self.service.warm, name="keepleft warming", daemon=True).start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Nothing is kept for later: whoever told us to stop gets exit code 0."""
+        """Handle a signal. Unlike uvicorn, do not raise it again after the shutdown: the exit code is 0."""
         if self.drain_thread is None:
             self.stop()
         elif self.aborting:
@@ -75,7 +77,7 @@ class Server(uvicorn.Server):
             threading.Thread(target=self.service.abort_all, name="keepleft aborting", daemon=True).start()
 
     def stop(self) -> None:
-        """No new requests. It goes on to listen, to say so, until those on their way have ended."""
+        """Take no new requests, and exit when those in flight have finished. Until then, answer with 503."""
         self.drain_thread = threading.Thread(target=self._drain, name="keepleft draining", daemon=True)
         self.drain_thread.start()
 

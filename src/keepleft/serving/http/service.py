@@ -1,6 +1,4 @@
-"""A model that is served, with all that routes need of it: the engine in its thread, the tokenizers, the
-limits.
-"""
+"""The served model with all that the routes need: the engine in its thread, the tokenizers, the limits."""
 
 from __future__ import annotations
 
@@ -12,8 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from tokenizers import Tokenizer
+
 from keepleft import __version__
-from keepleft.models.design import ClassificationHead
+from keepleft.models.design import ClassificationHead, Design
 from keepleft.nn.position import LearnedPositions, Rotary
 from keepleft.pipelines.loading import LoadedModel
 from keepleft.pipelines.predictor import Predictor
@@ -27,18 +27,18 @@ from keepleft.serving.http.limits import Limits
 from keepleft.serving.http.sandbox.client import Sandbox
 
 Result = TypeVar("Result")
+PREPARATION_THREADS = 16  # for tokenizing, chat templates and other work without the model
+MAX_WAITING_GRAMMARS = 4  # requests that wait for the grammar sandbox; more get 429
 
 
 class ExplorerProtocol(Protocol):
-    """What answers the page's questions, in the engine's thread."""
+    """Answers the questions of the explorer page, in the engine's thread."""
 
     def ask(self, question: str, params: Any) -> Any: ...
 
 
 class Service:
-    """`name` is what callers call the model; `max_model_len` the tokens of prompt and text together, at most
-    what the model can.
-    """
+    """`name`: of the model in the API; `max_model_len`: maximum tokens of prompt and output together."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Service:
         engine: Engine,
         *,
         name: str,
-        limits: Limits = Limits(),
-        max_model_len: int | None = None,  # noqa: B008
+        limits: Limits = Limits(),  # noqa: B008 (it is frozen)
+        max_model_len: int | None = None,
         explorer: ExplorerProtocol | None = None,
         page_folder: Path = PAGE_FOLDER,
     ) -> None:
@@ -56,20 +56,18 @@ class Service:
         self.limits = limits
         self.explorer = explorer
         self.page_folder = page_folder
-        self.generator, self.predictor = (
-            TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer),
-            Predictor(self.model, self.tokenizer, source_tokenizer),
+        self.generator = TextGenerator(
+            cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer
         )
+        self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
         self.engine_thread = EngineThread(
             engine, max_requests=limits.requests, max_tasks=limits.tasks, on_events=deliver_to_loops
         )
-        self.grammar_sandbox, self.template_sandbox = (
-            Sandbox(self.tokenizer, max_waiting=4),
-            Sandbox(self.tokenizer, max_waiting=limits.requests),
-        )
-        self.thread_pool = ThreadPoolExecutor(16, "keepleft preparing")
+        self.grammar_sandbox = Sandbox(self.tokenizer, max_waiting=MAX_WAITING_GRAMMARS)
+        self.template_sandbox = Sandbox(self.tokenizer, max_waiting=limits.requests)
+        self.thread_pool = ThreadPoolExecutor(PREPARATION_THREADS, "keepleft preparing")
         self.embedding_batcher = DynamicBatcher(self.engine_thread, self.predictor.embed, limits)
         self.classification_batcher = DynamicBatcher(self.engine_thread, self.predictor.probabilities, limits)
         self.draining = False
@@ -84,33 +82,33 @@ class Service:
 
     @property
     def chat_template(self) -> str | None:
-        """How a chat becomes one text; None: the model was not made for chats."""
+        """The Jinja chat template; None for a model without one."""
         value = self.model.notes.get("chat_template")
         return value if isinstance(value, str) and self.family == "decoder" else None
 
     @cached_property
-    def special_tokenizer(self) -> Any:
-        """The tokenizer, for texts in which special tokens are written out."""
+    def special_tokenizer(self) -> Tokenizer:
+        """A copy of the tokenizer that encodes spelled-out special tokens as special tokens."""
         return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
 
     @cached_property
-    def plain_tokenizer(self) -> Any:
-        """The tokenizer, for texts in which they are nothing but text."""
+    def plain_tokenizer(self) -> Tokenizer:
+        """A copy of the tokenizer that encodes spelled-out special tokens as plain text."""
         return copy_tokenizer(self.tokenizer, encode_special_tokens=True)
 
     @property
     def tasks(self) -> list[str]:
-        """What it can be asked for."""
-        head = self.model.design.head
-        out = ["embeddings", "attention"]
-        if self.model.design.decoder is not None and not isinstance(head, ClassificationHead):
-            out += [
-                "completions",
-                "score",
-                *(["translate"] if self.is_encoder_decoder else []),
-                *(["chat"] if self.chat_template else []),
-            ]
-        return sorted([*out, *(["classify"] if isinstance(head, ClassificationHead) else [])])
+        """What the model can do, in the words of GET /v1/models."""
+        tasks = ["embeddings", "attention"]
+        if isinstance(self.model.design.head, ClassificationHead):
+            tasks.append("classify")
+        elif self.model.design.decoder is not None:
+            tasks += ["completions", "score"]
+            if self.is_encoder_decoder:
+                tasks.append("translate")
+            if self.chat_template:
+                tasks.append("chat")
+        return sorted(tasks)
 
     @property
     def fingerprint(self) -> str:
@@ -123,44 +121,43 @@ class Service:
         return "ready" if self.engine_thread.thread.is_alive() else "failed"
 
     def check_model(self, model: str | None) -> str:
-        """The model that a request names, if it is this one."""
+        """The name of the model. Raises APIError if the request names another one."""
         if model is not None and model != self.name:
             raise APIError(
                 404,
-                f"there is no model {model[:100]!r} here: it is called {self.name!r}",
+                f"there is no model {model[:100]!r} here: the model is called {self.name!r}",
                 param="model",
                 code="model_not_found",
             )
         return self.name
 
     def require_task(self, task: str) -> None:
+        """Raise APIError if the model cannot do this."""
         if task not in self.tasks:
             raise APIError(
                 400,
-                f"this model is no model for {task}: it is for {', '.join(self.tasks)}",
+                f"this model cannot do {task}: it is for {', '.join(self.tasks)}",
                 param="model",
                 code="model_not_suited",
             )
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Something that takes its time and does not touch the model, in a thread."""
+        """Run slow work that does not use the model in the thread pool."""
         return await asyncio.get_running_loop().run_in_executor(self.thread_pool, work)
 
     async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
-        """Something done with the model between two steps of the engine; given up where nobody waits for it
-        any more.
-        """
+        """Run work that uses the model between two engine steps; skipped if the caller is cancelled first."""
         return await asyncio.wrap_future(self.engine_thread.run_between_steps(work))
 
     def warm(self) -> None:
-        """What the first chat would have to wait for. Takes its time: call it in a thread."""
+        """Prepare what the first chat would wait for. Slow: call it in a thread."""
         if self.chat_template is not None and self.special_tokenizer is not None:
             self.template_sandbox.warm()
 
     def drain(self, seconds: float) -> bool:
-        """No more requests; those on their way may end, for so long.
+        """Take no new requests and wait for those in flight, at most this long; then cancel them and close.
 
-        It takes as long as that, so call it from a thread.
+        Were all able to finish? Blocks: call it in a thread.
         """
         self.draining = True
         try:
@@ -171,36 +168,37 @@ class Service:
             self.thread_pool.shutdown(wait=False, cancel_futures=True)
 
     def abort_all(self) -> None:
-        """Whatever is still on its way is given up."""
+        """Cancel all requests in flight."""
         for handle in list(self.engine_thread.in_flight):
             self.engine_thread.cancel(handle)
 
 
-def resolve_max_model_len(design: Any, requested: int | None, limits: Limits) -> int:
-    """The most tokens of prompt and text together: learned tables have an end, and beyond what it was trained
-    on it babbles.
+def resolve_max_model_len(design: Design, requested: int | None, limits: Limits) -> int:
+    """The maximum tokens of prompt and output together.
+
+    If not requested, the positions that the model was trained on: beyond them the output is of no use.
     """
     model_length = design.position.length if isinstance(design.position, LearnedPositions | Rotary) else None
     if requested is not None and requested < 1:
         raise ValueError(f"max_model_len is {requested}: it must be at least 1")
     if requested is not None and design.max_positions is not None and requested > design.max_positions:
         raise ValueError(
-            f"max_model_len is {requested}, and the model has learned {design.max_positions} positions: give at most as many"
+            f"max_model_len is {requested}, and the model has {design.max_positions} learned positions: give "
+            "at most as many"
         )
     return requested or model_length or limits.context
 
 
-def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
-    from tokenizers import Tokenizer
-
-    out = Tokenizer.from_str(tokenizer.to_str())
-    out.encode_special_tokens = encode_special_tokens
-    return out
+def copy_tokenizer(tokenizer: Tokenizer, *, encode_special_tokens: bool) -> Tokenizer:
+    """`encode_special_tokens`: split them like any other text, as the library calls it."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = encode_special_tokens
+    return copy
 
 
 def deliver_to_loops(events: Events) -> None:
-    """What a step has to tell, to the event loops of those who wait for it: each is woken once."""
-    events_by_loop: dict[Any, Events] = {}
+    """Deliver the events of one step in the event loops of their listeners; each loop is woken once."""
+    events_by_loop: dict[asyncio.AbstractEventLoop | None, Events] = {}
     for handle, event in events:
         events_by_loop.setdefault(getattr(handle.on_event, "loop", None), []).append((handle, event))
     for loop, loop_events in events_by_loop.items():
@@ -209,5 +207,5 @@ def deliver_to_loops(events: Events) -> None:
             continue
         try:
             loop.call_soon_threadsafe(deliver, loop_events)
-        except RuntimeError:  # the loop is closed: nobody waits there any more
+        except RuntimeError:  # the loop is closed: nobody listens there any more
             continue

@@ -1,4 +1,4 @@
-"""Answers while someone waits for them: server-sent events one after the other, or one result at the end."""
+"""Responses that end when the client disconnects: server-sent events, or one result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from keepleft.serving.http.errors import ClientDisconnectedError, internal_error, to_api_error
 from keepleft.serving.http.limits import Limits
@@ -17,18 +18,18 @@ from keepleft.serving.http.middleware.request_log import Log, RequestRecord, log
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE_SECONDS = 15.0  # seconds without anything to tell, after which a comment keeps the connection open
+KEEPALIVE_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
 
 
 def sse_data(event: Any) -> bytes:
-    """In ASCII: some clients take characters such as U+2028 for the end of a line."""
+    """An event as JSON in ASCII, since some clients take characters such as U+2028 for line breaks."""
     return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(Response):
-    """`events` are told until they end, the caller leaves, or time is up; `close` is called in any case.
+    """Sends `events` until they end, the client disconnects or limits.seconds are over; then calls `close`.
 
-    `on_error` gives what is still told where something goes wrong on the way, before the error.
+    After an exception it sends the events that `on_error` returns, and then the error.
     """
 
     media_type = "text/event-stream"
@@ -52,7 +53,7 @@ class EventStream(Response):
         self.close = close
         self.on_error = on_error
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.last_sent = asyncio.get_running_loop().time()
         finished = False
 
@@ -64,7 +65,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(KEEPALIVE_SECONDS)
                 if asyncio.get_running_loop().time() - self.last_sent >= KEEPALIVE_SECONDS:
-                    await send_body(b": still at it\n\n")
+                    await send_body(b": keep-alive\n\n")
 
         async def cancel_on_disconnect() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -87,7 +88,7 @@ class EventStream(Response):
             self.close()
 
     async def _send_events(self, send_body: Callable[[bytes], Awaitable[None]]) -> bytes:
-        """What is told last."""
+        """Send the events, and return the last bytes of the body: [DONE], or the error."""
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for event in self.events:
@@ -103,13 +104,17 @@ class EventStream(Response):
 
 
 async def until_disconnect(request: Request, limits: Limits, work: Awaitable[Result]) -> Result:
-    """The result of some work; it is given up when whoever asked leaves, or when time is up."""
+    """The result of `work`, which is cancelled when the client disconnects or limits.seconds are over.
+
+    Raises ClientDisconnectedError, TimeoutError, or what `work` raises.
+    """
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             continue
 
-    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect())
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(wait_for_disconnect())
     try:
         async with asyncio.timeout(limits.seconds):
             await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)

@@ -1,13 +1,10 @@
-"""How long a client is waited for: for its headers, and for it to take what is sent.
-
-Too many at once are turned away.
-"""
+"""uvicorn's protocol with timeouts for slow clients and a limit on connections."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from http import HTTPStatus
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -17,11 +14,11 @@ from keepleft.serving.http.limits import Limits
 
 
 def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
-    """uvicorn's protocol, which waits for ever, with an end to it."""
+    """H11Protocol itself would wait for headers and for a client to read without end."""
 
     class TimeoutProtocol(H11Protocol):
-        header_timer: asyncio.TimerHandle | None = None  # when its headers have to be there
-        write_timer: asyncio.TimerHandle | None = None  # when it has to have taken something
+        header_timer: asyncio.TimerHandle | None = None  # until the headers are complete
+        write_timer: asyncio.TimerHandle | None = None  # until the client has read something
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -62,13 +59,10 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
-            """What is no HTTP is told so in the same shape as everything else."""
+            """Answer what is not HTTP with an error in the same format as all others."""
             self._cancel_header_timer()
-            self.transport.write(
-                raw_response(
-                    APIError(400, "this is not HTTP, or its headers are too large", code="invalid_http")
-                )
-            )
+            error = APIError(400, "this is not HTTP, or its headers are too large", code="invalid_http")
+            self.transport.write(raw_response(error))
             self.transport.close()
 
         def _cancel_header_timer(self) -> None:
@@ -85,18 +79,17 @@ def protocol_with_timeouts(limits: Limits) -> type[H11Protocol]:
 
 
 def raw_response(error: APIError) -> bytes:
-    """An answer as bytes, for where there is no request yet."""
+    """The response as bytes, for a connection without a request."""
     body = json.dumps(error.payload).encode()
-    reason_phrases: dict[int, str] = {400: "Bad Request", 503: "Service Unavailable"}
-    headers: dict[str, Any] = {
+    headers = {
         "content-type": "application/json",
-        "content-length": len(body),
+        "content-length": str(len(body)),
         "connection": "close",
         "x-content-type-options": "nosniff",
         **error.headers,
     }
     lines = [
-        f"HTTP/1.1 {error.status} {reason_phrases[error.status]}",
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
         *(f"{name}: {value}" for name, value in headers.items()),
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -1,1 +1,1 @@
-"""One file per middleware, outermost first in app.py."""
+"""One file per middleware; app.py puts them together."""

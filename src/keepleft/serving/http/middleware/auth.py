@@ -1,8 +1,8 @@
-"""Who may ask: API keys, compared without telling by the time it takes how nearly right a wrong one is.
+"""API keys, compared in constant time.
 
-Programs send theirs as `Authorization: Bearer KEY`. A browser cannot; it asks its user for a name and a
-password, and the key is the password. Since it then sends both by itself, they count for the page alone and
-only where the page itself asks.
+Programs send `Authorization: Bearer KEY`. A browser cannot: it asks its user for a name and a password (HTTP
+Basic), and the key is the password. Since it then sends them with every request by itself, they count for the
+page only, and only in requests that the page itself makes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import hmac
 from base64 import b64decode
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepleft.serving.http.errors import APIError
 
@@ -21,28 +22,31 @@ CHALLENGE = 'Basic realm="keepleft: any name, and the API key as password", char
 
 
 class APIKeys:
-    """None: everybody may ask."""
+    """The keys a server accepts, as hashes. Without any key, everybody may use it."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         if not all(key.isascii() and key.isprintable() and key.strip() == key and key for key in keys):
             raise ValueError(
-                "an API key is empty, or has characters that no header can carry: use letters, digits and marks"
+                "an API key is empty, or has characters that a header cannot carry: use ASCII letters, "
+                "digits and punctuation"
             )
         self.hashes = [sha256(key.encode()).digest() for key in keys]
 
     def tenant(self, header: bytes | None, *, is_page: bool = False) -> str | None:
-        """Whose request it is, by what stands in its authorization header; None: it has no right to be here."""
+        """The tenant of an Authorization header, a hash of its key; None if the key is missing or wrong."""
         if not self.hashes:
             return ""
-        scheme_name, _, credentials = (header or b"").partition(b" ")
-        scheme, credentials = scheme_name.lower(), credentials.strip()
-        if scheme == b"basic" and is_page:
-            scheme, credentials = b"bearer", _password(credentials)
-        digest = sha256(credentials).digest()
+        scheme, _, credentials = (header or b"").partition(b" ")
+        key = credentials.strip()
+        accepted_scheme = scheme.lower() == b"bearer"
+        if scheme.lower() == b"basic" and is_page:
+            key = _password(key)
+            accepted_scheme = True
+        digest = sha256(key).digest()
         matches = 0
-        for known_digest in self.hashes:  # all of them, found or not
+        for known_digest in self.hashes:  # compare all of them, even after a match: constant time
             matches |= hmac.compare_digest(digest, known_digest)
-        return digest.hex()[:32] if matches and scheme == b"bearer" else None
+        return digest.hex()[:32] if matches and accepted_scheme else None
 
 
 def _password(credentials: bytes) -> bytes:
@@ -53,13 +57,13 @@ def _password(credentials: bytes) -> bytes:
 
 
 class AuthMiddleware:
-    """Every address but one is closed to those who have no key."""
+    """Rejects requests without a valid key, except /health, and notes the tenant of the others."""
 
-    def __init__(self, app: Any, keys: APIKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: APIKeys) -> None:
         self.app = app
         self.keys = keys
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             is_page = scope["path"] == "/" or scope["path"].startswith("/explore/")
@@ -68,7 +72,7 @@ class AuthMiddleware:
             if tenant is None and scope["path"] != PUBLIC_PATH:
                 error = APIError(
                     401,
-                    "this server wants an API key: send it as 'Authorization: Bearer KEY'",
+                    "this server requires an API key: send it as 'Authorization: Bearer KEY'",
                     code="invalid_api_key",
                     headers={"www-authenticate": CHALLENGE if is_page else "Bearer", "connection": "close"},
                 )

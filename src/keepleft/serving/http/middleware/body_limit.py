@@ -1,6 +1,4 @@
-"""What a request brings: read up to a limit and no further, within some time, and looked at before anything
-is done with it.
-"""
+"""Reads request bodies up to a limit of size and time, and checks their JSON before a route sees it."""
 
 from __future__ import annotations
 
@@ -8,21 +6,23 @@ import asyncio
 import json
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.limits import Limits
 
-MIN_BYTES_FOR_THREAD = 1 << 16  # bytes from which on a body is looked at in a thread
-CLOSE_HEADERS = {"connection": "close"}  # what was not read must not be taken for the next request
+MIN_BYTES_FOR_THREAD = 1 << 16  # larger bodies are checked in a thread
+CLOSE_HEADERS = {"connection": "close"}  # the rest of the body must not be taken for the next request
 
 
 class BodyLimitMiddleware:
-    """Hands a whole, sound body on."""
+    """Passes complete and valid bodies on, and rejects others."""
 
-    def __init__(self, app: Any, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app = app
         self.limits = limits
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
             await self.app(scope, receive, send)
             return
@@ -30,35 +30,33 @@ class BodyLimitMiddleware:
             body = await self._read_body(dict(scope["headers"]), receive)
             if body is None:
                 return
-            await (
-                asyncio.to_thread(check_json, body, self.limits.depth)
-                if len(body) > MIN_BYTES_FOR_THREAD
-                else _check_json_inline(body, self.limits.depth)
-            )
+            if len(body) > MIN_BYTES_FOR_THREAD:
+                await asyncio.to_thread(check_json, body, self.limits.depth)
+            else:
+                check_json(body, self.limits.depth)
         except APIError as error:
             await error.to_response()(scope, receive, send)
             return
-        messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_body() -> Any:
+        async def receive_body() -> Message:
             return messages.pop() if messages else await receive()
 
         await self.app(scope, receive_body, send)
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
-        """None: whoever asked has left."""
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """The body; None if the client has disconnected. Raises APIError."""
         max_bytes = self.limits.body
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if (
-            content_type != b"application/json"
-        ):  # which also keeps web pages elsewhere from asking without leave
+        # A browser sends other types across origins without asking first, so this also keeps web pages out.
+        if content_type != b"application/json":
             raise APIError(
                 415,
                 "the body must be JSON: send it with 'Content-Type: application/json'",
                 headers=CLOSE_HEADERS,
             )
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise APIError(415, "the body is compressed: send it as it is", headers=CLOSE_HEADERS)
+            raise APIError(415, "the body is compressed: send it uncompressed", headers=CLOSE_HEADERS)
         too_large = APIError(
             413,
             f"the body is larger than {max_bytes:,} bytes: send less at once",
@@ -83,18 +81,14 @@ class BodyLimitMiddleware:
         except TimeoutError:
             raise APIError(
                 408,
-                f"the body did not come within {self.limits.body_seconds:g} seconds",
+                f"the body did not arrive within {self.limits.body_seconds:g} seconds",
                 code="timeout",
                 headers=CLOSE_HEADERS,
             ) from None
 
 
-async def _check_json_inline(body: bytes, depth: int) -> None:
-    check_json(body, depth)
-
-
 def check_json(body: bytes, depth: int) -> None:
-    """JSON, not too deep, of numbers that are numbers and of characters that are whole."""
+    """Raise APIError unless this is JSON without NaN, lone surrogates or nesting deeper than `depth`."""
     invalid_json = lambda reason: APIError(400, f"the body is not JSON: {reason}", code="invalid_json")
     try:
         document = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
@@ -104,8 +98,8 @@ def check_json(body: bytes, depth: int) -> None:
         raise invalid_json(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise _too_deep_error(depth) from None
-    except ValueError:  # a number of thousands of digits, NaN
-        raise invalid_json("it holds a number that is none") from None
+    except ValueError:  # NaN, or a number of thousands of digits
+        raise invalid_json("it holds an invalid number") from None
     level = [document]
     for _ in range(depth + 1):
         next_level: list[Any] = []
@@ -127,7 +121,7 @@ def check_json(body: bytes, depth: int) -> None:
 def _too_deep_error(depth: int) -> APIError:
     return APIError(
         400,
-        f"the body has more than {depth} lists and objects within one another: make it flatter",
+        f"the body nests lists and objects more than {depth} levels deep: make it flatter",
         code="too_deep",
     )
 
@@ -137,7 +131,7 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise APIError(
-            400, "a text holds half a character (a lone surrogate): take it out", code="invalid_unicode"
+            400, "a string holds half a character (a lone surrogate): remove it", code="invalid_unicode"
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""While the server shuts down, nothing new is taken."""
+"""Rejects new requests with 503 while the server shuts down."""
 
 from __future__ import annotations
 
-from typing import Any
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepleft.serving.engine.request import ShuttingDownError
 from keepleft.serving.http.errors import to_api_error
@@ -10,15 +10,15 @@ from keepleft.serving.http.service import Service
 
 
 class DrainingMiddleware:
-    """Health and metrics are told to the end."""
+    """/health and /metrics answer to the end."""
 
-    def __init__(self, app: Any, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
         self.service = service
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self.service.draining and scope["path"] not in ("/health", "/metrics"):
-            error = to_api_error(ShuttingDownError("the server is shutting down: ask another one"))
+            error = to_api_error(ShuttingDownError("the server is shutting down: try another server"))
             assert error is not None
             error.headers["connection"] = "close"
             await error.to_response()(scope, receive, send)

@@ -1,7 +1,4 @@
-"""One record for each request: its number, its times and counts.
-
-It becomes a line of the log and a few metrics.
-"""
+"""A record of each request (id, times, tokens), which becomes a line of the log and several metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from keepleft.serving.http.errors import internal_error, to_api_error
 from keepleft.serving.http.metrics import Metrics
 
-Log = Callable[[str, dict[str, Any]], None]  # a level, and what happened
+Log = Callable[[str, dict[str, Any]], None]  # takes a level and the fields of a line
 
-# on every answer that does not say otherwise
-DEFAULT_HEADERS = {
+DEFAULT_HEADERS = {  # of every response that does not set them itself
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
@@ -27,21 +25,23 @@ DEFAULT_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+QUIET_ROUTES = ("/health", "/metrics")  # logged at debug
+MAX_STACK_LINES = 12
 
 
 @dataclass
 class RequestRecord:
-    """Filled by routes; never with a prompt, an answer or a key."""
+    """Filled in by the routes; never with a prompt, an output or a key."""
 
     request_id: str = field(default_factory=lambda: f"req_{token_hex(12)}")
     arrival_time: float = field(default_factory=time.monotonic)
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    submitted_time: float | None = None  # when the engine was given it
-    scheduled_time: float | None = None  # when the engine turned to it
-    first_token_time: float | None = None  # when its first token came
+    submitted_time: float | None = None  # to the engine
+    scheduled_time: float | None = None  # by the engine
+    first_token_time: float | None = None
     last_token_time: float | None = None
-    abort_reason: str | None = None  # what cut a stream short
+    abort_reason: str | None = None  # why a stream ended early
 
     def mark_submitted(self) -> None:
         self.submitted_time = time.monotonic()
@@ -53,29 +53,27 @@ class RequestRecord:
     def count_token(self) -> None:
         self.completion_tokens += 1
         self.last_token_time = time.monotonic()
-        self.first_token_time = (
-            self.last_token_time if self.first_token_time is None else self.first_token_time
-        )
+        if self.first_token_time is None:
+            self.first_token_time = self.last_token_time
 
 
 class RequestLogMiddleware:
-    """The outermost of all: nothing leaves without its headers, and nothing that breaks is told but by its
-    number.
-    """
+    """The outermost middleware: logs requests, adds default headers, and answers bugs of ours with 500."""
 
-    def __init__(self, app: Any, metrics: Metrics, log: Log) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: Log) -> None:
         self.app = app
         self.metrics = metrics
         self.log = log
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record, status = RequestRecord(), 0
+        record = RequestRecord()
+        status = 0  # no response has started
         scope.setdefault("state", {})["record"] = record
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -98,15 +96,34 @@ class RequestLogMiddleware:
             if api_error is None:
                 log_error(self.log, record, error)
             if not status:
-                await (api_error or internal_error(record.request_id)).to_response()(
-                    scope, receive, send_with_headers
-                )
+                response = (api_error or internal_error(record.request_id)).to_response()
+                await response(scope, receive, send_with_headers)
         finally:
             self._log_request(scope, record, status)
 
-    def _log_request(self, scope: Any, record: RequestRecord, status: int) -> None:
+    def _log_request(self, scope: Scope, record: RequestRecord, status: int) -> None:
         end_time = time.monotonic()
         route = getattr(scope.get("route"), "path", "other")
+        self._count_request(route, record, status, end_time)
+        milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
+        ttft = record.first_token_time and record.first_token_time - record.arrival_time
+        self.log(
+            "debug" if route in QUIET_ROUTES else "info",
+            {
+                "id": record.request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "prompt_tokens": record.prompt_tokens,
+                "completion_tokens": record.completion_tokens,
+                "ttft_ms": milliseconds(ttft),
+                "ms": milliseconds(end_time - record.arrival_time),
+                "ended": record.abort_reason,
+                "tenant": scope["state"].get("tenant", "")[:8] or None,
+            },
+        )
+
+    def _count_request(self, route: str, record: RequestRecord, status: int, end_time: float) -> None:
         metrics = self.metrics
         metrics.requests.labels(route, str(status)).inc()
         metrics.e2e_request_latency.labels(route).observe(end_time - record.arrival_time)
@@ -120,42 +137,22 @@ class RequestLogMiddleware:
                 metrics.time_per_output_token.observe(
                     (record.last_token_time - record.first_token_time) / (record.completion_tokens - 1)
                 )
-        milliseconds = lambda seconds: None if seconds is None else round(1000 * seconds, 1)
-        self.log(
-            "debug" if route in ("/health", "/metrics") else "info",
-            {
-                "id": record.request_id,
-                "method": scope["method"],
-                "route": route,
-                "status": status,
-                "prompt_tokens": record.prompt_tokens,
-                "completion_tokens": record.completion_tokens,
-                "ttft_ms": milliseconds(
-                    record.first_token_time and record.first_token_time - record.arrival_time
-                ),
-                "ms": milliseconds(end_time - record.arrival_time),
-                "ended": record.abort_reason,
-                "tenant": scope["state"].get("tenant", "")[:8] or None,
-            },
-        )
 
 
 def log_error(log: Log, record: RequestRecord, error: BaseException) -> None:
-    """Our fault: where it happened, and what it said only to those who look closely, for it may say what was
-    asked.
-    """
+    """Log a bug of ours: where it happened, and its message at debug only, since it may quote the request."""
     log("error", {"id": record.request_id, "error": type(error).__name__, "where": stack_lines(error)})
     log("debug", {"id": record.request_id, "message": str(error)})
 
 
 def stack_lines(error: BaseException) -> list[str]:
-    """The lines that an error went through, without what was in them."""
+    """The lines of code in a traceback, without values."""
     return [
         f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)[-12:]
+        for frame in traceback.extract_tb(error.__traceback__)[-MAX_STACK_LINES:]
     ]
 
 
 def log_line(level: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A line of the log."""
+    """The fields of a line of the log, with time and level."""
     return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, **fields}

@@ -1,1 +1,1 @@
-"""One file per route."""
+"""One file per route: `routes(service)` returns its router."""

@@ -11,11 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.data.token_text import token_pieces
-from keepleft.decoding.batch import encode_prompts
+from keepleft.decoding.generate import encode_prompts
 from keepleft.decoding.generation_config import decoder_start_token, from_model_directory
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.models.watch import watch
 from keepleft.nn.attention import Attention
 from keepleft.serving.http.errors import APIError, too_long
+from keepleft.serving.http.inputs import prompt_usage
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.request_builder import check_text
 from keepleft.serving.http.schemas.requests import AttentionRequest
@@ -30,7 +32,7 @@ def routes(service: Service) -> APIRouter:
     @router.post(
         "/v1/attention",
         tags=["keepleft"],
-        summary="What each token of a text looks at",
+        summary="Attention maps of a text",
         **response_docs(AttentionResponse),
     )
     async def attention(request: Request, body: AttentionRequest) -> Response:
@@ -47,11 +49,7 @@ async def _answer(service: Service, body: AttentionRequest, record: RequestRecor
     maps = await service.in_engine_thread(
         partial(_attention_maps, service.model, tokens, source, list(heads_by_layer), body.heads)
     )
-    split_pieces = lambda: (
-        token_pieces(service.tokenizer, tokens),
-        None if source is None else token_pieces(service.generator.input_tokenizer, source),
-    )
-    pieces, source_pieces = await service.in_thread(split_pieces)
+    pieces, source_pieces = await service.in_thread(partial(_token_texts, service, tokens, source))
     return JSONResponse(
         {
             "object": "attention",
@@ -60,25 +58,25 @@ async def _answer(service: Service, body: AttentionRequest, record: RequestRecor
             "source": source_pieces,
             "maps": maps,
             "heads": {name: body.heads or list(range(heads)) for name, heads in heads_by_layer.items()},
-            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
+            "usage": prompt_usage(record),
         }
     )
 
 
 def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int], list[int] | None]:
-    """The text and, of a pair, its source; a pair's text begins with its start."""
+    """The tokens of the text, which an encoder-decoder begins with its start token, and of the source."""
     options = from_model_directory(service.model.notes)
     check_text(body.input, service.limits)
     if not service.is_encoder_decoder:
         if body.source is not None:
-            raise APIError(400, "source was given, and this model reads none: leave it out", param="source")
+            raise APIError(400, "source was given, and this model has none: leave it out", param="source")
         tokens = encode_prompts(
             service.generator.model, service.tokenizer, [_encode_within_limit(service, body.input)], options
         )[0]
         source = None
     else:
         if body.source is None:
-            raise APIError(400, "this model reads a source: give it too", param="source")
+            raise APIError(400, "this model needs a source: give it too", param="source")
         tokens = [
             decoder_start_token(options),
             *service.tokenizer.encode(body.input, add_special_tokens=False).ids,
@@ -93,8 +91,15 @@ def _encode_inputs(service: Service, body: AttentionRequest) -> tuple[list[int],
     return tokens, source
 
 
+def _token_texts(
+    service: Service, tokens: list[int], source: list[int] | None
+) -> tuple[list[str], list[str] | None]:
+    pieces = token_pieces(service.tokenizer, tokens)
+    return pieces, None if source is None else token_pieces(service.generator.input_tokenizer, source)
+
+
 def _encode_within_limit(service: Service, text: str) -> list[int]:
-    """Its tokens, if the model can read so many."""
+    """The tokens of a text. Raises APIError if there are too many for the model."""
     tokens = list(service.generator.input_tokenizer.encode(text).ids)
     if len(tokens) >= service.max_model_len:
         raise too_long(len(tokens), service.max_model_len, "the text")
@@ -104,9 +109,7 @@ def _encode_within_limit(service: Service, text: str) -> list[int]:
 def _select_layers(
     service: Service, body: AttentionRequest, num_tokens: int, num_source_tokens: int
 ) -> dict[str, int]:
-    """The attentions that are meant, with how many heads each has; all of them together must not be too much
-    to tell.
-    """
+    """The selected attention layers, each with its heads. Raises APIError if the maps are too large."""
     attentions = {
         name.replace(".layers.", "."): module
         for name, module in service.model.named_modules()
@@ -117,7 +120,7 @@ def _select_layers(
     ]:
         raise APIError(
             400,
-            f"no attention is called {unknown[0]!r}: there are {', '.join(list(attentions)[:48])}",
+            f"no attention layer is called {unknown[0]!r}: there are {', '.join(list(attentions)[:48])}",
             param="layers",
         )
     selected = {
@@ -125,32 +128,35 @@ def _select_layers(
         for name, module in attentions.items()
         if any(fnmatchcase(name, pattern) for pattern in body.layers)
     }
-    heads_by_layer = {name: module.config.heads for name, module in selected.items()}
     cells = 0
-    for name, heads in heads_by_layer.items():
+    for name, module in selected.items():
+        heads = module.config.heads
         if body.heads is not None and max(body.heads) >= heads:
-            raise APIError(
-                400, f"head {max(body.heads)} was asked for, and {name} has {heads}", param="heads"
-            )
+            message = f"head {max(body.heads)} was requested, and {name} has {heads}"
+            raise APIError(400, message, param="heads")
         rows = num_source_tokens if name.startswith("encoder") and service.is_encoder_decoder else num_tokens
         columns = num_source_tokens if name.endswith("cross") else rows
         cells += rows * columns * (heads if body.heads is None else len(body.heads))
     if cells > service.limits.cells:
         raise APIError(
             400,
-            f"{cells:,} numbers were asked for: at most {service.limits.cells:,} are told at once; name "
+            f"the attention maps have {cells:,} numbers: at most {service.limits.cells:,} are allowed; name "
             "fewer layers or heads, or give a shorter text",
             param="layers",
             code="too_large",
         )
-    return heads_by_layer
+    return dict.fromkeys(selected, heads)
 
 
 @torch.no_grad()
 def _attention_maps(
-    model: Any, tokens: list[int], source: list[int] | None, layers: list[str], heads: list[int] | None
+    model: Encoder | Decoder | EncoderDecoder,
+    tokens: list[int],
+    source: list[int] | None,
+    layers: list[str],
+    heads: list[int] | None,
 ) -> dict[str, Any]:
-    """In the engine's thread."""
+    """Rounded attention weights of each layer, [heads][queries][keys]. Called in the engine's thread."""
     device = next(model.parameters()).device
     inputs = [torch.tensor([row], device=device) for row in (source, tokens) if row is not None]
     with watch(model, layers, heads=heads) as maps:

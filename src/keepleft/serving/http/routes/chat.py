@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ def routes(service: Service, log: Log) -> APIRouter:
     @router.post(
         "/v1/chat/completions",
         tags=["OpenAI"],
-        summary="Answer in a chat",
+        summary="Chat completion",
         **response_docs(ChatCompletionResponse, stream=True),
     )
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -38,8 +38,8 @@ def routes(service: Service, log: Log) -> APIRouter:
         if service.chat_template is None:
             raise APIError(
                 400,
-                "this model has no chat template and was not made for chats: ask /v1/completions, or put a "
-                "chat_template.jinja into its directory",
+                "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its "
+                "directory",
                 param="model",
                 code="no_chat_template",
             )
@@ -53,11 +53,10 @@ def routes(service: Service, log: Log) -> APIRouter:
 async def _answer(
     service: Service, body: ChatRequest, record: RequestRecord, tenant: str, log: Log
 ) -> Response:
-    body = _apply_response_format(_validate(service, body))
+    _check(service, body)
+    body = _apply_response_format(body)
     options = resolve_options(service.model, body, sample_by_default=True)
-    max_tokens = next(
-        (n for n in (body.max_completion_tokens, body.max_tokens, body.max_new_tokens) if n is not None), None
-    )
+    max_tokens = next((n for n in _max_tokens_fields(body) if n is not None), None)
     check_limit(max_tokens, service.limits.new_tokens, "max_completion_tokens")
     prompt = await service.in_thread(partial(chat_template.render_chat, service, body.messages))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -86,6 +85,7 @@ async def _answer(
         None if logprobs is None else chat_logprobs(service.tokenizer, token_logprobs)
     )
     stream = GenerationStream(service, plan, record, only_at_end=not body.stream)
+    stream.start()
     if not body.stream:
         (finished,) = await stream.choices()
         choices = [
@@ -118,7 +118,7 @@ async def _answer(
 
 
 class _ChatChunks:
-    """Pieces as chunks; each choice begins with its role and ends with its reason."""
+    """Deltas as chunks. A choice begins with a chunk of its role and ends with one of its finish reason."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _ChatChunks:
         plan: RequestPlan,
         include_usage: bool,
         record: RequestRecord,
-        format_logprobs: Any,
+        format_logprobs: Callable[[Sequence[TokenLogprob]], dict[str, Any] | None],
     ) -> None:
         self.base_fields = {**base_fields, "object": "chat.completion.chunk"}
         self.include_usage = include_usage
@@ -134,7 +134,7 @@ class _ChatChunks:
         self.format_logprobs = format_logprobs
         self.unfinished = set(range(plan.num_choices))
 
-    async def events(self, stream: GenerationStream) -> AsyncIterator[Any]:
+    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any]]:
         for choice in sorted(self.unfinished):
             yield self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
         async for delta in stream.deltas():
@@ -143,14 +143,15 @@ class _ChatChunks:
         if self.include_usage:
             yield {**self.base_fields, "choices": [], "usage": usage(self.record)}
 
-    def cancelled_chunks(self) -> list[Any]:
+    def cancelled_chunks(self) -> list[dict[str, Any]]:
+        """The last chunks of the choices that have not finished."""
         return [
             chunk
             for choice in sorted(self.unfinished)
             for chunk in self._chunks(ChoiceDelta(choice, "", finish_reason="cancelled"))
         ]
 
-    def _chunks(self, delta: ChoiceDelta) -> list[Any]:
+    def _chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         chunks = []
         if delta.text or delta.logprobs:
             chunks.append(self._chunk(delta.choice, {"content": delta.text}, delta.logprobs))
@@ -165,7 +166,7 @@ class _ChatChunks:
         delta: dict[str, Any],
         token_logprobs: Sequence[TokenLogprob] = (),
         finish_reason: str | None = None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         logprobs = self.format_logprobs(token_logprobs) if token_logprobs else None
         return {
             **self.base_fields,
@@ -176,42 +177,45 @@ class _ChatChunks:
         }
 
 
-def _validate(service: Service, body: ChatRequest) -> ChatRequest:
+def _max_tokens_fields(body: ChatRequest) -> tuple[int | None, ...]:
+    """The three names of one field."""
+    return body.max_completion_tokens, body.max_tokens, body.max_new_tokens
+
+
+def _check(service: Service, body: ChatRequest) -> None:
+    """Raise APIError for what is not supported, and for fields that contradict each other."""
     if body.tools or body.functions or body.tool_choice not in (None, "none", "auto"):
         raise APIError(
             400,
-            "tools were given, and no tools are called here: leave them out, or ask for JSON with "
-            "response_format",
+            "tool calls are not supported: leave tools out, or ask for JSON with response_format",
             param="tools" if body.tools else "tool_choice",
             code="tools_not_supported",
         )
     if body.top_logprobs is not None and not body.logprobs:
-        raise APIError(
-            400, "top_logprobs are told with logprobs: set that too, or leave them out", param="top_logprobs"
-        )
+        message = "top_logprobs need logprobs: set logprobs to true, or leave them out"
+        raise APIError(400, message, param="top_logprobs")
     if body.stream_options is not None and not body.stream:
-        raise APIError(
-            400, "stream_options are for streams: set stream, or leave them out", param="stream_options"
-        )
-    if sum(n is not None for n in (body.max_completion_tokens, body.max_tokens, body.max_new_tokens)) > 1:
+        message = "stream_options are for streams: set stream, or leave them out"
+        raise APIError(400, message, param="stream_options")
+    if sum(n is not None for n in _max_tokens_fields(body)) > 1:
         raise APIError(
             400,
             "max_completion_tokens, max_tokens and max_new_tokens mean the same: give one of them",
             param="max_tokens",
         )
-    chat_template.check(body.messages, service.limits)
-    return body
+    chat_template.check_messages(body.messages, service.limits)
 
 
 def _apply_response_format(body: ChatRequest) -> ChatRequest:
-    """response_format as the rule that it is."""
+    """The body with its response_format as a json_schema."""
     response_format = body.response_format
     if response_format is None or response_format.type == "text":
         return body
     if body.regex is not None or body.grammar is not None or body.json_schema is not None:
         raise APIError(
             400,
-            "response_format and regex, grammar or json_schema each rule the whole text: give one of them",
+            "response_format and regex, grammar or json_schema each constrain the whole output: give one of "
+            "them",
             param="response_format",
         )
     if response_format.type == "json_object":

@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from keepleft.serving.http.inputs import token_rows
+from keepleft.serving.http.inputs import prompt_usage, token_rows
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.schemas.requests import ClassifyRequest
 from keepleft.serving.http.schemas.responses import ClassificationResponse, response_docs
@@ -19,10 +19,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        "/v1/classify",
-        tags=["keepleft"],
-        summary="The label of each text",
-        **response_docs(ClassificationResponse),
+        "/v1/classify", tags=["keepleft"], summary="Labels of texts", **response_docs(ClassificationResponse)
     )
     async def classify(request: Request, body: ClassifyRequest) -> Response:
         service.check_model(body.model)
@@ -35,7 +32,8 @@ def routes(service: Service) -> APIRouter:
 async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord) -> Response:
     rows = await service.in_thread(partial(token_rows, service, body.input))
     record.prompt_tokens += sum(map(len, rows))
-    labels, data = service.predictor.labels, []
+    labels = service.predictor.labels
+    data = []
     for n, probabilities in enumerate(await service.classification_batcher.submit(rows)):
         values = [round(value, 6) for value in probabilities.tolist()]
         data.append(
@@ -46,10 +44,5 @@ async def _answer(service: Service, body: ClassifyRequest, record: RequestRecord
             }
         )
     return JSONResponse(
-        {
-            "object": "list",
-            "model": service.name,
-            "data": data,
-            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
-        }
+        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from tokenizers import Tokenizer
 
+from keepleft.data.token_text import CONTEXT_TOKENS
 from keepleft.decoding.detokenizer import IncrementalDetokenizer
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.serving.http.errors import APIError
-from keepleft.serving.http.generation_stream import ChoiceDelta, GenerationStream
+from keepleft.serving.http.generation_stream import ChoiceDelta, FinishedChoice, GenerationStream
 from keepleft.serving.http.inputs import as_prompts, tenant_of, usage
 from keepleft.serving.http.logprobs import TokenLogprob, completion_logprobs, token_logprob
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
@@ -29,7 +32,7 @@ from keepleft.serving.http.schemas.responses import CompletionResponse, response
 from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import EventStream, until_disconnect
 
-DEFAULT_MAX_TOKENS = 16  # tokens, as OpenAI has it
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 def routes(service: Service, log: Log) -> APIRouter:
@@ -38,7 +41,7 @@ def routes(service: Service, log: Log) -> APIRouter:
     @router.post(
         "/v1/completions",
         tags=["OpenAI"],
-        summary="Go on with a text",
+        summary="Text completion",
         **response_docs(CompletionResponse, stream=True),
     )
     async def completions(request: Request, body: CompletionRequest) -> Response:
@@ -85,17 +88,12 @@ async def _answer(
         "seed": plan.seed,
     }
     stream = GenerationStream(service, plan, record, only_at_end=not body.stream)
+    stream.start()
     if not body.stream:
         finished = await stream.choices()
+        with_logprobs = body.logprobs is not None
         choices = [
-            _choice(
-                n * plan.num_choices + k,
-                *echoes[n],
-                choice.text,
-                choice.logprobs,
-                body.logprobs,
-                choice.finish_reason,
-            )
+            _choice(n * plan.num_choices + k, echoes[n], choice, with_logprobs)
             for n, row in enumerate(finished)
             for k, choice in enumerate(row)
         ]
@@ -111,13 +109,22 @@ async def _answer(
     )
 
 
+@dataclass(frozen=True)
+class Echo:
+    """What a choice begins with: the prompt, or nothing."""
+
+    text: str
+    logprobs: list[TokenLogprob]
+    length: int  # characters of the prompt, which shift the offsets of the output
+
+
 class _CompletionChunks:
-    """Pieces as chunks; each choice begins with its echo, if one was asked for."""
+    """Deltas as chunks; a choice begins with its echo, if requested."""
 
     def __init__(
         self,
         base_fields: dict[str, Any],
-        echoes: list[tuple[str, list[TokenLogprob]]],
+        echoes: list[Echo],
         plan: RequestPlan,
         body: CompletionRequest,
         record: RequestRecord,
@@ -131,13 +138,14 @@ class _CompletionChunks:
         self.unfinished = set(range(plan.num_choices * len(plan.requests)))
         self.started: set[int] = set()
 
-    async def events(self, stream: GenerationStream) -> AsyncIterator[Any]:
+    async def events(self, stream: GenerationStream) -> AsyncIterator[dict[str, Any]]:
         async for delta in stream.deltas():
             yield self._chunk(delta)
         if self.include_usage:
             yield {**self.base_fields, "choices": [], "usage": usage(self.record)}
 
-    def cancelled_chunks(self) -> list[Any]:
+    def cancelled_chunks(self) -> list[dict[str, Any]]:
+        """The last chunks of the choices that have not finished."""
         return [
             self._chunk(ChoiceDelta(choice, "", finish_reason="cancelled"))
             for choice in sorted(self.unfinished)
@@ -145,116 +153,91 @@ class _CompletionChunks:
 
     def _chunk(self, delta: ChoiceDelta) -> dict[str, Any]:
         echo = self.echoes[delta.choice // self.plan.num_choices]
-        echo_text, echo_logprobs = echo if delta.choice not in self.started else ("", [])
+        if delta.choice in self.started:
+            echo = Echo("", [], length=echo.length)
         self.started.add(delta.choice)
         if delta.finish_reason is not None:
             self.unfinished.discard(delta.choice)
-        choice = _choice(
-            delta.choice,
-            echo_text,
-            echo_logprobs,
-            delta.text,
-            delta.logprobs,
-            self.body.logprobs,
-            delta.finish_reason,
-            len(echo[0]),
-        )
+        choice = _choice(delta.choice, echo, delta, self.body.logprobs is not None)
         return {**self.base_fields, "choices": [choice], **({"usage": None} if self.include_usage else {})}
 
 
 def _choice(
-    index: int,
-    echo: str,
-    echo_logprobs: Sequence[TokenLogprob],
-    text: str,
-    token_logprobs: Sequence[TokenLogprob],
-    num_logprobs: int | None,
-    finish_reason: str | None,
-    echo_length: int | None = None,
+    index: int, echo: Echo, output: FinishedChoice | ChoiceDelta, with_logprobs: bool
 ) -> dict[str, Any]:
+    """A choice of a response or chunk: echo and output, whose offsets count from the start of the echo."""
     logprobs = None
-    if num_logprobs is not None:
-        logprobs = completion_logprobs([*echo_logprobs, *token_logprobs])
-        offset = len(echo) if echo_length is None else echo_length
-        logprobs["text_offset"][len(echo_logprobs) :] = [
-            entry.text_offset + offset for entry in token_logprobs
-        ]
-    return {"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": finish_reason}
+    if with_logprobs:
+        shifted = [replace(entry, text_offset=entry.text_offset + echo.length) for entry in output.logprobs]
+        logprobs = completion_logprobs([*echo.logprobs, *shifted])
+    return {
+        "index": index,
+        "text": echo.text + output.text,
+        "logprobs": logprobs,
+        "finish_reason": output.finish_reason,
+    }
 
 
 def _check(service: Service, body: CompletionRequest) -> None:
+    """Raise APIError for what is not supported, and for fields that contradict each other."""
     if body.suffix:
-        raise APIError(
-            400, "suffix was given, and no text is put between two others here: leave it out", param="suffix"
-        )
+        message = "suffix was given, and fill-in-the-middle is not supported: leave it out"
+        raise APIError(400, message, param="suffix")
     if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
         raise APIError(
             400,
-            "which text is the best is known when all are written, so they cannot be streamed: leave "
-            "best_of or stream out",
+            "the best choices are known when all are finished, so they cannot be streamed: leave best_of or "
+            "stream out",
             param="best_of",
         )
     if body.stream_options is not None and not body.stream:
-        raise APIError(
-            400, "stream_options are for streams: set stream, or leave them out", param="stream_options"
-        )
+        message = "stream_options are for streams: set stream, or leave them out"
+        raise APIError(400, message, param="stream_options")
     if body.max_tokens is not None and body.max_new_tokens is not None:
-        raise APIError(
-            400, "max_tokens and max_new_tokens mean the same: give one of them", param="max_new_tokens"
-        )
+        message = "max_tokens and max_new_tokens mean the same: give one of them"
+        raise APIError(400, message, param="max_new_tokens")
     if body.echo and body.logprobs is not None and service.is_encoder_decoder:
         raise APIError(
             400,
-            "the prompt of this model is a source, which it does not write: leave echo or logprobs out",
+            "the prompt of an encoder-decoder is its source, which has no logprobs: leave echo or logprobs "
+            "out",
             param="echo",
         )
 
 
 async def _echoes(
     service: Service, body: CompletionRequest, prompts: Sequence[Prompt], plan: RequestPlan
-) -> list[tuple[str, list[TokenLogprob]]]:
-    """What each choice of a prompt begins with: the prompt, and what the model thinks of it."""
+) -> list[Echo]:
+    """The echo of each prompt: empty unless requested, and with logprobs only if those are."""
     if not body.echo:
-        return [("", [])] * len(prompts)
+        return [Echo("", [], length=0)] * len(prompts)
     decode = lambda tokens: service.generator.input_tokenizer.decode(tokens, skip_special_tokens=True)
     texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
     if body.logprobs is None:
-        return [(text, []) for text in texts]
-    out = []
+        return [Echo(text, [], len(text)) for text in texts]
+    echoes = []
     for text, request in zip(texts, plan.requests, strict=True):
-        prompt_tokens = list(request.tokens)
-        token_logprobs = await service.in_engine_thread(
-            partial(
-                score_tokens, service.model, prompt_tokens[:1], prompt_tokens[1:], top_logprobs=body.logprobs
-            )
+        tokens = list(request.tokens)
+        score = partial(score_tokens, service.model, tokens[:1], tokens[1:], top_logprobs=body.logprobs)
+        scored_tokens = await service.in_engine_thread(score)
+        logprobs = await service.in_thread(
+            partial(_prompt_logprobs, service.tokenizer, tokens, scored_tokens)
         )
-        out.append(
-            (
-                text,
-                await service.in_thread(
-                    partial(_prompt_logprobs, service.tokenizer, prompt_tokens, token_logprobs)
-                ),
-            )
-        )
-    return out
+        echoes.append(Echo(text, logprobs, len(text)))
+    return echoes
 
 
 def _prompt_logprobs(
-    tokenizer: Any, tokens: list[int], token_logprobs: Sequence[ScoredToken]
+    tokenizer: Tokenizer, tokens: list[int], scored_tokens: Sequence[ScoredToken]
 ) -> list[TokenLogprob]:
-    """Of the first token nothing can be thought."""
+    """The logprobs of a prompt; its first token has none, since nothing predicts it."""
     detokenizer = IncrementalDetokenizer(tokenizer)
-    out = [token_logprob(tokenizer, [], tokens[0], 0, None, ())]
-    for n, entry in enumerate(token_logprobs, 1):
+    logprobs = [token_logprob(tokenizer, [], tokens[0], 0, None, ())]
+    for n, entry in enumerate(scored_tokens, 1):
         detokenizer.add(tokens[n - 1])
-        out.append(
-            token_logprob(
-                tokenizer,
-                tokens[max(0, n - 32) : n],
-                entry.token,
-                len(detokenizer.text),
-                entry.logprob,
-                entry.top_logprobs,
-            )
+        context = tokens[max(0, n - CONTEXT_TOKENS) : n]
+        offset = len(detokenizer.text)
+        logprobs.append(
+            token_logprob(tokenizer, context, entry.token, offset, entry.logprob, entry.top_logprobs)
         )
-    return out
+    return logprobs

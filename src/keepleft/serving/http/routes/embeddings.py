@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.serving.http.errors import APIError
-from keepleft.serving.http.inputs import token_rows
+from keepleft.serving.http.inputs import prompt_usage, token_rows
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.schemas.requests import EmbeddingRequest
 from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
@@ -22,18 +22,15 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        "/v1/embeddings",
-        tags=["OpenAI"],
-        summary="One vector for each text",
-        **response_docs(EmbeddingResponse),
+        "/v1/embeddings", tags=["OpenAI"], summary="Embeddings of texts", **response_docs(EmbeddingResponse)
     )
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         service.check_model(body.model)
         if body.dimensions is not None:
             raise APIError(
                 400,
-                f"the vectors of this model have {service.model.design.dim} numbers, no more and no fewer: "
-                "leave dimensions out",
+                f"the embeddings of this model have {service.model.design.dim} dimensions, which cannot be "
+                "changed: leave dimensions out",
                 param="dimensions",
             )
         return await until_disconnect(request, service.limits, _answer(service, body, request.state.record))
@@ -50,12 +47,7 @@ async def _answer(service: Service, body: EmbeddingRequest, record: RequestRecor
         {"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)
     ]
     return JSONResponse(
-        {
-            "object": "list",
-            "model": service.name,
-            "data": data,
-            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
-        }
+        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
     )
 
 

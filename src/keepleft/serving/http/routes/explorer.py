@@ -1,4 +1,4 @@
-"""The page that shows what the model looks at, and the questions that it asks."""
+"""The explorer page, and POST /explore/{question}"""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from keepleft.serving.http.service import Service
 from keepleft.serving.http.sse import until_disconnect
 
 MEDIA_TYPES = {"index.html": "text/html", "explorer.js": "text/javascript", "explorer.css": "text/css"}
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "cache-control": "no-cache",
-}
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-control": "no-cache"}
 
 
 def routes(service: Service) -> APIRouter:
@@ -45,7 +44,7 @@ def routes(service: Service) -> APIRouter:
     @router.post(
         "/explore/{question}",
         tags=["keepleft"],
-        summary="A question of the page",
+        summary="A question of the explorer page",
         **response_docs(ExplorerAnswer),
     )
     async def explore(request: Request, question: str, params: Annotated[dict[str, Any], Body()]) -> Response:
@@ -58,11 +57,11 @@ def routes(service: Service) -> APIRouter:
 
 
 def _file_response(folder: Path, name: str) -> Response:
-    """One of three files and no other: no name comes from outside."""
+    """One of the three files of the page; the name never comes from a request."""
     if not (folder / name).is_file():
         return PlainTextResponse(
-            "The page has not been built: `make page` builds it. The API is there all the same: "
-            "/openapi.json lists it.\n",
+            "The page has not been built: `make page` builds it. The API works without it: /openapi.json "
+            "lists its routes.\n",
             404,
         )
     return FileResponse(folder / name, media_type=MEDIA_TYPES[name], headers=PAGE_HEADERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import exp
 from typing import Any
@@ -10,8 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.data.token_text import token_pieces
+from keepleft.decoding.score import ScoredToken
 from keepleft.serving.http.errors import APIError, too_long
-from keepleft.serving.http.inputs import as_texts
+from keepleft.serving.http.inputs import as_texts, prompt_usage
 from keepleft.serving.http.logprobs import finite_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
 from keepleft.serving.http.schemas.requests import ScoreRequest
@@ -24,7 +26,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        "/v1/score", tags=["keepleft"], summary="How likely texts are", **response_docs(ScoreResponse)
+        "/v1/score", tags=["keepleft"], summary="Log-probabilities of texts", **response_docs(ScoreResponse)
     )
     async def score(request: Request, body: ScoreRequest) -> Response:
         service.check_model(body.model)
@@ -38,36 +40,29 @@ async def _answer(service: Service, body: ScoreRequest, record: RequestRecord) -
     pairs = await service.in_thread(partial(_text_source_pairs, service, body, record))
     data = []
     for n, (text, source) in enumerate(pairs):
-        token_logprobs = await service.in_engine_thread(partial(service.predictor.score, text, source))
-        data.append({"index": n, **await service.in_thread(partial(_format_score, service, token_logprobs))})
+        scored_tokens = await service.in_engine_thread(partial(service.predictor.score, text, source))
+        data.append({"index": n, **await service.in_thread(partial(_format_score, service, scored_tokens))})
     return JSONResponse(
-        {
-            "object": "list",
-            "model": service.name,
-            "data": data,
-            "usage": {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens},
-        }
+        {"object": "list", "model": service.name, "data": data, "usage": prompt_usage(record)}
     )
 
 
 def _text_source_pairs(
     service: Service, body: ScoreRequest, record: RequestRecord
 ) -> list[tuple[str, str | None]]:
-    """Texts and sources, after a look at how long they are."""
+    """Texts with their sources, None for a decoder; counts their tokens. Raises APIError."""
     texts = as_texts(body.input, service.limits)
     if service.is_encoder_decoder and body.source is None:
-        raise APIError(
-            400, "this model scores a text for its source: give source too, one for each text", param="source"
-        )
+        message = "this model scores a text for its source: give source too, one for each text"
+        raise APIError(400, message, param="source")
     if not service.is_encoder_decoder and body.source is not None:
-        raise APIError(400, "source was given, and this model reads none: leave it out", param="source")
-    sources: list[Any] = (
+        raise APIError(400, "source was given, and this model has none: leave it out", param="source")
+    sources: Sequence[str | None] = (
         [None] * len(texts) if body.source is None else as_texts(body.source, service.limits, "source")
     )
     if len(sources) != len(texts):
-        raise APIError(
-            400, f"there are {len(texts)} texts and {len(sources)} sources: give one for each", param="source"
-        )
+        message = f"there are {len(texts)} texts and {len(sources)} sources: give one for each"
+        raise APIError(400, message, param="source")
     for n, (text, source) in enumerate(zip(texts, sources, strict=True)):
         for name, content, tokenizer in (
             (f"text {n}", text, service.tokenizer),
@@ -76,20 +71,20 @@ def _text_source_pairs(
             num_tokens = 0 if content is None else len(tokenizer.encode(content).ids)
             if content is not None and num_tokens == 0:
                 raise APIError(400, f"{name} is empty: there is nothing to score", param="input")
-            if num_tokens >= service.max_model_len:  # one more may come before it, or after it
+            if num_tokens >= service.max_model_len:  # a start or end token may be added
                 raise too_long(num_tokens, service.max_model_len, name)
             record.prompt_tokens += num_tokens
     return list(zip(texts, sources, strict=True))
 
 
-def _format_score(service: Service, token_logprobs: list[Any]) -> dict[str, Any]:
-    total = sum(entry.logprob for entry in token_logprobs)
-    pieces = token_pieces(service.tokenizer, [entry.token for entry in token_logprobs])
+def _format_score(service: Service, scored_tokens: list[ScoredToken]) -> dict[str, Any]:
+    total = sum(entry.logprob for entry in scored_tokens)
+    pieces = token_pieces(service.tokenizer, [entry.token for entry in scored_tokens])
     return {
         "logprob": finite_logprob(total),
-        "perplexity": round(exp(min(700.0, -finite_logprob(total) / max(1, len(token_logprobs)))), 6),
+        "perplexity": round(exp(min(700.0, -finite_logprob(total) / max(1, len(scored_tokens)))), 6),
         "tokens": [
             {"token": piece, "logprob": finite_logprob(entry.logprob)}
-            for piece, entry in zip(pieces, token_logprobs, strict=True)
+            for piece, entry in zip(pieces, scored_tokens, strict=True)
         ],
     }

@@ -1,4 +1,4 @@
-"""GET /v1/models, /health, /metrics: what is served here, and how it fares."""
+"""GET /v1/models, /health, /metrics"""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def routes(service: Service, metrics: Metrics) -> APIRouter:
         "tasks": service.tasks,
     }
 
-    @router.get("/v1/models", tags=["OpenAI"], summary="The model that is served", **response_docs(ModelList))
+    @router.get("/v1/models", tags=["OpenAI"], summary="The served model", **response_docs(ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [model_card]})
 
     @router.get(
-        "/v1/models/{model:path}", tags=["OpenAI"], summary="The same by its name", **response_docs(ModelCard)
+        "/v1/models/{model:path}", tags=["OpenAI"], summary="A model by name", **response_docs(ModelCard)
     )
     async def model(model: str) -> Response:
         service.check_model(model)
@@ -39,7 +39,7 @@ def routes(service: Service, metrics: Metrics) -> APIRouter:
     @router.get(
         "/health",
         tags=["keepleft"],
-        summary="Is it ready? 503 while it shuts down",
+        summary="Readiness; 503 while the server shuts down",
         **response_docs(HealthResponse, extra_responses={503: {"model": HealthResponse}}),
     )
     async def health() -> Response:
@@ -53,7 +53,7 @@ def routes(service: Service, metrics: Metrics) -> APIRouter:
     @router.get(
         "/metrics",
         tags=["keepleft"],
-        summary="Numbers for Prometheus",
+        summary="Prometheus metrics",
         response_class=PlainTextResponse,
         **response_docs(None),
     )

@@ -24,7 +24,7 @@ def routes(service: Service) -> APIRouter:
     @router.post(
         "/v1/translate",
         tags=["keepleft"],
-        summary="Write a text for a source",
+        summary="Translations of texts",
         **response_docs(TranslationResponse),
     )
     async def translate(request: Request, body: TranslateRequest) -> Response:
@@ -40,7 +40,9 @@ def routes(service: Service) -> APIRouter:
 async def _answer(service: Service, body: TranslateRequest, record: RequestRecord, tenant: str) -> Response:
     check_limit(body.max_new_tokens, service.limits.new_tokens, "max_new_tokens")
     plan = await service.in_thread(partial(_build_plan, service, body, tenant))
-    finished = await GenerationStream(service, plan, record, only_at_end=True).choices()
+    stream = GenerationStream(service, plan, record, only_at_end=True)
+    stream.start()
+    finished = await stream.choices()
     data = [
         {**_hypothesis(row[0]), "index": n, "n_best": [_hypothesis(choice) for choice in row]}
         for n, row in enumerate(finished)
@@ -55,7 +57,7 @@ def _build_plan(service: Service, body: TranslateRequest, tenant: str) -> Reques
     options = resolve_options(service.model, body, sample_by_default=False)
     num_choices = body.num_return_sequences or options.num_sequences
     if num_choices > options.beam_count and not options.do_sample:
-        options = options.but(num_beams=num_choices)  # so many texts are found by as many beams
+        options = options.but(num_beams=num_choices)  # one beam for each translation
     return build_requests(
         service,
         body,

@@ -1,1 +1,1 @@
-"""A second process for grammars and chat templates, with time limits."""
+"""A sandbox process for grammars and chat templates, with limits of time and memory."""

@@ -1,7 +1,4 @@
-"""A second process for what might never end: rules that are compiled, chat templates that are filled in.
-
-It can be killed.
-"""
+"""Client of the sandbox: a process for grammars and chat templates, killed if it takes too long."""
 
 from __future__ import annotations
 
@@ -11,34 +8,37 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keepleft.serving.engine.request import OverloadedError
 from keepleft.serving.http.errors import APIError
 
-START_TIMEOUT_SECONDS = 30.0  # seconds in which it must be there
-MAX_TOKENIZERS = 4  # tokenizers that it holds at a time: one for each token that a text may end with
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+START_TIMEOUT_SECONDS = 30.0  # for the process to start and answer
+MAX_TOKENIZERS = 4  # that the process holds at a time; there is one for each end-of-sequence token
 
 
 class Sandbox:
-    """Started when first needed, and again after it was killed. `max_waiting` may wait for it.
+    """The client of one sandbox process, which starts when first needed, and again after it was killed.
 
-    What is asked takes time: ask from a thread.
+    At most `max_waiting` calls wait for it; more raise OverloadedError. Calls block: make them from a thread.
     """
 
-    def __init__(self, tokenizer: Any, *, max_waiting: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_waiting: int) -> None:
         self.tokenizer = tokenizer
         self.max_waiting = max_waiting
         self.lock = threading.Lock()
         self.waiting = 0
         self.process: subprocess.Popen[bytes] | None = None
-        self.loaded_eos: list[int] = []  # ends for which it has a tokenizer
+        self.loaded_eos: list[int] = []  # end-of-sequence tokens for which the process has a tokenizer
 
     @contextmanager
     def _queue(self) -> Iterator[None]:
         if self.waiting >= self.max_waiting:
             raise OverloadedError(
-                "others wait for the same kind of work already: try again in a moment",
+                "too many requests wait for the sandbox already: try again in a moment",
                 retry_after=START_TIMEOUT_SECONDS / 10,
             )
         self.waiting += 1
@@ -49,7 +49,7 @@ class Sandbox:
             self.waiting -= 1
 
     def check_grammar(self, grammar: str, eos_token_id: int, seconds: float) -> None:
-        """An APIError where a rule cannot be compiled, or not in time."""
+        """Raise APIError if a grammar cannot be compiled, or not in time."""
         with self._queue():
             if eos_token_id not in self.loaded_eos:
                 request = {
@@ -60,36 +60,32 @@ class Sandbox:
                     "max_tokenizers": MAX_TOKENIZERS,
                 }
                 if (response := self._call(request, START_TIMEOUT_SECONDS)) is None or "error" in response:
-                    raise APIError(
-                        400, "rules cannot be kept to with this model's tokenizer", code="grammar_unavailable"
-                    )
+                    message = "structured output does not work with this model's tokenizer"
+                    raise APIError(400, message, code="grammar_unavailable")
                 self.loaded_eos = [*self.loaded_eos[1 - MAX_TOKENIZERS :], eos_token_id]
-            response = self._call(
-                {"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}, seconds
-            )
+            request = {"task": "grammar", "grammar": grammar, "eos_token_id": eos_token_id}
+            response = self._call(request, seconds)
         if response is None:
             raise APIError(
                 400,
-                f"the rule could not be compiled within {seconds:g} seconds: make it simpler",
+                f"the grammar could not be compiled within {seconds:g} seconds: make it simpler",
                 code="grammar_too_complex",
             )
         if "error" in response:
-            raise APIError(400, f"the rule cannot be used: {response['error']}", code="invalid_grammar")
+            raise APIError(400, f"the grammar is invalid: {response['error']}", code="invalid_grammar")
 
     def render(self, template: str, variables: dict[str, Any], max_characters: int, seconds: float) -> str:
-        """A chat as one text."""
+        """The rendered chat template. Raises APIError if it fails, takes too long or gets too long."""
         with self._queue():
             if self.process is None:
                 self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
-            response = self._call(
-                {
-                    "task": "render",
-                    "template": template,
-                    "variables": variables,
-                    "max_characters": max_characters,
-                },
-                seconds,
-            )
+            request = {
+                "task": "render",
+                "template": template,
+                "variables": variables,
+                "max_characters": max_characters,
+            }
+            response = self._call(request, seconds)
         if response is None:
             raise APIError(
                 400,
@@ -99,14 +95,14 @@ class Sandbox:
         if "error" in response:
             raise APIError(
                 400,
-                f"the model's chat template does not take these messages: {response['error']}",
+                f"the model's chat template rejects these messages: {response['error']}",
                 param="messages",
                 code="invalid_messages",
             )
         return str(response["text"])
 
     def warm(self) -> None:
-        """Be there before the first question."""
+        """Start the process before it is needed."""
         with self._queue():
             self._call({"task": "ping"}, START_TIMEOUT_SECONDS)
 
@@ -115,7 +111,7 @@ class Sandbox:
             self._kill()
 
     def _call(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """Its answer; None where it took too long, or did not live to give one."""
+        """The response of the process; None if it took too long, or died."""
         if self.process is None or self.process.poll() is not None:
             self._kill()
             self.process = subprocess.Popen(
@@ -153,6 +149,6 @@ class Sandbox:
                 if pipe is not None:
                     try:
                         pipe.close()
-                    except OSError:  # what was not taken is lost
+                    except OSError:  # unsent data is lost
                         continue
             process.wait()

@@ -1,6 +1,6 @@
-"""The process apart: a question a line, an answer a line.
+"""The sandbox process: reads JSON requests from stdin and writes responses to stdout, one per line.
 
-`python -m keepleft.serving.http.sandbox.worker`; client.py talks to it.
+client.py starts it as `python -m keepleft.serving.http.sandbox.worker`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import sys
 from functools import cache
 from typing import Any
 
-MAX_MEMORY_BYTES = 4 << 30  # bytes that it may ever have
+MAX_MEMORY_BYTES = 4 << 30
+MAX_ERROR_LENGTH = 500  # characters
 
 
 class SandboxWorker:
-    """What is asked of it by name, one method each."""
+    """One method `do_TASK` for each task."""
 
     def __init__(self) -> None:
         self.tokenizers: dict[int, Any] = {}
@@ -34,13 +35,15 @@ class SandboxWorker:
         return {}
 
     def do_grammar(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compiled, and taken as far as its first token."""
+        """Compile a grammar, and compute the mask of its first token."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self.tokenizers[request["eos_token_id"]], request["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        return {"error": " ".join(matcher.get_error().split())[:500]} if matcher.is_error() else {}
+        if matcher.is_error():
+            return {"error": " ".join(matcher.get_error().split())[:MAX_ERROR_LENGTH]}
+        return {}
 
     def do_render(self, request: dict[str, Any]) -> dict[str, Any]:
         pieces = []
@@ -49,18 +52,15 @@ class SandboxWorker:
         for piece in compile_template(request["template"]).generate(**request["variables"]):
             size += len(piece)
             if size > max_characters:
-                return {
-                    "error": f"the text has more than {max_characters:,} characters: send fewer or shorter messages"
-                }
+                limit = f"more than {max_characters:,} characters"
+                return {"error": f"the text has {limit}: send fewer or shorter messages"}
             pieces.append(piece)
         return {"text": "".join(pieces)}
 
 
 @cache
 def compile_template(source: str) -> Any:
-    """As transformers sets it up, and closed in: nothing outside the template can be reached, nothing given
-    can be changed.
-    """
+    """A Jinja template in the environment of transformers, sandboxed: nothing outside can be reached."""
     from datetime import datetime
 
     from jinja2.exceptions import TemplateError
@@ -96,7 +96,7 @@ def main() -> None:
         try:
             response = getattr(worker, f"do_{request['task']}")(request)
         except Exception as error:
-            response = {"error": f"{type(error).__name__}: {error}"[:500]}
+            response = {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]}
         sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 

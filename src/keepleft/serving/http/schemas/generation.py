@@ -1,6 +1,4 @@
-"""How to write: keepleft's own options as fields of a request, named as in Hugging Face's GenerationConfig,
-each bounded.
-"""
+"""Generation options as fields of a request, bounded, named as in Hugging Face's GenerationConfig."""
 
 from __future__ import annotations
 
@@ -15,30 +13,26 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(gt=0, le=100)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-# JSON has lists alone
-SequenceBias = Annotated[tuple[TokenIds, Annotated[float, Field(ge=-100, le=100)]], Field(strict=False)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+SequenceBias = Annotated[tuple[TokenIds, Bias], Field(strict=False)]  # not strict: JSON has no tuples
 SignedPenalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StrictModel(BaseModel):
-    """Nothing is turned into something else, and nothing unknown is passed over."""
+    """No value is converted to another type, and no unknown field is accepted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class GenerationFields(StrictModel):
-    """What the model directory's generation_config.json says holds where nothing is said here."""
+    """What is left out is taken from the generation_config.json of the model directory."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="0 is the likeliest token each time"
-    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy")
     top_p: PositiveFraction | None = None
-    seed: Seed | None = Field(None, description="drawn, and told in the answer, where none is given")
+    seed: Seed | None = Field(None, description="if not given, a random one, which the response names")
     presence_penalty: SignedPenalty | None = None
     frequency_penalty: SignedPenalty | None = None
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
 
     max_new_tokens: Count | None = Field(None, description="another name of max_tokens")
     min_new_tokens: Count | None = None
@@ -70,15 +64,13 @@ class GenerationFields(StrictModel):
     forced_eos_token_id: TokenId | TokenIds | None = None
     eos_token_id: TokenId | TokenIds | None = None
     renormalize_logits: bool | None = None
-    prefix: str | None = Field(None, description="what the written text begins with")
+    prefix: str | None = Field(None, description="what the generated text begins with")
     regex: str | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = Field(None, description="in llguidance's Lark dialect")
 
 
-# handed on as they are
+RESOLVED_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")
 PASS_THROUGH_FIELDS = tuple(
-    name
-    for name in GenerationFields.model_fields
-    if name not in ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")
-)
+    name for name in GenerationFields.model_fields if name not in RESOLVED_FIELDS
+)  # become generation options as they are

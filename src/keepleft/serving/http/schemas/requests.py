@@ -1,7 +1,4 @@
-"""What may be asked: the fields of each request, with the outermost bounds.
-
-Limits says how much of each is served.
-"""
+"""Schemas of request bodies, with outer bounds; Limits says how much of each field a server allows."""
 
 from __future__ import annotations
 
@@ -13,20 +10,19 @@ from pydantic import Field
 from keepleft.serving.http.schemas.generation import GenerationFields, StrictModel, TokenIds
 
 ChoiceCount = Annotated[int, Field(ge=1, le=1024)]
+PromptField = str | TokenIds | list[str] | list[TokenIds]
 MODEL_FIELD = Field(
-    None,
-    description="the name that GET /v1/models tells; the only model where it is left out",
-    max_length=512,
+    None, description="the name in GET /v1/models; may be left out, as there is one model", max_length=512
 )
 
 
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # OpenAI's; changes nothing here
+    include_obfuscation: bool | None = None  # OpenAI's; ignored
 
 
 class IgnoredFields(StrictModel):
-    """Fields of OpenAI's that change nothing about the text; they are taken and passed over."""
+    """Fields of OpenAI's that do not change the output; they are accepted and ignored."""
 
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -36,27 +32,23 @@ class IgnoredFields(StrictModel):
 
 
 class GenerationRequestBody(GenerationFields, IgnoredFields):
-    """What completions and chats share."""
+    """The fields that completions and chats share."""
 
     model: str | None = MODEL_FIELD
     n: ChoiceCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    user: str | None = Field(
-        None, description="whose request it is: beginnings of texts are shared within one user alone"
-    )
+    user: str | None = Field(None, description="the end user; prefix caching never shares between users")
 
 
 class CompletionRequest(GenerationRequestBody):
-    prompt: str | TokenIds | list[str] | list[TokenIds]
-    max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = Field(
-        None, description="16 where nothing is said"
-    )
+    prompt: PromptField
+    max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = Field(None, description="16 by default")
     best_of: ChoiceCount | None = None
     logprobs: Annotated[int, Field(ge=0, le=1024)] | None = None
     echo: bool | None = None
-    suffix: str | None = Field(None, description="refused: no text is put between two others here")
+    suffix: str | None = Field(None, description="rejected: fill-in-the-middle is not supported")
 
 
 class ContentPart(StrictModel):
@@ -91,33 +83,33 @@ class ChatRequest(GenerationRequestBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=1024)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Any = Field(None, description="refused: no tools are called here")
-    tool_choice: Any = Field(None, description="refused, but for none and auto")
-    functions: Any = Field(None, description="refused")
-    parallel_tool_calls: bool | None = None  # changes nothing without tools
-    reasoning_effort: Any = None  # changes nothing here
+    tools: Any = Field(None, description="rejected: tool calls are not supported")
+    tool_choice: Any = Field(None, description="rejected, except none and auto")
+    functions: Any = Field(None, description="rejected")
+    parallel_tool_calls: bool | None = None  # ignored
+    reasoning_effort: Any = None  # ignored
 
 
 class TranslateRequest(GenerationFields):
-    """The options of the model directory hold: greedy or beams, unless something else is said."""
+    """The defaults are those of the model directory: greedy, or its beams."""
 
     model: str | None = MODEL_FIELD
     input: str | list[str]
     tag: str | None = Field(
-        None, description="the token that names the language, for a model that has several", max_length=256
+        None, description="the language tag, a token, for a multilingual model", max_length=256
     )
     num_return_sequences: ChoiceCount | None = Field(
-        None, description="so many texts for each, the best first"
+        None, description="translations for each text, the best first"
     )
     user: str | None = None
 
 
 class EmbeddingRequest(StrictModel):
     model: str | None = MODEL_FIELD
-    input: str | TokenIds | list[str] | list[TokenIds]
+    input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="refused: vectors are as long as they are"
+        None, description="rejected: the size of the vectors is that of the model"
     )
     user: str | None = None
 
@@ -131,18 +123,14 @@ class ClassifyRequest(StrictModel):
 class ScoreRequest(StrictModel):
     model: str | None = MODEL_FIELD
     input: str | list[str]
-    source: str | list[str] | None = Field(
-        None, description="encoder-decoders: what the text was written for, one for each"
-    )
+    source: str | list[str] | None = Field(None, description="encoder-decoders: the source of each text")
     user: str | None = None
 
 
 class AttentionRequest(StrictModel):
     model: str | None = MODEL_FIELD
     input: str
-    source: str | None = Field(
-        None, description="encoder-decoders: the source; input is the text that was written for it"
-    )
+    source: str | None = Field(None, description="encoder-decoders: the source; input is the target")
     layers: Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=1024)] = (
         Field(["*"], description='names such as "decoder.3.self", or patterns such as "encoder.*"')
     )
@@ -153,7 +141,7 @@ class AttentionRequest(StrictModel):
 
 @cache
 def all_field_names() -> tuple[str, ...]:
-    """Every field that some request has: a misspelt one is told what was perhaps meant."""
+    """The fields of all requests, to suggest one where a field is misspelt."""
     schemas = (
         CompletionRequest,
         ChatRequest,

@@ -1,4 +1,4 @@
-"""What is answered: the shapes that /openapi.json promises."""
+"""Schemas of responses, as /openapi.json documents them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CompletionResponse(BaseModel):
     created: int
     model: str
     system_fingerprint: str
-    seed: int | None = Field(description="of what was drawn; the same request with it gets the same answer")
+    seed: int | None = Field(description="the same request with this seed gets the same response")
     choices: list[CompletionChoice]
     usage: Usage
 
@@ -165,7 +165,7 @@ class AttentionResponse(BaseModel):
     tokens: list[str]
     source: list[str] | None
     maps: dict[str, list[list[list[float]]]] = Field(
-        description="of each attention: heads, who looks, at whom"
+        description="weights of each attention layer: heads, queries, keys"
     )
     heads: dict[str, list[int]]
     usage: PromptUsage
@@ -191,7 +191,7 @@ class HealthResponse(BaseModel):
 
 
 class ExplorerAnswer(BaseModel):
-    """Of the explorer; each question has its own fields."""
+    """The answer to a question of the explorer; each question has its own fields."""
 
     model_config = {"extra": "allow"}
 
@@ -202,20 +202,20 @@ def response_docs(
     stream: bool = False,
     extra_responses: dict[int | str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments of a route that say what it answers."""
+    """The arguments of a route that document its responses."""
     responses: dict[int | str, dict[str, Any]] = {
         "4XX": {
             "model": ErrorResponse,
-            "description": "what was asked cannot be done; the message says why and what to do about it",
+            "description": "the request is wrong; the message says why and what to do about it",
         },
         "5XX": {
             "model": ErrorResponse,
-            "description": "not now (503, with Retry-After), not in time (504), or our fault (500)",
+            "description": "shutting down (503, with Retry-After), too slow (504), or a bug of ours (500)",
         },
     }
     if stream:
         responses[200] = {
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "the answer; with stream: true in pieces, as server-sent events that end with [DONE]",
+            "description": "the response; with stream: true as server-sent events that end with [DONE]",
         }
     return {"response_model": response_model, "responses": {**responses, **(extra_responses or {})}}

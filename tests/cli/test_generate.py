@@ -66,11 +66,12 @@ def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> 
 @pytest.mark.slow
 def test_a_command_that_writes_does_not_wait_for_the_compiler(decoder):
     """Importing it takes longer than all the rest."""
-    said = (
-        f"import sys; from keepleft.cli import main; main(['generate', {decoder!r}, 'the sea', '--max-new-tokens', '2']); "
+    arguments = ["generate", decoder, "the sea", "--max-new-tokens", "2"]
+    code = (
+        f"import sys; from keepleft.cli import main; main({arguments!r}); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", said], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_a_line_in_is_a_line_out_in_order(decoder, capsys, monkeypatch):
@@ -114,7 +115,7 @@ def test_json_has_scores_tokens_and_likely_ones(pair, capsys):
         "3",
         "--n-best",
         "2",
-        "--max_new_tokens",
+        "--max-new-tokens",
         "6",
     )
     found = json.loads(out)
@@ -165,11 +166,11 @@ def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, pai
         plain = wish()
         assert [len(one["tokens"]) for one in plain] == [5, 5, 5]
         for n, one in enumerate(plain):
-            ended = wish("--stop_strings", TOKENS.decode(one["tokens"][:1]))[n]
+            ended = wish("--stop-strings", TOKENS.decode(one["tokens"][:1]))[n]
             assert ended["tokens"] == one["tokens"][:1]
             if beams == "1":  # a string of which the first token is the beginning
                 assert (
-                    wish("--stop_strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+                    wish("--stop-strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
                 )
 
 
@@ -416,7 +417,7 @@ def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     assert "this model has no labels" in run(capsys, "classify", decoder, "x")[2]
     code, _, told = run(capsys, "generate", decoder, "--max-new-token", "3", "x")
     assert code == 2
-    assert "max_new_tokens" in told
+    assert "--max-new-tokens" in told
     monkeypatch.setattr("keepleft.cli.generate.installed_weights", dict)
     monkeypatch.setattr("keepleft.cli.text_io.installed_weights", dict)
     assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]
