@@ -57,6 +57,7 @@ def _make(config: str, model: str, **numbers: Any) -> Callable[[], nn.Module]:
             if getattr(made, "final_logits_bias", None) is not None:
                 made.final_logits_bias.normal_()
         return made
+
     return build
 
 
@@ -66,52 +67,134 @@ def _untied(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         made.lm_head.weight = nn.Parameter(torch.randn_like(made.lm_head.weight) * 0.2)
         made.config.tie_word_embeddings = False
         return made
+
     return apart
 
 
-_neo = dict(vocab_size=V, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=37, window_size=5,
-            attention_types=[[["global", "local"], 1], [["global"], 1]])
+_neo = dict(
+    vocab_size=V,
+    hidden_size=24,
+    num_layers=3,
+    num_heads=3,
+    max_position_embeddings=37,
+    window_size=5,
+    attention_types=[[["global", "local"], 1], [["global"], 1]],
+)
 _gpt = dict(vocab_size=V, n_embd=24, n_layer=2, n_head=3, n_positions=37)
-_llama = dict(vocab_size=V, hidden_size=24, intermediate_size=44, num_hidden_layers=2, num_attention_heads=6,
-              num_key_value_heads=3, max_position_embeddings=64, pad_token_id=PAD)
-_t5 = dict(vocab_size=V, d_model=24, d_kv=10, d_ff=44, num_layers=2, num_decoder_layers=3, num_heads=3,
-           relative_attention_num_buckets=10, relative_attention_max_distance=17, decoder_start_token_id=0)
-_bart = dict(vocab_size=V, d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=3,
-             encoder_ffn_dim=44, decoder_ffn_dim=44, max_position_embeddings=37, pad_token_id=PAD, bos_token_id=0,
-             eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2)
+_llama = dict(
+    vocab_size=V,
+    hidden_size=24,
+    intermediate_size=44,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    max_position_embeddings=64,
+    pad_token_id=PAD,
+)
+_t5 = dict(
+    vocab_size=V,
+    d_model=24,
+    d_kv=10,
+    d_ff=44,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=3,
+    relative_attention_num_buckets=10,
+    relative_attention_max_distance=17,
+    decoder_start_token_id=0,
+)
+_bart = dict(
+    vocab_size=V,
+    d_model=24,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=3,
+    decoder_attention_heads=3,
+    encoder_ffn_dim=44,
+    decoder_ffn_dim=44,
+    max_position_embeddings=37,
+    pad_token_id=PAD,
+    bos_token_id=0,
+    eos_token_id=2,
+    decoder_start_token_id=2,
+    forced_eos_token_id=2,
+)
 _unequal = _bart | dict(encoder_attention_heads=4, encoder_ffn_dim=31)
-_bert = dict(vocab_size=V, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=44,
-             max_position_embeddings=37)
+_bert = dict(
+    vocab_size=V,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=44,
+    max_position_embeddings=37,
+)
 
 DECODERS = {
     "gpt": _make("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", **_gpt),
     "gpt2": _make("GPT2Config", "GPT2LMHeadModel", **_gpt),
     "gpt_neo": _make("GPTNeoConfig", "GPTNeoForCausalLM", **_neo),
     "llama": _make("LlamaConfig", "LlamaForCausalLM", **_llama),
-    "llama_biased": _make("LlamaConfig", "LlamaForCausalLM", **_llama, attention_bias=True, mlp_bias=True, head_dim=6),
-    "llama3": _make("LlamaConfig", "LlamaForCausalLM", **_llama, tie_word_embeddings=True, rope_parameters={
-        "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32}),
-    "llama_linear": _make("LlamaConfig", "LlamaForCausalLM", **_llama, rope_parameters={
-        "rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
+    "llama_biased": _make(
+        "LlamaConfig", "LlamaForCausalLM", **_llama, attention_bias=True, mlp_bias=True, head_dim=6
+    ),
+    "llama3": _make(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        **_llama,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "llama_linear": _make(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        **_llama,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    ),
     "mistral": _make("MistralConfig", "MistralForCausalLM", **_llama, sliding_window=5),
     "qwen2": _make("Qwen2Config", "Qwen2ForCausalLM", **_llama),
 }
 PAIRS = {
     "t5": _make("T5Config", "T5ForConditionalGeneration", **_t5),
-    "t5_v1_1": _untied(_make("T5Config", "T5ForConditionalGeneration", **_t5, feed_forward_proj="gated-gelu",
-                             tie_word_embeddings=False)),
+    "t5_v1_1": _untied(
+        _make(
+            "T5Config",
+            "T5ForConditionalGeneration",
+            **_t5,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+        )
+    ),
     "mt5": _make("MT5Config", "MT5ForConditionalGeneration", **_t5),
     "mt5_untied": _untied(_make("MT5Config", "MT5ForConditionalGeneration", **_t5)),
     "bart": _make("BartConfig", "BartForConditionalGeneration", **_bart),
-    "pegasus": _make("PegasusConfig", "PegasusForConditionalGeneration", **_bart, scale_embedding=True,
-                     activation_function="relu"),
-    "marian": _make("MarianConfig", "MarianMTModel", **_bart, scale_embedding=True, activation_function="swish"),
+    "pegasus": _make(
+        "PegasusConfig",
+        "PegasusForConditionalGeneration",
+        **_bart,
+        scale_embedding=True,
+        activation_function="relu",
+    ),
+    "marian": _make(
+        "MarianConfig", "MarianMTModel", **_bart, scale_embedding=True, activation_function="swish"
+    ),
     "bart_unequal": _make("BartConfig", "BartForConditionalGeneration", **_unequal),
-    "pegasus_unequal": _make("PegasusConfig", "PegasusForConditionalGeneration", **_unequal, scale_embedding=True,
-                             activation_function="relu"),
-    "marian_unequal": _make("MarianConfig", "MarianMTModel", **_unequal, scale_embedding=True,
-                            activation_function="swish"),
+    "pegasus_unequal": _make(
+        "PegasusConfig",
+        "PegasusForConditionalGeneration",
+        **_unequal,
+        scale_embedding=True,
+        activation_function="relu",
+    ),
+    "marian_unequal": _make(
+        "MarianConfig", "MarianMTModel", **_unequal, scale_embedding=True, activation_function="swish"
+    ),
 }
 ENCODERS = {
     "bert": _make("BertConfig", "BertModel", **_bert),
@@ -119,7 +202,9 @@ ENCODERS = {
     "bert_classes": _make("BertConfig", "BertForSequenceClassification", **_bert, num_labels=5),
 }
 CLASSIFIERS = {
-    "gpt2_classes": _make("GPT2Config", "GPT2ForSequenceClassification", **_gpt, num_labels=5, pad_token_id=PAD),
+    "gpt2_classes": _make(
+        "GPT2Config", "GPT2ForSequenceClassification", **_gpt, num_labels=5, pad_token_id=PAD
+    ),
     "llama_classes": _make("LlamaConfig", "LlamaForSequenceClassification", **_llama, num_labels=5),
 }
 BARE = {

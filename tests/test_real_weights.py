@@ -33,8 +33,12 @@ def peer():
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        return (AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval(),
-                AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
+        return (
+            AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, dtype=torch.float32
+            ).eval(),
+            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name),
+        )
 
 
 def test_smollm2_has_the_published_size_and_the_design_of_its_preset(smollm):
@@ -45,7 +49,7 @@ def test_smollm2_has_the_published_size_and_the_design_of_its_preset(smollm):
 
 def test_smollm2_knows_the_capital_of_france(smollm):
     model, tokenizer = smollm
-    answer, = kl.generate(model, tokenizer, "The capital of France is", max_new_tokens=4)
+    (answer,) = kl.generate(model, tokenizer, "The capital of France is", max_new_tokens=4)
     assert answer.startswith(" Paris")
 
 
@@ -70,34 +74,61 @@ def test_smollm2_gives_the_logits_of_transformers_on_the_same_dequantised_weight
     assert torch.equal(again, want)
 
 
-@pytest.mark.parametrize("said", [
-    {}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}, {"num_beams": 4, "length_penalty": 0.8},
-    {"num_beams": 3, "early_stopping": True, "num_return_sequences": 3, "bad_words_ids": [[260]], "min_new_tokens": 6},
-], ids=str)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+        {"num_beams": 4, "length_penalty": 0.8},
+        {
+            "num_beams": 3,
+            "early_stopping": True,
+            "num_return_sequences": 3,
+            "bad_words_ids": [[260]],
+            "min_new_tokens": 6,
+        },
+    ],
+    ids=str,
+)
 def test_smollm2_writes_what_transformers_writes(smollm, peer, said):
     model, tokenizer = smollm
     text = "Once upon a time there was a small ship that"
     ids = tokenizer.encode(text).ids
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        theirs = peer[0].generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12, **said)[:, len(ids):].tolist()
-    found, = kl.completions(model, tokenizer, text, max_new_tokens=12, **said)
-    assert [answer.tokens for answer in found] == [row[:len(answer.tokens)] for row, answer in zip(theirs, found, strict=True)]
+        theirs = (
+            peer[0]
+            .generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12, **said)[:, len(ids) :]
+            .tolist()
+        )
+    (found,) = kl.completions(model, tokenizer, text, max_new_tokens=12, **said)
+    assert [answer.tokens for answer in found] == [
+        row[: len(answer.tokens)] for row, answer in zip(theirs, found, strict=True)
+    ]
 
 
 def test_minilm_gives_the_similarities_of_transformers():
     path = weights("all-MiniLM-L6-v2")
     model, tokenizer = kl.load(path)
-    texts = ["A man is eating food.", "Someone eats a piece of bread.", "The girl carries a baby.", "Sie spielt Geige. " * 9]
+    texts = [
+        "A man is eating food.",
+        "Someone eats a piece of bread.",
+        "The girl carries a baby.",
+        "Sie spielt Geige. " * 9,
+    ]
     tokenizer.enable_padding()
     encoded = tokenizer.encode_batch(texts)
-    tokens, mask = (torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask"))
+    tokens, mask = (
+        torch.tensor([getattr(each, what) for each in encoded]) for what in ("ids", "attention_mask")
+    )
     assert (mask == 0).any()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         from transformers import AutoModel
 
-        hidden = AutoModel.from_pretrained(path).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
+        hidden = (
+            AutoModel.from_pretrained(path).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
+        )
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         unit = mean / mean.norm(dim=-1, keepdim=True)
         ours = model(tokens, segments=mask)
@@ -110,4 +141,6 @@ def test_minilm_gives_the_similarities_of_transformers():
         together = bare(packed, segments=apart)[0]
     for row in range(4):
         mine = together[apart[0] == row + 1].mean(0)
-        assert (mine / mine.norm() - unit[row]).abs().max() < 1e-5  # four texts in one row, none reading another
+        assert (
+            mine / mine.norm() - unit[row]
+        ).abs().max() < 1e-5  # four texts in one row, none reading another

@@ -10,4 +10,7 @@ import pytest
 
 def thinned(cases: Sequence[Any], every: int, name: Callable[[Any], str] = str) -> list[Any]:
     """One of `every` so many is run each time; the others are marked long."""
-    return [pytest.param(case, id=name(case), marks=[pytest.mark.long] if n % every else []) for n, case in enumerate(cases)]
+    return [
+        pytest.param(case, id=name(case), marks=[pytest.mark.long] if n % every else [])
+        for n, case in enumerate(cases)
+    ]

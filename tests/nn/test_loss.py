@@ -68,8 +68,7 @@ def test_the_definition_is_pytorchs():
     expected = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(sums.loss, expected)
     torch.testing.assert_close(
-        sums.cross_entropy,
-        F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum").detach(),
+        sums.cross_entropy, F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum").detach()
     )
     assert int(sums.correct) == int((scores.argmax(-1) == targets).sum())
 

@@ -56,9 +56,7 @@ class Service:
         self.limits = limits
         self.explorer = explorer
         self.page_folder = page_folder
-        self.generator = TextGenerator(
-            cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer
-        )
+        self.generator = TextGenerator(cast(GenerativeModel, self.model), self.tokenizer, source_tokenizer)
         self.predictor = Predictor(self.model, self.tokenizer, source_tokenizer)
         self.max_model_len = resolve_max_model_len(self.model.design, max_model_len, limits)
         self.created = int(time.time())
