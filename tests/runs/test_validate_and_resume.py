@@ -180,7 +180,7 @@ def test_a_run_says_what_it_is_measured_on(place):
     parts = replace(plain, train="b.txt", out="runs/2", tokenizer=jobs.TokenizerConfig(documents=True))
     said = [event for event in run_job(parts) if isinstance(event, str)]
     assert any(
-        line.startswith("validation: 6 records held out, 294 are left to learn from; measures")
+        line.startswith("validation: 6 records held out, 294 are left to train on; metrics")
         for line in said
     )
     given = replace(parts, valid="b.txt", out="runs/3")
