@@ -106,7 +106,7 @@ def hugging_face(model: AnyModel, folder: Path, user_tokens: list[int] | None) -
     transformers.utils.logging.disable_progress_bar()
     try:
         peer = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-    except Exception as error:  # there is no end of what transformers may raise
+    except Exception as error:  # its own, or of any library that it uses
         yield Check(what, f"transformers cannot read the folder: {error}", False)
         return
     if isinstance(head, LMHead | MaskedLMHead | ClassificationHead):

@@ -135,10 +135,10 @@ def _set_up_training(
         yield from _describe_validation(job, batches, valid)
         num_parameters = sum(p.numel() for p in model.parameters())
         steps = resolved_job.recipe.steps
+        devices = f"{distributed.world_size} × {distributed.device.type}"
         yield (
             f"{job.task}: {num_parameters:,} parameters, {steps:,} {'step' if steps == 1 else 'steps'} of "
-            f"about {batches.tokens:,} tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × "
-            f"{distributed.device.type}"
+            f"about {batches.tokens:,} tokens, {resolved_job.recipe.optimizer}, on {devices}"
         )
         if resolved_job.accumulate % distributed.world_size:
             yield (
