@@ -92,6 +92,7 @@ def verify(
     text: str | None,
 ) -> Iterator[Check]:
     """Compare what was written with the model. `text` is one more example to compare them on."""
+    from keepleft.models.transformer import CausalModel
     from keepleft.runs import parity, parity_ctranslate2
 
     tokens = None if text is None or tokenizer is None else tokenizer.encode(text).ids
@@ -100,6 +101,7 @@ def verify(
     elif to == "onnx":
         yield from parity.onnx(model, out)
     elif to == "ctranslate2":
+        assert isinstance(model, CausalModel)  # writing has refused others
         yield from parity_ctranslate2.compare(model, tokenizer, out, quantization, tokens)
     else:
         yield from parity.gguf(model, tokenizer, out, dtype or "f16", tokens, text)

@@ -13,20 +13,18 @@ from torch import Tensor
 
 from keepleft.decoding.generate import generate_batch
 from keepleft.decoding.generation_config import GenerationConfig
-from keepleft.models.transformer import EncoderDecoder
+from keepleft.models.transformer import CausalModel, EncoderDecoder
 from keepleft.runs.parity import TOLERANCE, Check, compare_outputs, max_length, sample_sequences
 from keepleft.weights.to_ctranslate2 import decoder_start_token, special_tokens, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from keepleft.weights.model_directory import AnyModel
-
 TokenSequences = list[list[int]]
 
 
 def compare(
-    model: AnyModel,
+    model: CausalModel,
     tokenizer: Tokenizer | None,
     folder: Path,
     quantization: str | None,
@@ -106,7 +104,7 @@ def compare(
 
 
 def compare_generation(
-    model: AnyModel,
+    model: CausalModel,
     prompts: TokenSequences,
     their_sequences: TokenSequences,
     max_new_tokens: int,
@@ -153,7 +151,7 @@ def compare_generation(
 
 
 @torch.no_grad()
-def reference_scores(model: AnyModel, source: list[int] | None, tokens: list[int]) -> Tensor:
+def reference_scores(model: CausalModel, source: list[int] | None, tokens: list[int]) -> Tensor:
     """(T, V): logits of a decoder, log-probabilities of an encoder-decoder, as CTranslate2 returns them"""
     inputs = torch.tensor([tokens])
     if source is None:
@@ -161,7 +159,9 @@ def reference_scores(model: AnyModel, source: list[int] | None, tokens: list[int
     return model(torch.tensor([source]), inputs)[0].log_softmax(-1)
 
 
-def generate_greedy(model: AnyModel, prompt: list[int], max_new_tokens: int, eos_id: int | None) -> list[int]:
+def generate_greedy(
+    model: CausalModel, prompt: list[int], max_new_tokens: int, eos_id: int | None
+) -> list[int]:
     """The tokens that greedy decoding generates, without the end token."""
     options = GenerationConfig(
         max_new_tokens=max_new_tokens,
