@@ -42,7 +42,7 @@ def batches(
 
 
 def design(kind: str = "decoder", **changes: Any) -> kl.Design:
-    """A decoder, or an encoder-decoder ("both"), with one layer in each stack and, unless changed, dropout."""
+    """A decoder, or an encoder-decoder ("both"), with one layer in each stack and, by default, dropout."""
     preset = kl.presets.small({"decoder": kl.presets.llama, "both": kl.presets.marian}[kind])
     stacks = {
         name: kl.StackDesign(1, stack.mask)

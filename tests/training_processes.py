@@ -47,7 +47,7 @@ FORK_SERVER.set_forkserver_preload(
 )
 
 
-# one child ----------------------------------------------------------------------------------------------------
+# one child --------------------------------------------------------------------------------------------------
 
 
 def start_child(target: Callable[..., None], *args: Any) -> ForkServerProcess:
@@ -72,11 +72,11 @@ def run_with_slow_saves(folder: str, kind: str, recipe: Recipe, started: Any) ->
     tiny.run(folder, kind, recipe=recipe, stop=lambda: started.set() or False)
 
 
-# several processes --------------------------------------------------------------------------------------------
+# several processes ------------------------------------------------------------------------------------------
 
 
 def run_distributed(world_size: int, target: Callable[..., None], *args: Any) -> None:
-    """Call target(rank, world_size, …) in that many processes of one group; an error in one is an error here."""
+    """Call target(rank, world_size, …) in the processes of a new group; an error in one is an error here."""
     with socket.socket() as free_socket:
         free_socket.bind(("127.0.0.1", 0))
         port = free_socket.getsockname()[1]
@@ -123,7 +123,7 @@ JOB_DEFAULTS: dict[str, Any] = {
 
 
 def train_jobs(rank: int, world_size: int, jobs: list[dict[str, Any]]) -> None:
-    """Several runs, one after the other. For each, `out`.RANK.json gets the reports and `out`.safetensors the weights."""
+    """Several runs in turn. Each writes its reports to OUT.RANK.json and its weights to OUT.safetensors."""
     for job in jobs:
         job = {**JOB_DEFAULTS, **job}
         design = tiny.design(job["kind"])
@@ -165,7 +165,7 @@ def train_jobs(rank: int, world_size: int, jobs: list[dict[str, Any]]) -> None:
 
 
 def measure(rank: int, model: Any) -> dict[str, float]:
-    """A number from the model called by itself. It differs between processes, and that of the first counts."""
+    """A number from the model, called by itself. It differs between processes; that of the first counts."""
     tokens = torch.arange(3, 15).view(2, 6)
     inputs = (tokens, tokens) if isinstance(model, kl.EncoderDecoder) else (tokens,)
     return {"loss": float(model(*inputs).logsumexp(-1).mean()) + rank}

@@ -1,7 +1,7 @@
 """Two processes, with DDP or FSDP, learn what one process learns, and resume from each other's checkpoints.
 
-A step has three uneven micro-batches for two processes, and dropout is on. All runs are in float64, and equal up to
-rounding.
+A step has three uneven micro-batches for two processes, and dropout is on. All runs are in float64, and equal
+up to rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs are tried many times here; that a model is audited before its first step has a test of its own."""
+"""Training runs skip their audit, which takes time; tests with "audit" in their name do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def unaudited(request, monkeypatch):
+def skip_audit(request, monkeypatch):
     if "audit" not in request.node.name:
         monkeypatch.setattr(
             "keepleft.runs.train.audit_before_training", lambda model: "audit: left out in this test"

@@ -1,4 +1,4 @@
-"""keepleft train looks for leaks before the first step."""
+"""keepleft train audits a model for leaks before the first step."""
 
 from __future__ import annotations
 
@@ -19,50 +19,35 @@ def corpus(tmp_path):
     return path
 
 
-def trained(corpus, *more):
-    return main(
-        [
-            "train",
-            "--task",
-            "lm",
-            "--train",
-            str(corpus),
-            "--out",
-            str(corpus.parent / "run"),
-            "--size",
-            "tiny",
-            "--recipe.steps",
-            "1",
-            "--device",
-            "cpu",
-            *more,
-        ]
-    )
+def train(corpus, *flags):
+    paths = ["--train", str(corpus), "--out", str(corpus.parent / "run")]
+    options = "--task lm --size tiny --recipe.steps 1 --device cpu".split()
+    return main(["train", *paths, *options, *flags])
 
 
-def test_train_says_what_the_audit_said(corpus, capsys):
-    assert trained(corpus) == 0
+def test_train_reports_the_audit(corpus, capsys):
+    assert train(corpus) == 0
     assert "audit: future" in capsys.readouterr().err
 
 
-def test_train_without_an_audit_says_nothing_of_it(corpus, capsys):
-    assert trained(corpus, "--no-audit") == 0
+def test_train_without_an_audit_reports_none(corpus, capsys):
+    assert train(corpus, "--no-audit") == 0
     assert "audit:" not in capsys.readouterr().err
 
 
 def test_an_audit_that_finds_something_stops_the_run_and_names_it(corpus, capsys, monkeypatch):
-    def blind(*given, **named):
+    def leaking_model(*args):
         model = kl.build(kl.presets.small(kl.presets.gpt2), generator=torch.Generator().manual_seed(0))
         model.decoder.masks = (kl.full,)
         return model
 
-    monkeypatch.setattr("keepleft.runs.initial_model.initial_model", blind)
-    assert trained(corpus) == 2
-    told = capsys.readouterr().err
-    assert "decoder.layers.0.self" in told
-    assert "--no-audit" in told
+    monkeypatch.setattr("keepleft.runs.initial_model.initial_model", leaking_model)
+    assert train(corpus) == 2
+    stderr = capsys.readouterr().err
+    assert "decoder.layers.0.self" in stderr
+    assert "--no-audit" in stderr
     assert not (corpus.parent / "run").exists()
 
 
-def test_an_audit_takes_an_encoder_for_one():
+def test_an_audit_knows_that_an_encoder_is_not_causal():
     assert "padding" in audit_before_training(kl.build(kl.presets.small(kl.presets.bert)))

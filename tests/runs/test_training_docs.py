@@ -1,4 +1,4 @@
-"""What docs/training.md does with trained models works."""
+"""The examples of docs/training.md that use trained models run."""
 
 from __future__ import annotations
 
@@ -18,28 +18,8 @@ def test_the_examples_run_and_name_the_labels(tmp_path, monkeypatch, capsys):
     labelled = "".join(f"{line}\t{'not' if 'pas' in line else 'so'}\n" for line in lines)
     Path("a.tsv").write_text("text\tlabel\n" + labelled, "utf-8")
     for task, file in (("lm", "a.txt"), ("classify", "a.tsv")):
-        assert (
-            main(
-                [
-                    "train",
-                    "--task",
-                    task,
-                    "--train",
-                    file,
-                    "--size",
-                    "tiny",
-                    "--recipe.steps",
-                    "3",
-                    "--design.dim",
-                    "32",
-                    "--design.layers",
-                    "1",
-                    "--device",
-                    "cpu",
-                ]
-            )
-            == 0
-        )
+        options = "--size tiny --recipe.steps 3 --design.dim 32 --design.layers 1 --device cpu".split()
+        assert main(["train", "--task", task, "--train", file, *options]) == 0
     capsys.readouterr()
     exec("\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)), {})
     assert re.search(r"^not: [\d.]+%\nso: [\d.]+%\n'", capsys.readouterr().out, re.M)

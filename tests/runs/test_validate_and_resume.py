@@ -1,4 +1,4 @@
-"""A run that cannot begin, or cannot go on, says so before any work, and leaves nothing behind."""
+"""A run that cannot start, or cannot resume, is refused before any work, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,19 +17,8 @@ from keepleft.demo.phrases.corpus import split
 from keepleft.runs import job as jobs
 from keepleft.runs.train import run_job
 
-FEW = [
-    "--size",
-    "tiny",
-    "--recipe.steps",
-    "3",
-    "--design.dim",
-    "32",
-    "--design.layers",
-    "1",
-    "--device",
-    "cpu",
-]
-PLAIN = jobs.TrainJob(
+TINY = "--size tiny --recipe.steps 3 --design.dim 32 --design.layers 1 --device cpu".split()
+TINY_JOB = jobs.TrainJob(
     task="lm",
     train="a.txt",
     size="tiny",
@@ -41,34 +30,33 @@ PLAIN = jobs.TrainJob(
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Path:
-    """A text, and a run that was stopped after its first step."""
+def stopped_run(tmp_path_factory) -> Path:
+    """A folder with a text, and a run that was stopped after its first step."""
     folder = tmp_path_factory.mktemp("stopped")
-    (folder / "a.txt").write_text(
-        "".join(f"{french}\n" for _, french in split("fr", test=100)[0][:300]), "utf-8"
-    )
+    lines = [french for _, french in split("fr", test=100)[0][:300]]
+    (folder / "a.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     with contextlib.chdir(folder):
-        list(run_job(PLAIN, stop=lambda: True))
+        list(run_job(TINY_JOB, stop=lambda: True))
     return folder
 
 
 @pytest.fixture
-def place(stopped, tmp_path, monkeypatch) -> Path:
-    """A folder with the text alone."""
-    shutil.copy(stopped / "a.txt", tmp_path)
+def data_folder(stopped_run, tmp_path, monkeypatch) -> Path:
+    """A folder with the text alone, which becomes the working directory."""
+    shutil.copy(stopped_run / "a.txt", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def halted(stopped, place) -> Path:
-    """A copy of the run."""
-    shutil.copytree(stopped / "runs", place / "runs")
-    return place / "runs" / "lm"
+def run_folder(stopped_run, data_folder) -> Path:
+    """A copy of the stopped run."""
+    shutil.copytree(stopped_run / "runs", data_folder / "runs")
+    return data_folder / "runs" / "lm"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("flags", "message"),
     [
         (["--recipe.steps", "0"], "recipe: steps is 0"),
         (["--preset", "gpt5"], "did you mean gpt"),
@@ -86,30 +74,30 @@ def halted(stopped, place) -> Path:
         ),
     ],
 )
-def test_what_is_wrong_is_said_before_a_text_is_read(wrong, said, place, monkeypatch, capsys):
+def test_a_wrong_option_is_named_before_any_data_is_read(flags, message, data_folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert main(["train", "--task", "lm", "--train", "a.txt", *FEW, *wrong]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-    assert not (place / "runs").exists()
+    assert main(["train", "--task", "lm", "--train", "a.txt", *TINY, *flags]) == 2
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert stderr.count("\n") == 1
+    assert not (data_folder / "runs").exists()
 
 
-def test_a_start_that_fails_late_leaves_nothing_that_was_not_there(place, capsys):
-    late = ["train", "--task", "lm", "--train", "a.txt", *FEW, "--batch.max_length", "100000"]
-    assert main(late) == 2
+def test_a_start_that_fails_late_removes_only_what_it_created(data_folder, capsys):
+    too_long = ["train", "--task", "lm", "--train", "a.txt", *TINY, "--batch.max_length", "100000"]
+    assert main(too_long) == 2
     assert "fewer than one window" in capsys.readouterr().err
-    assert [path.name for path in place.iterdir()] == ["a.txt"]
-    (place / "mine").mkdir()
-    (place / "mine" / "notes").write_text("mine")
-    assert main([*late, "--out", "mine"]) == 2
-    assert (place / "mine" / "notes").read_text() == "mine"
+    assert [path.name for path in data_folder.iterdir()] == ["a.txt"]
+    (data_folder / "mine").mkdir()
+    (data_folder / "mine" / "notes").write_text("mine")
+    assert main([*too_long, "--out", "mine"]) == 2
+    assert (data_folder / "mine" / "notes").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("flags", "change"),
     [
-        (["--size", "small"], "size was 'tiny' and is 'small'"),  # what is the default, too, was said
+        (["--size", "small"], "size was 'tiny' and is 'small'"),  # a default that is given is a choice, too
         (["--tokenizer.kind", "char"], "tokenizer.kind was 'bpe' and is 'char'"),
         (["--recipe.lr", "0.01"], "recipe.lr was 0.002 and is 0.01"),
         (["--batch.tokens", "77"], "batch.tokens was 2048 and is 77"),
@@ -119,38 +107,19 @@ def test_a_start_that_fails_late_leaves_nothing_that_was_not_there(place, capsys
         (["--preset", "llama3"], "preset was not given and is 'llama3'"),
     ],
 )
-def test_a_run_that_has_changed_names_the_one_thing_and_both_values(given, said, halted, capsys):
+def test_a_changed_option_is_named_with_both_values(flags, change, run_folder, capsys):
     capsys.readouterr()
-    assert main(["train", "--out", str(halted), "--resume", *given]) == 2
-    err = capsys.readouterr().err
-    assert (
-        f"has changed: {said}. Change it back, or start a new run with another --out\n" in err
-    )  # no model yet to start from
+    assert main(["train", "--out", str(run_folder), "--resume", *flags]) == 2
+    remedy = "Change it back, or start a new run with another --out\n"  # there is no model yet to start from
+    assert f"has changed: {change}. {remedy}" in capsys.readouterr().err
 
 
-def test_what_is_said_again_as_it_was_or_may_change_is_taken(halted, capsys):
-    again = [
-        "--task",
-        "lm",
-        "--train",
-        "a.txt",
-        "--size",
-        "tiny",
-        "--design.dim",
-        "32",
-        "--recipe.lr",
-        "0.002",
-        "--batch.tokens",
-        "2048",
-        "--tokenizer.kind",
-        "bpe",
-    ]
-    assert main(["train", "--resume", *again, "--recipe.log_every", "1"]) == 0
-    assert [json.loads(line)["step"] for line in (halted / "metrics.jsonl").read_text().splitlines()] == [
-        1,
-        2,
-        3,
-    ]
+def test_options_that_are_the_same_or_may_change_are_accepted(run_folder, capsys):
+    same = "--task lm --train a.txt --size tiny --design.dim 32 --recipe.lr 0.002 --batch.tokens 2048".split()
+    same += ["--tokenizer.kind", "bpe"]
+    assert main(["train", "--resume", *same, "--recipe.log_every", "1"]) == 0
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
     assert "finished already" not in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "lm"]) == 0
     assert "this run was finished already" in capsys.readouterr().err
@@ -158,7 +127,7 @@ def test_what_is_said_again_as_it_was_or_may_change_is_taken(halted, capsys):
     assert "--init-from runs/lm/model" in capsys.readouterr().err
 
 
-def test_a_run_is_found_by_its_folder_or_its_task(halted, capsys):
+def test_a_run_is_found_by_its_folder_or_its_task(run_folder, capsys):
     capsys.readouterr()
     assert main(["train", "--resume"]) == 2
     assert "--out DIR, or --task for the one in runs/TASK; there are runs/lm" in capsys.readouterr().err
@@ -166,22 +135,19 @@ def test_a_run_is_found_by_its_folder_or_its_task(halted, capsys):
     assert "no run to go on with in runs/mlm" in capsys.readouterr().err
 
 
-def test_a_run_says_what_it_is_measured_on(place):
-    plain = replace(PLAIN, out="runs/1", recipe=jobs.RecipeOverrides(steps=1))
-    said = [event for event in run_job(plain) if isinstance(event, str)]
-    assert said[0].startswith("a.txt: a running text of 300 lines, ")
-    assert any("tokens of running text held out" in line and "so few are rough" in line for line in said)
-    assert any(" 1 step of about" in line for line in said)
-    assert not any("record" in line for line in said)
-    assert (place / "runs" / "1" / "loss.svg").exists()  # a single report is a dot
-    (place / "b.txt").write_text(
-        "".join(f"{line}\n\n" for line in (place / "a.txt").read_text("utf-8").splitlines()), "utf-8"
-    )
-    parts = replace(plain, train="b.txt", out="runs/2", tokenizer=jobs.TokenizerConfig(documents=True))
-    said = [event for event in run_job(parts) if isinstance(event, str)]
-    assert any(
-        line.startswith("validation: 6 records held out, 294 are left to learn from; measures")
-        for line in said
-    )
-    given = replace(parts, valid="b.txt", out="runs/3")
-    assert "validation: 300 records" in [event for event in run_job(given) if isinstance(event, str)]
+def test_a_run_reports_its_validation_data(data_folder):
+    log_of = lambda job: [event for event in run_job(job) if isinstance(event, str)]
+    running_text = replace(TINY_JOB, out="runs/1", recipe=jobs.RecipeOverrides(steps=1))
+    log = log_of(running_text)
+    assert log[0].startswith("a.txt: a running text of 300 lines, ")
+    assert any("tokens of running text held out" in line and "so few are rough" in line for line in log)
+    assert any(" 1 step of about" in line for line in log)
+    assert not any("record" in line for line in log)
+    assert (data_folder / "runs" / "1" / "loss.svg").exists()  # a single report is a dot
+    lines = (data_folder / "a.txt").read_text("utf-8").splitlines()
+    (data_folder / "b.txt").write_text("".join(f"{line}\n\n" for line in lines), "utf-8")
+    config = jobs.TokenizerConfig(documents=True)
+    documents = replace(running_text, train="b.txt", out="runs/2", tokenizer=config)
+    expected = "validation: 6 records held out, 294 are left to train on; metrics"
+    assert any(line.startswith(expected) for line in log_of(documents))
+    assert "validation: 300 records" in log_of(replace(documents, valid="b.txt", out="runs/3"))

@@ -1,4 +1,4 @@
-"""The moving average is its definition, and a mean of checkpoints is a mean."""
+"""The EMA follows its definition, and the average of checkpoints is their mean."""
 
 from __future__ import annotations
 
@@ -15,65 +15,64 @@ from keepleft.training.loop import train
 
 
 @given(st.floats(0.0, 0.999), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
-def test_an_average_is_its_definition(decay, values):
+def test_an_ema_follows_its_definition(decay, values):
     """a ← d·a + (1 − d)·w, where d grows as (1 + n) / (10 + n) up to the decay."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     model.weight.data.fill_(0.5)
-    average, expected = EMA(model, decay), 0.5
+    ema = EMA(model, decay)
+    expected = 0.5
     for step, value in enumerate(values):
         model.weight.data.fill_(value)
-        average.set_decay(step)
-        average.update()
+        ema.set_decay(step)
+        ema.update()
         d = min(decay, (1 + step) / (10 + step))
         expected = d * expected + (1 - d) * value
-    assert float(average.weights["weight"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert float(ema.weights["weight"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def test_inside_the_average_stands_in_and_the_weights_come_back_even_after_an_error():
+def test_the_weights_come_back_after_average_parameters_even_after_an_error():
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    average = EMA(model, 0.9)
-    average.weights["weight"].fill_(7.0)
+    ema = EMA(model, 0.9)
+    ema.weights["weight"].fill_(7.0)
 
     def fail() -> None:
-        with average.average_parameters():
+        with ema.average_parameters():
             assert (model.weight == 7.0).all()
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert torch.equal(model.weight, before)
-    assert (average.weights["weight"] == 7.0).all()
+    assert (ema.weights["weight"] == 7.0).all()
 
 
-def test_only_what_learns_is_averaged():
+def test_only_trainable_weights_are_averaged():
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
     assert list(EMA(model, 0.9).weights) == ["weight"]
 
 
-def test_the_loop_averages_after_each_step(tmp_path):
+def test_the_loop_updates_the_ema_after_each_step(tmp_path):
     design = tiny.design()
-    model, seen = tiny.model(design), []
-    own = model.token.weight.detach().clone()
-    list(
-        train(
-            model,
-            tiny.batches(design),
-            tiny.recipe(steps=6, ema_decay=0.3),
-            folder=tmp_path,
-            stop=lambda: seen.append(model.token.weight.detach().clone()) or len(seen) == 5,
-        )
-    )
-    for step, weight in enumerate(seen):
+    model = tiny.model(design)
+    weights = []
+    expected = model.token.weight.detach().clone()
+
+    def record_and_stop() -> bool:
+        weights.append(model.token.weight.detach().clone())
+        return len(weights) == 5
+
+    recipe = tiny.recipe(steps=6, ema_decay=0.3)
+    list(train(model, tiny.batches(design), recipe, folder=tmp_path, stop=record_and_stop))
+    for step, weight in enumerate(weights):
         d = min(0.3, (1 + step) / (10 + step))
-        own = d * own + (1 - d) * weight
-    torch.testing.assert_close(
-        tiny.checkpoint_tensors(tmp_path, 5)["average/token.weight"], own, atol=1e-14, rtol=1e-14
-    )
+        expected = d * expected + (1 - d) * weight
+    average = tiny.checkpoint_tensors(tmp_path, 5)["average/token.weight"]
+    torch.testing.assert_close(average, expected, atol=1e-14, rtol=1e-14)
 
 
-def test_the_mean_of_checkpoints():
+def test_the_average_of_checkpoints_is_their_mean():
     states = [
         {"w": torch.full((2,), float(n), dtype=torch.bfloat16), "n": torch.tensor(n)} for n in (1, 2, 6)
     ]

@@ -1,4 +1,4 @@
-"""Learning rates are what the papers say they are."""
+"""Learning-rate schedules follow their formulas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keepleft.training.lr_schedule import learning_rate
 from keepleft.training.recipe import SCHEDULES, Recipe
 
 RECIPES = st.builds(
-    lambda steps, warmup, **rest: Recipe(steps=steps, warmup=min(warmup, steps), **rest),
+    lambda steps, warmup, **fields: Recipe(steps=steps, warmup=min(warmup, steps), **fields),
     steps=st.integers(1, 500),
     warmup=st.integers(0, 500),
     schedule=st.sampled_from(SCHEDULES),
@@ -32,7 +32,7 @@ def test_inverse_sqrt_is_the_formula_of_2017(warmup, dim, step):
 
 
 @given(RECIPES)
-def test_warm_up_goes_straight_up_to_the_peak_and_no_step_of_it_is_wasted(recipe):
+def test_warm_up_is_linear_to_the_peak_and_its_first_step_is_not_zero(recipe):
     for step in range(recipe.warmup):
         assert learning_rate(recipe, step) == pytest.approx(recipe.lr * (step + 1) / recipe.warmup, rel=1e-12)
         assert learning_rate(recipe, step) > 0
@@ -40,27 +40,27 @@ def test_warm_up_goes_straight_up_to_the_peak_and_no_step_of_it_is_wasted(recipe
 
 
 @given(RECIPES)
-def test_after_the_warm_up_it_never_rises_and_ends_at_the_floor(recipe):
+def test_after_the_warm_up_it_never_rises_and_ends_at_the_minimum(recipe):
     rates = [learning_rate(recipe, step) for step in range(recipe.steps)]
-    rest = rates[max(0, recipe.warmup - 1) :]
-    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(rest))
+    after_warmup = rates[max(0, recipe.warmup - 1) :]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(after_warmup))
     if recipe.warmup < recipe.steps:
-        floors = {"constant": 1.0, "inverse_sqrt": math.sqrt(max(1, recipe.warmup) / recipe.steps)}
-        floor = floors.get(recipe.schedule, recipe.min_lr_ratio)
+        last_factors = {"constant": 1.0, "inverse_sqrt": math.sqrt(max(1, recipe.warmup) / recipe.steps)}
+        last_factor = last_factors.get(recipe.schedule, recipe.min_lr_ratio)
         if recipe.schedule != "stable_decay" or recipe.steps * recipe.decay >= 1:
-            assert rates[-1] == pytest.approx(recipe.lr * floor, abs=1e-12)
+            assert rates[-1] == pytest.approx(recipe.lr * last_factor, abs=1e-12)
 
 
 def test_cosine_and_linear_are_half_way_down_half_way_through():
     for schedule in ("cosine", "linear"):
         recipe = Recipe(steps=110, warmup=10, lr=1.0, min_lr_ratio=0.2, schedule=schedule)
         assert learning_rate(recipe, 10 + 50 - 1) == pytest.approx(0.6)
-    assert learning_rate(
-        Recipe(steps=110, warmup=10, lr=1.0, min_lr_ratio=0.2), 10 + 25 - 1
-    ) == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
+    recipe = Recipe(steps=110, warmup=10, lr=1.0, min_lr_ratio=0.2)
+    expected = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert learning_rate(recipe, 10 + 25 - 1) == pytest.approx(expected)
 
 
-def test_stable_decay_stays_at_the_peak_until_its_last_share():
+def test_stable_decay_stays_at_the_peak_until_it_decays():
     recipe = Recipe(steps=100, warmup=10, lr=1.0, min_lr_ratio=0.0, decay=0.2, schedule="stable_decay")
     assert [learning_rate(recipe, step) for step in range(10, 80)] == [1.0] * 70
     assert [learning_rate(recipe, step) for step in range(80, 100)] == pytest.approx(

@@ -1,4 +1,4 @@
-"""Half precision: a model on copies of its weights gives the gradients of casting each by itself, in the weights' own type."""
+"""Mixed precision gives the gradients of a model cast to bfloat16, in float32."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from keepleft.training.loss_module import LossModule
 from keepleft.training.precision import MixedPrecision
 
 
-def test_half_is_a_cast_of_every_weight():
+def test_mixed_precision_is_a_cast_of_every_weight():
     design = kl.presets.small(kl.presets.pegasus).but(dropout=0.0)
     model = kl.build(design, generator=torch.Generator().manual_seed(0))
-    given = {"source": torch.randint(512, (3, 7)), "tokens": torch.randint(512, (3, 5))}
+    inputs = {"source": torch.randint(512, (3, 7)), "tokens": torch.randint(512, (3, 5))}
     targets = torch.randint(512, (3, 5))
-    MixedPrecision(LossModule(model, 0.1))(given, targets).loss.backward()
-    mine = {name: p.grad for name, p in model.named_parameters()}
-    plain = kl.build(design, generator=torch.Generator().manual_seed(0)).bfloat16()
-    LossModule(plain, 0.1)(given, targets).loss.backward()
-    for name, p in plain.named_parameters():
-        assert mine[name].dtype == torch.float32
-        torch.testing.assert_close(mine[name], p.grad.float(), atol=0, rtol=0)
+    MixedPrecision(LossModule(model, 0.1))(inputs, targets).loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    cast_model = kl.build(design, generator=torch.Generator().manual_seed(0)).bfloat16()
+    LossModule(cast_model, 0.1)(inputs, targets).loss.backward()
+    for name, p in cast_model.named_parameters():
+        assert gradients[name].dtype == torch.float32
+        torch.testing.assert_close(gradients[name], p.grad.float(), atol=0, rtol=0)
 
 
-def test_weights_that_are_not_asked_have_no_gradient():
+def test_unused_weights_have_no_gradient():
     model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
 
     class First(torch.nn.Module):

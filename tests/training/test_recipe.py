@@ -1,4 +1,4 @@
-"""A recipe says no to numbers that make no sense, survives JSON, and knows what a run that goes on may change."""
+"""A recipe refuses senseless numbers, survives JSON, and knows what a resumed run may change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from keepleft.training.recipe import Recipe, from_dict, higher_is_better
 
-FREE = {
+CHANGEABLE = {
     "log_every": 7,
     "eval_every": 3,
     "save_every": 5,
@@ -20,7 +20,7 @@ FREE = {
     "compile": False,
     "cuda_graph": False,
 }
-BOUND = {
+FIXED = {
     "steps": 7,
     "lr": 1.0,
     "warmup": 7,
@@ -39,20 +39,20 @@ BOUND = {
 
 
 def test_a_recipe_survives_json():
-    recipe = Recipe(**FREE, **BOUND)
+    recipe = Recipe(**CHANGEABLE, **FIXED)
     assert from_dict(json.loads(json.dumps(asdict(recipe)))) == recipe
 
 
-@pytest.mark.parametrize("name", BOUND)
-def test_what_decides_where_the_weights_go_next_may_not_change(name):
-    assert replace(Recipe(), **{name: BOUND[name]}).differences(Recipe()) == [
-        f"{name} was {getattr(Recipe(), name)!r} and is {BOUND[name]!r}"
+@pytest.mark.parametrize("name", FIXED)
+def test_fields_that_influence_the_weights_may_not_change(name):
+    assert replace(Recipe(), **{name: FIXED[name]}).differences(Recipe()) == [
+        f"{name} was {getattr(Recipe(), name)!r} and is {FIXED[name]!r}"
     ]
 
 
-def test_the_rest_may_and_every_field_is_one_or_the_other():
-    assert Recipe(**FREE).differences(Recipe()) == []
-    assert FREE.keys() | BOUND.keys() == asdict(Recipe()).keys()
+def test_the_others_may_and_every_field_is_one_or_the_other():
+    assert Recipe(**CHANGEABLE).differences(Recipe()) == []
+    assert CHANGEABLE.keys() | FIXED.keys() == asdict(Recipe()).keys()
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def serve(
     from keepleft.cli.paths import check_folders, model_name, model_path
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.engine import capacity
-    from keepleft.serving.engine.own_thread import run_in_own_thread
+    from keepleft.serving.engine.thread import run_in_own_thread
     from keepleft.serving.explorer.explorer import Explorer
 
     try:

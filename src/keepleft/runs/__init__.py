@@ -1,1 +1,1 @@
-"""One training job, from plain files to a model directory."""
+"""A training job, from plain files to a model directory; and exporting a model."""

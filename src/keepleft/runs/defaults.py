@@ -1,4 +1,4 @@
-"""Sensible numbers for a task, a size and an amount of data: what a job does not say."""
+"""Default design and hyperparameters for a task, a size and an amount of data: what a job leaves open."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from keepleft.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One size of model and what goes with it."""
+    """A size of model, and the hyperparameters that suit it."""
 
     layers: int
     dim: int
     heads: int
-    vocab: int  # the most tokens
+    vocab: int  # the largest size of the vocabulary
     tokens: int  # in a step
-    million_targets: float  # targets to learn from in all, in millions
-    lr: float
+    million_targets: float  # to train on in all
+    lr: float  # the peak learning rate
 
 
 SIZE_PRESETS: dict[str, dict[str, SizePreset]] = {
@@ -46,7 +46,7 @@ SIZE_PRESETS: dict[str, dict[str, SizePreset]] = {
     },
 }
 CONTEXT_LENGTH = {"tiny": 128, "small": 256, "base": 1024}  # of running text
-DATA_KIND = {"translate": "pairs", "summarize": "pairs", "classify": "labelled"}
+DATA_KIND = {"translate": "pairs", "summarize": "pairs", "classify": "labelled"}  # all others: "running"
 
 
 def size_preset(job: TrainJob) -> SizePreset:
@@ -54,12 +54,13 @@ def size_preset(job: TrainJob) -> SizePreset:
 
 
 def vocabulary(job: TrainJob, characters: int) -> int:
-    """The most tokens: a word must be met often enough to be learned."""
-    return job.tokenizer.size or min(size_preset(job).vocab, max(1000, round(characters / 300 / 250) * 250))
+    """The largest size of the vocabulary: a token for every 300 characters, so that each is seen often."""
+    rounded = round(characters / 300 / 250) * 250
+    return job.tokenizer.size or min(size_preset(job).vocab, max(1000, rounded))
 
 
 def max_length(job: TrainJob, typical_length: int) -> int:
-    """The most tokens of a text, from what nearly all texts keep to; running text is broken up anyway."""
+    """The most tokens of a text, from the length that nearly all keep to; running text is split anyway."""
     if job.batch.max_length:
         return job.batch.max_length
     if job.task not in DATA_KIND:
@@ -68,6 +69,7 @@ def max_length(job: TrainJob, typical_length: int) -> int:
 
 
 def preset(name: str) -> Design:
+    """A preset by name. Raises ValueError, with similar names, if there is none."""
     if name not in presets.ALL:
         close = get_close_matches(name, presets.ALL, 3) or list(presets.ALL)
         raise ValueError(f"no preset is called {name!r}: did you mean {' or '.join(close)}?")
@@ -77,12 +79,15 @@ def preset(name: str) -> Design:
 def design(
     job: TrainJob, vocab: int, source_vocab: int | None, length: int, labels: int, targets: int
 ) -> Design:
-    """The plan of the model: the preset's, in the size that was asked for, with whatever the job says
-    otherwise.
+    """The design of a new model: the preset in the size of the job, with the overrides of the job.
+
+    `length` is the most tokens of a text, `targets` the number of targets in the training data. Raises
+    ValueError for an unknown choice.
     """
-    # the one that has two vocabularies elsewhere too
+    # Marian is the family that has two vocabularies in other programs, too
     default_preset = TASKS[job.task].preset if source_vocab is None else "marian"
-    base_design, size = preset(job.preset or default_preset), size_preset(job)
+    base_design = preset(job.preset or default_preset)
+    size = size_preset(job)
     overrides = dict(job.design)
     dim = int(overrides.pop("dim", size.dim))
     layers = int(overrides.pop("layers", size.layers))
@@ -94,7 +99,7 @@ def design(
         if isinstance(stack := getattr(base_design, name), StackDesign)
     }
     position = base_design.position
-    if isinstance(position, LearnedPositions | Sinusoidal | Rotary) and position.length is not None:
+    if isinstance(position, LearnedPositions | Sinusoidal | Rotary):
         position = replace(position, length=max(length, 8 if job.task == "lm" else 512))
     heads = int(overrides.pop("heads", size.heads if dim == size.dim else max(1, dim // 64)))
     changes: dict[str, Any] = dict(
@@ -109,8 +114,10 @@ def design(
         **stacks,
         dropout=0.3 if targets < 1_000_000 else 0.1,
     )
-    if TASKS[job.task].fields == ("src", "tgt") and base_design.scale_embedding:
-        changes["initial"] = XavierInit()  # tables of length 1 after scaling: these learn from the first step
+    if TASKS[job.task].is_paired and base_design.scale_embedding:
+        changes["initial"] = (
+            XavierInit()
+        )  # embeddings of length 1 after scaling: they learn from the first step
     if job.task == "classify":
         changes["head"] = ClassificationHead(labels, pool="tanh" if base_design.decoder is None else "last")
     field_names = {f.name for f in fields(Design)}
@@ -123,7 +130,7 @@ def design(
 
 
 def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
-    """The recipe: as the job says, and elsewhere by size and amount of data."""
+    """The recipe: the job's own choices, and defaults by size and amount of data for the rest."""
     size = size_preset(job)
     overrides = {name: value for name, value in asdict(job.recipe).items() if value is not None}
     epochs = min(60.0, max(3.0, size.million_targets * 1e6 / max(1, targets)))
@@ -139,7 +146,7 @@ def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
         warmup=max(1, min(2000, steps // 10)),
         eval_every=interval,
         save_every=interval,
-        label_smoothing=0.1 if TASKS[job.task].fields == ("src", "tgt") else 0.0,
+        label_smoothing=0.1 if TASKS[job.task].is_paired else 0.0,
         ema_decay=0.999 if steps > 3000 else 0.99,
     )
     if job.average_last:
@@ -148,13 +155,14 @@ def recipe(job: TrainJob, targets: int, steps_per_epoch: int) -> Recipe:
 
 
 def check_design(job: TrainJob, design: Design) -> None:
-    """A model that can do the task: with the stacks and the head that it needs."""
+    """Raise ValueError if a model of this design cannot do the task, for lack of a stack or a head."""
     model_stacks = tuple(name for name in ("encoder", "decoder") if getattr(design, name) is not None)
     task = TASKS[job.task]
     if model_stacks not in task.stacks:
+        needed = " or ".join(" and ".join(stacks) for stacks in task.stacks)
         raise ValueError(
-            f"the task {job.task} needs a model with {' or '.join(' and '.join(stacks) for stacks in task.stacks)}, and "
-            f"{job.init_from or job.preset} has {' and '.join(model_stacks)}: choose another, such as --preset {task.preset}"
+            f"the task {job.task} needs a model with {needed}, and {job.init_from or job.preset} has "
+            f"{' and '.join(model_stacks)}: choose another, such as --preset {task.preset}"
         )
     head_class = {"classify": ClassificationHead, "mlm": MaskedLMHead}.get(job.task, LMHead)
     if not isinstance(design.head, head_class):

@@ -1,22 +1,25 @@
-"""Exporting a model: write it in another program's format, then let that program speak and compare."""
+"""Export a model to another program's format, and verify that this program computes the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from keepleft.disk import atomic
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from keepleft.runs.parity import Check
+    from keepleft.weights.model_directory import AnyModel
 
 ExportFormat = Literal["ctranslate2", "onnx", "hf", "gguf"]
 Quantization = Literal["int8", "int16", "float16"]
 GGUFDtype = Literal["f32", "f16", "bf16", "q8_0"]
 
-FILE_FORMATS = ("onnx", "gguf")  # the others are folders
-EXPORT_MARKERS = ("config.json", "model.bin")  # what a folder holds that an export may take the place of
+FILE_FORMATS = ("onnx", "gguf")  # the other formats are folders
+EXPORT_MARKERS = ("config.json", "model.bin")  # a folder with one of these is an export, and may be replaced
 
 
 def export(
@@ -30,9 +33,10 @@ def export(
     force: bool = False,
     check: bool = True,
 ) -> Iterator[Check]:
-    """Write the model at `place` to `out`, then yield what was compared.
+    """Export the model at `model_path` to `out`, then yield the checks of `verify` if `check`.
 
-    What was written stays, whatever is found.
+    What was written stays, whatever the checks find. Raises ValueError if options do not fit together, and
+    FileExistsError if `out` is there and `force` is not given.
     """
     from keepleft.weights.model_directory import load
 
@@ -49,15 +53,15 @@ def export(
 
 
 def write(
-    model: Any,
-    tokenizer: Any,
+    model: AnyModel,
+    tokenizer: Tokenizer | None,
     to: ExportFormat,
     out: Path,
     *,
     quantization: str | None = None,
     dtype: str | None = None,
 ) -> None:
-    """The one file or folder of that format."""
+    """Write the file or folder of a format."""
     if to == "hf":
         from keepleft.weights.model_directory import save
 
@@ -78,8 +82,8 @@ def write(
 
 
 def verify(
-    model: Any,
-    tokenizer: Any,
+    model: AnyModel,
+    tokenizer: Tokenizer | None,
     to: ExportFormat,
     out: Path,
     *,
@@ -87,21 +91,24 @@ def verify(
     dtype: str | None,
     text: str | None,
 ) -> Iterator[Check]:
+    """Compare what was written with the model. `text` is one more example to compare them on."""
+    from keepleft.models.transformer import CausalModel
     from keepleft.runs import parity, parity_ctranslate2
 
-    tokens = None if text is None else tokenizer.encode(text).ids
+    tokens = None if text is None or tokenizer is None else tokenizer.encode(text).ids
     if to == "hf":
         yield from parity.hugging_face(model, out, tokens)
     elif to == "onnx":
         yield from parity.onnx(model, out)
     elif to == "ctranslate2":
+        assert isinstance(model, CausalModel)  # writing has refused others
         yield from parity_ctranslate2.compare(model, tokenizer, out, quantization, tokens)
     else:
         yield from parity.gguf(model, tokenizer, out, dtype or "f16", tokens, text)
 
 
 def check_options(to: ExportFormat, quantization: str | None, dtype: str | None) -> None:
-    """An option of another format would be passed over in silence: refuse it."""
+    """Raise ValueError for an option of another format, which would be ignored."""
     if quantization is not None and to != "ctranslate2":
         raise ValueError(f"--quantization {quantization} is CTranslate2's: leave it out for --to {to}")
     if dtype is not None and to != "gguf":
@@ -109,7 +116,7 @@ def check_options(to: ExportFormat, quantization: str | None, dtype: str | None)
 
 
 def check_output(out: Path, to: ExportFormat, model_path: str, *, force: bool) -> None:
-    """Nothing is there, or what is there may go."""
+    """Raise ValueError or FileExistsError if `out` must not be written, or replaced."""
     is_file = to in FILE_FORMATS
     if to == "gguf" and out.suffix != ".gguf":
         raise ValueError(f"--out is {out}: the name of a GGUF file ends in .gguf")

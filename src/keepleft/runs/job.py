@@ -1,6 +1,6 @@
-"""A training job as data: everything that `keepleft train` can be told.
+"""A training job as data: every option of `keepleft train`, read from and written to YAML.
 
-What is left out is chosen from the data.
+Options that are left out are resolved from the data (runs/prepare.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Size = Literal["tiny", "small", "base"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where texts are: one file, or two that belong together line by line.
+    """Training or validation data: one file, or two line-aligned files.
 
     Args:
-        path: a file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or hf:NAME for a Hugging Face dataset
+        path: a file (.txt .tsv .csv .jsonl .parquet, or .gz of these), "-" for stdin, or hf:NAME for a
+            Hugging Face dataset
         src: the source side of line-aligned files
-        tgt: the target side
-        columns: names, or numbers from 0, of the columns to take from a table, in the order of the task's fields
-        tag: a language tag, put before each source: <2fr> lets one model write several languages
-
+        tgt: the target side of line-aligned files
+        columns: the columns of a table to read, by name or number from 0, in the order of the task's fields
+        tag: a language tag to put before each source: with <2fr>, one model can write several languages
     """
 
     path: str | None = None
@@ -39,16 +39,16 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer.
+    """The tokenizer: trained on the data, or loaded.
 
     Args:
-        kind: bpe (byte-level) and unigram break words into pieces, word and char do not
-        size: the most tokens; None: chosen from the data
+        kind: bpe (byte-level) and unigram split words into subwords, word and char do not
+        size: the largest size of the vocabulary; None: chosen from the data
         joint: one vocabulary for source and target
-        path: a tokenizer.json, or a model directory, to use as it is
-        source_path: the same for the source, where it has a vocabulary of its own
-        min_frequency: how often a word or piece must have been seen
-        documents: for lm, read blank-line separated documents and pack them, instead of running text
+        path: a tokenizer.json, or a model directory, to use instead of training one
+        source_path: the same for the source, if it has a vocabulary of its own
+        min_frequency: how often a word or subword must occur to become a token
+        documents: for lm, read documents separated by blank lines and pack them, instead of running text
     """
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
@@ -65,13 +65,14 @@ class BatchConfig:
     """How texts become batches.
 
     Args:
-        tokens: in one step, padding included, the longer side counted; on all devices together
-        micro_tokens: in one pass of one device; gradients pile up over tokens / micro_tokens passes. None: all at once
-        max_length: longer texts are left out (pairs), cut (labelled texts) or broken up (running text)
-        pack: put several texts into a row, none seeing another, instead of padding
+        tokens: tokens in a step, on all devices together, padding included; of pairs the longer side counts
+        micro_tokens: tokens in a micro-batch, one pass of one device; gradients are accumulated over tokens /
+            micro_tokens of them. None: a step is one pass
+        max_length: the most tokens of a text; longer ones are left out (translate), truncated (summarize,
+            classify) or split (all other tasks)
+        pack: sequence packing: put several texts into a row, masked from each other, instead of padding
         pad_to_multiple_of: round the width of batches up to a multiple of this; None: 8 on a GPU, 1 elsewhere
-        prefetch: how many batches are made in the background
-
+        prefetch: how many batches are prepared ahead, in the background
     """
 
     tokens: int | None = None
@@ -83,7 +84,7 @@ class BatchConfig:
 
 
 def _make_overrides(config_class: type, name: str) -> type:
-    """The same fields, each None unless it is given."""
+    """A dataclass with the same fields, each None unless it is given."""
     hints = typing.get_type_hints(config_class)
     overrides = make_dataclass(
         name, [(f.name, hints[f.name] | None, None) for f in fields(config_class)], frozen=True, kw_only=True
@@ -98,6 +99,8 @@ RecipeOverrides: Any = _make_overrides(Recipe, "RecipeOverrides")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
+    """One run of `keepleft train`, whose help describes the options."""
+
     task: TaskName
     train: DataConfig | str | list[DataConfig]
     valid: DataConfig | str | list[DataConfig] | None = None
@@ -108,7 +111,7 @@ class TrainJob:
     design: dict[str, Any] = field(default_factory=dict)
     tokenizer: TokenizerConfig = TokenizerConfig()
     batch: BatchConfig = BatchConfig()
-    recipe: Any = RecipeOverrides()  # noqa: RUF009 (it never changes)
+    recipe: Any = RecipeOverrides()  # noqa: RUF009 (it is frozen)
     lora: int = 0
     average_last: int = 0
     parallel: Literal["ddp", "fsdp"] | None = None
@@ -116,9 +119,14 @@ class TrainJob:
     tensorboard: bool = False
     audit: bool = True
 
+    @property
+    def is_running_text(self) -> bool:
+        """Whether the data are one running text, cut into windows without regard to documents."""
+        return self.task == "lm" and not self.tokenizer.documents
+
 
 def to_yaml(job: TrainJob) -> str:
-    """A job as YAML; what was not given is left out."""
+    """A job as YAML; fields that have their default are left out."""
     import yaml
 
     def to_plain(value: Any) -> Any:
@@ -136,7 +144,10 @@ def to_yaml(job: TrainJob) -> str:
 
 
 def from_yaml(text: str, name: str = "the job") -> TrainJob:
-    """A job from YAML; an unknown field, or a value of another kind, is an error that names it."""
+    """A job from YAML. Raises ValueError, with the field, if it is unknown or its value has another type.
+
+    `name` is what error messages call the job.
+    """
     import yaml
 
     try:
@@ -150,27 +161,29 @@ def _field_default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
 
 
+def _parse_dataclass(expected_type: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        names = ", ".join(f.name for f in fields(expected_type))
+        raise ValueError(f"{where} is {data!r}: it must name {names}")
+    field_types = typing.get_type_hints(expected_type)
+    if unknown := sorted(map(str, data.keys() - field_types.keys())):
+        raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(field_types)}")
+    if expected_type is TrainJob:
+        field_types["recipe"] = RecipeOverrides
+    try:
+        values = {
+            key: _parse_value(field_types[key], value, f"{where}: {key}") for key, value in data.items()
+        }
+        return expected_type(**values)
+    except TypeError as error:
+        raise ValueError(f"{where} is incomplete: {error}") from error
+
+
 def _parse_value(expected_type: Any, data: Any, where: str) -> Any:
     if is_dataclass(expected_type):
-        if not isinstance(data, dict):
-            raise ValueError(
-                f"{where} is {data!r}: it must name {', '.join(f.name for f in fields(expected_type))}"
-            )
-        hints = typing.get_type_hints(expected_type)
-        if unknown := sorted(map(str, data.keys() - hints.keys())):
-            raise ValueError(f"{where} has no {', '.join(unknown)}: it has {', '.join(hints)}")
-        try:
-            field_types = {
-                key: RecipeOverrides if expected_type is TrainJob and key == "recipe" else hint
-                for key, hint in hints.items()
-            }
-            values = {
-                key: _parse_value(field_types[key], value, f"{where}: {key}") for key, value in data.items()
-            }
-            return typing.cast(Any, expected_type)(**values)
-        except TypeError as error:
-            raise ValueError(f"{where} is incomplete: {error}") from error
-    origin, type_args = typing.get_origin(expected_type), typing.get_args(expected_type)
+        return _parse_dataclass(expected_type, data, where)
+    origin = typing.get_origin(expected_type)
+    type_args = typing.get_args(expected_type)
     if expected_type is Any:
         return data
     if origin in (typing.Union, types.UnionType):
@@ -194,7 +207,7 @@ def _parse_value(expected_type: Any, data: Any, where: str) -> Any:
         return data
     if expected_type is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
-    if expected_type is float and isinstance(data, str):  # YAML reads 3e-4 as a word
+    if expected_type is float and isinstance(data, str):  # YAML reads 3e-4 as a string
         try:
             return float(data)
         except ValueError:

@@ -1,6 +1,4 @@
-"""What a run leaves to look at: a line of JSON for each report, the loss curve, and TensorBoard's files where
-wanted.
-"""
+"""The metrics of a run: metrics.jsonl, TensorBoard event files if asked for, and the loss curve as SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Takes reports. When a run goes on, lines of steps that were lost are dropped."""
+    """Writes reports. When a run is resumed, lines of steps beyond the checkpoint are dropped."""
 
     def __init__(self, out: Path, *, tensorboard: bool = False) -> None:
         self.out = out
@@ -56,31 +54,29 @@ def _line_step(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return 1 << 62  # half a line, written in the last moment
+        return 1 << 62  # an incomplete line, written in the moment of a crash: drop it
 
 
 def tensorboard_writer_class() -> Any:
-    """What writes TensorBoard's files."""
+    """torch's SummaryWriter. Raises ImportError if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("the board needs tensorboard: pip install 'keepleft[board]'") from error
+        raise ImportError("--tensorboard needs tensorboard: pip install 'keepleft[board]'") from error
     return SummaryWriter
 
 
 def plot_loss(out: Path) -> None:
-    """The loss curve as a picture beside the numbers."""
+    """Draw the training and validation loss as loss.svg beside metrics.jsonl."""
     from keepleft.plots.charts import line_chart
 
     records = [json.loads(line) for line in (out / METRICS_FILE).read_text("utf-8").splitlines()]
+    evaluations = [record for record in records if "loss" in record.get("measures", {})]
     series = {
-        "training": [(r["step"], r["plain"]) for r in records if "plain" in r],
-        "validation": [
-            (r["step"], r["measures"]["loss"]) for r in records if "loss" in r.get("measures", {})
-        ],
+        "training": [(record["step"], record["plain"]) for record in records if "plain" in record],
+        "validation": [(record["step"], record["measures"]["loss"]) for record in evaluations],
     }
     series = {name: points for name, points in series.items() if points}
     if series:
-        line_chart(
-            out / "loss.svg", series, title=out.name, x_label="step", y_label="cross-entropy per token"
-        )
+        path = out / "loss.svg"
+        line_chart(path, series, title=out.name, x_label="step", y_label="cross-entropy per token")

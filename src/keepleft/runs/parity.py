@@ -1,32 +1,30 @@
-"""Does what was written say what the model says? Scores compared, through the program that the file was
-written for.
-"""
+"""Export parity: the outputs of an exported model in the program that reads it, compared with our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from keepleft.attention.mask_plot import faults
 from keepleft.models.design import ClassificationHead, LMHead, MaskedLMHead, PoolingHead
-from keepleft.models.transformer import EncoderDecoder
+from keepleft.models.transformer import EncoderDecoder, Model
 
-# the largest difference that rounding explains, as a share of the largest score
-TOLERANCE = {
-    "float32": 1e-4,
-    "f32": 0.0,
-    "float16": 1e-2,
-    "f16": 1e-2,
-    "int16": 1e-2,
-    "bf16": 5e-2,
-    "q8_0": 0.2,
-    "int8": 0.2,
-}
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from keepleft.weights.model_directory import AnyModel
+
+# the largest difference between outputs that rounding explains, as a fraction of the largest output
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "int16": 1e-2, "int8": 0.2}
+TOLERANCE |= {"f32": 0.0, "f16": 1e-2, "bf16": 5e-2, "q8_0": 0.2}
+# how far a stored weight may be from the original, as a fraction of it
+MAX_ROUNDING_ERROR = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}
+# texts to compare tokenizers on; the longest tokens are added, which another split would most likely cut
 SAMPLES = (
     "The sea is calm tonight.",
     "don't  stop,\nit's 12:45 — 3,141 km",
@@ -35,26 +33,25 @@ SAMPLES = (
     "日本語とEnglish 🙂",
     " \t(a+b)=c; //no",
 )
-
-
-MAX_TOKENIZER_SAMPLES = 200  # so many of its longest tokens are texts to try a tokenizer on: most likely to be cut up by another split
-# how far a number may be from what is kept
-MAX_ROUNDING_ERROR = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 1 / 254 + 2.0**-11}
+MAX_LONGEST_TOKENS = 200
+MAX_COMPARED_LENGTH = 64  # tokens; short sequences suffice
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: what it was of, what it found, and whether that is fine. None: it could not be made."""
+    """The result of one comparison."""
 
-    what: str
+    what: str  # was compared
     found: str
-    ok: bool | None
+    ok: bool | None  # None: it could not be made
 
 
 def compare_outputs(what: str, ours: Tensor, theirs: Tensor, precision: str = "float32") -> Check:
+    """Whether two outputs are equal up to the rounding of a precision."""
     if ours.shape != theirs.shape:
         return Check(what, f"ours have the shape {tuple(ours.shape)}, theirs {tuple(theirs.shape)}", False)
-    largest, difference = float(ours.abs().max()), float((ours - theirs).abs().max())
+    largest = float(ours.abs().max())
+    difference = float((ours - theirs).abs().max())
     return Check(
         what,
         f"largest difference {difference:.2g}, of scores up to {largest:.3g}",
@@ -62,16 +59,20 @@ def compare_outputs(what: str, ours: Tensor, theirs: Tensor, precision: str = "f
     )
 
 
-def max_length(model: Any) -> int:
-    """How long texts may be in a comparison: short ones suffice, and some models end early."""
-    return min(getattr(model.design.position, "length", 64), 64)
+def max_length(model: Model) -> int:
+    """The most tokens of a sequence to compare on: few, and not more than the model has positions."""
+    return min(getattr(model.design.position, "length", MAX_COMPARED_LENGTH), MAX_COMPARED_LENGTH)
 
 
 def sample_sequences(
-    model: Any, user_tokens: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0
+    model: Model, user_tokens: list[int] | None, *, source: bool = False, count: int = 3, seed: int = 0
 ) -> list[list[int]]:
-    """Random tokens in texts of several lengths, padding left out; and the one that was given."""
-    design, rng = model.design, torch.Generator().manual_seed(seed)
+    """Random sequences of several lengths, without padding tokens, and `user_tokens` if there are some.
+
+    They are of the source vocabulary if `source`.
+    """
+    design = model.design
+    rng = torch.Generator().manual_seed(seed)
     vocab = design.source_vocab or design.vocab if source else design.vocab
     pad = model.notes.get("pad_token_id")
     out = []
@@ -81,12 +82,13 @@ def sample_sequences(
     return out + ([user_tokens[: max_length(model) // 2]] if user_tokens else [])
 
 
-def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Iterator[Check]:
-    """By `transformers`, if it is here and has such a model."""
+def hugging_face(model: AnyModel, folder: Path, user_tokens: list[int] | None) -> Iterator[Check]:
+    """Compare with transformers, if it is installed and has such a model."""
     import json
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    what, name = "scores, by transformers", config["architectures"][0]
+    what = "scores, by transformers"
+    name = config["architectures"][0]
     if config["model_type"] == "keepleft":
         yield Check(
             what, "not checked: no other program knows this design; keepleft alone reads the folder", None
@@ -104,16 +106,13 @@ def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Ite
     transformers.utils.logging.disable_progress_bar()
     try:
         peer = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-    except Exception as error:  # its own, or whatever its parts raise
+    except Exception as error:  # its own, or of any library that it uses
         yield Check(what, f"transformers cannot read the folder: {error}", False)
         return
-    output_name = (
-        "logits"
-        if isinstance(head, LMHead | MaskedLMHead | ClassificationHead)
-        else "pooler_output"
-        if head
-        else "last_hidden_state"
-    )
+    if isinstance(head, LMHead | MaskedLMHead | ClassificationHead):
+        output_name = "logits"
+    else:
+        output_name = "pooler_output" if head else "last_hidden_state"
     ours, theirs = [], []
     with torch.no_grad():
         for sequence in sample_sequences(model, user_tokens):
@@ -128,9 +127,10 @@ def hugging_face(model: Any, folder: Path, user_tokens: list[int] | None) -> Ite
     yield compare_outputs(what, _flatten(ours), _flatten(theirs))
 
 
-def onnx(model: Any, path: Path) -> Iterator[Check]:
-    """By onnxruntime, at two shapes other than the recorded one; then a later token changes, and earlier
-    scores must not.
+def onnx(model: AnyModel, path: Path) -> Iterator[Check]:
+    """Compare with onnxruntime, at two shapes other than the exported one.
+
+    For a causal model, also change later tokens: earlier outputs must not move.
     """
     from keepleft.weights.to_onnx import example, inputs, per_token
 
@@ -144,7 +144,8 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
         )
         return
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names, max_tokens = inputs(model), min(max_length(model), 19)
+    names = inputs(model)
+    max_tokens = min(max_length(model), 19)
 
     def run_session(tensors: tuple[Tensor, ...]) -> Tensor:
         arrays = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
@@ -157,7 +158,8 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
         yield compare_outputs(
             f"scores of {rows} × {length} tokens, by onnxruntime", expected, run_session(tensors)
         )
-    what, stack = "scores before a changed token, by onnxruntime", model.design.decoder
+    what = "scores before a changed token, by onnxruntime"
+    stack = model.design.decoder
     if stack is None or not per_token(model):
         return
     if mask_faults := [fault for mask in stack.mask for fault in faults(mask, max_tokens)]:
@@ -167,7 +169,8 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
         torch.ones_like(tensor) if name.endswith("segments") else tensor
         for name, tensor in zip(names, example(model, 2, max_tokens, max_tokens), strict=True)
     )
-    position, tokens_index = max_tokens // 2, names.index("tokens")
+    position = max_tokens // 2
+    tokens_index = names.index("tokens")
     changed_tokens = tensors[tokens_index].clone()
     changed_tokens[:, position:] = (changed_tokens[:, position:] + 1) % model.design.vocab
     before = run_session(tensors)
@@ -183,18 +186,24 @@ def onnx(model: Any, path: Path) -> Iterator[Check]:
 
 
 def gguf(
-    model: Any, tokenizer: Any, path: Path, dtype: str, user_tokens: list[int] | None, text: str | None
+    model: AnyModel,
+    tokenizer: Tokenizer | None,
+    path: Path,
+    dtype: str,
+    user_tokens: list[int] | None,
+    text: str | None,
 ) -> Iterator[Check]:
-    """By our own reader; and the tokenizer as llama.cpp has it, from merges and the name of a split."""
+    """Compare with the file as we read it, and the tokenizer with the one that llama.cpp makes of the file.
+
+    llama.cpp does not read our tokenizer.json in the file, but merges and the name of a pre-tokenizer.
+    """
     from keepleft.weights.gguf import GGUFFile
-    from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY
-    from keepleft.weights.gguf_tokenizer import read_tokenizer as rebuilt
+    from keepleft.weights.gguf_tokenizer import HF_TOKENIZER_KEY, read_tokenizer
     from keepleft.weights.model_directory import load
 
     reloaded, _ = load(path)
-    unsaved_fields = {
-        name: getattr(model.design, name) for name in ("dropout", "attention_dropout", "initial")
-    }
+    unsaved_names = ("dropout", "attention_dropout", "initial")
+    unsaved_fields = {name: getattr(model.design, name) for name in unsaved_names}
     if reloaded.design.but(**unsaved_fields) != model.design:
         yield Check("the design, read back", f"it is {reloaded.design}", False)
         return
@@ -206,17 +215,11 @@ def gguf(
     if tokenizer is None:
         yield Check("tokenizer", "not checked: the model has none, and llama.cpp will ask for one", None)
         return
-    llama_cpp_tokenizer = rebuilt(
-        {name: value for name, value in GGUFFile(path).metadata.items() if name != HF_TOKENIZER_KEY}
-    )
-    longest_tokens = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))[
-        :MAX_TOKENIZER_SAMPLES
-    ]
-    samples = [
-        *SAMPLES,
-        *([text] if text else []),
-        *(tokenizer.decode([token]) for _, token in longest_tokens),
-    ]
+    metadata = {name: value for name, value in GGUFFile(path).metadata.items() if name != HF_TOKENIZER_KEY}
+    llama_cpp_tokenizer = read_tokenizer(metadata)
+    by_length = sorted(tokenizer.get_vocab().items(), key=lambda entry: (-len(entry[0]), entry[1]))
+    longest_tokens = [tokenizer.decode([token]) for _, token in by_length[:MAX_LONGEST_TOKENS]]
+    samples = [*SAMPLES, *([text] if text else []), *longest_tokens]
     mismatches = [
         sample
         for sample in samples
@@ -231,19 +234,20 @@ def gguf(
     )
 
 
-def compare_weights(model: Any, reloaded: Any, dtype: str) -> Check:
-    """Each weight, read back, is the nearest that the file can hold; q8_0 rounds by the largest of 32
-    neighbours.
+def compare_weights(model: Model, reloaded: Model, dtype: str) -> Check:
+    """Whether each weight, read back, is the nearest that the file can hold.
+
+    q8_0 rounds to multiples of 1/127 of the largest weight in each block of 32.
     """
-    mismatches, theirs = [], reloaded.state_dict()
+    mismatches = []
+    theirs = reloaded.state_dict()
+    absolute_error = 2.0**-25 if MAX_ROUNDING_ERROR[dtype] else 0.0  # half of the smallest float16 above 0
     for name, ours in model.state_dict().items():
         magnitude = ours.abs()
         if dtype == "q8_0" and ours.dim() == 2 and ours.shape[1] % 32 == 0:
             magnitude = magnitude.unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1)
-        if (
-            (ours - theirs[name]).abs()
-            > magnitude * MAX_ROUNDING_ERROR[dtype] + (2.0**-25 if MAX_ROUNDING_ERROR[dtype] else 0.0)
-        ).any():
+        max_error = magnitude * MAX_ROUNDING_ERROR[dtype] + absolute_error
+        if ((ours - theirs[name]).abs() > max_error).any():
             mismatches.append(name)
     detail = f"{len(theirs) - len(mismatches)} of {len(theirs)} as near as {dtype} can hold them"
     return Check(

@@ -1,6 +1,4 @@
-"""Everything before the first step: texts read, tokenizers learned, what the job leaves open chosen and
-written down.
-"""
+"""Prepare a run folder: profile and tokenize the data, and resolve what the job leaves open."""
 
 from __future__ import annotations
 
@@ -9,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from keepleft.data.prepare import Counts
+from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import vocab_size
 from keepleft.disk import atomic
 from keepleft.models.design import Design
@@ -24,19 +24,20 @@ from keepleft.training.distributed import DistributedContext
 from keepleft.training.recipe import CHANGEABLE, Recipe
 from keepleft.training.recipe import from_dict as read_recipe
 
-CONFIG_FILE, RESOLVED_FILE = "config.yaml", "resolved.json"
+CONFIG_FILE = "config.yaml"
+RESOLVED_FILE = "resolved.json"
 
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A job with nothing left open."""
+    """A job with nothing left open: what the run folder has in resolved.json."""
 
     design: Design
     recipe: Recipe
     labels: list[str]
     max_length: int
     micro_tokens: int
-    accumulate: int
+    accumulate: int  # micro-batches in a step, on all devices together
     pad_to_multiple_of: int
     pack: bool
 
@@ -56,15 +57,14 @@ class ResolvedJob:
 def prepare_run(
     job: TrainJob, out: Path, distributed: DistributedContext, on_progress: ProgressCallback
 ) -> Iterator[str]:
-    """Everything before the first step, written down, so that a run that goes on finds it as it was."""
+    """Write tokenizers, token stores, config.yaml and resolved.json to `out`, and yield lines for the log.
+
+    A resumed run finds them there. Raises ValueError if the data do not suit the job.
+    """
     out.mkdir(parents=True, exist_ok=True)
     train_sources = dataset.open_sources(job, job.train)
-    for stale_file in (
-        CONFIG_FILE,
-        RESOLVED_FILE,
-        METRICS_FILE,
-        "source_tokenizer.json",
-    ):  # by a run that never took a step
+    # a run that never took a step may have left these
+    for stale_file in (CONFIG_FILE, RESOLVED_FILE, METRICS_FILE, "source_tokenizer.json"):
         (out / stale_file).unlink(missing_ok=True)
     atomic.remove_folder(out / "data")
     valid_sources = [] if job.valid is None else dataset.open_sources(job, job.valid)
@@ -74,13 +74,12 @@ def prepare_run(
     text_fields = [field for report in reports for field in report.fields if field.name != "label"]
     characters = sum(field.characters.total for field in text_fields)
     labels = dataset.label_names(job, train_sources)
-    tokenizers = dataset.build_tokenizers(
-        job, train_sources, defaults.vocabulary(job, characters), on_progress
-    )
+    max_vocab = defaults.vocabulary(job, characters)
+    tokenizers = dataset.build_tokenizers(job, train_sources, max_vocab, on_progress)
     vocab = vocab_size(tokenizers.target)
     source_vocab = None if tokenizers.joint else vocab_size(tokenizers.source)
-    objective(job.task, tokenizers.target)  # raises where special tokens are lacking
-    max_length = defaults.max_length(job, dataset.typical_length(job, train_sources, tokenizers))
+    objective(job.task, tokenizers.target)  # raises if special tokens are missing
+    max_length = defaults.max_length(job, dataset.typical_length(train_sources, tokenizers))
     atomic.write_text(out / "tokenizer.json", tokenizers.target.to_str(pretty=True))
     if not tokenizers.joint:
         atomic.write_text(out / "source_tokenizer.json", tokenizers.source.to_str(pretty=True))
@@ -91,77 +90,73 @@ def prepare_run(
         dataset.build_store(
             job, valid_sources, tokenizers, labels, max_length, out / "data" / "valid", on_progress
         )
-    yield (
-        f"tokens: {', '.join(f'{len(store[name].tokens):,} {name}' for name in store.columns if name != 'label')}; "
-        f"vocabulary {vocab:,}"
-        + (
-            ""
-            if all(source.is_running_text for source, _ in train_sources)
-            else f"; {counts.written:,} of {counts.records:,} records kept"
-        )
-        + (f", {counts.empty:,} empty" if counts.empty else "")
-        + (
-            f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)"
-            if counts.overlong
-            else ""
-        )
-        + (
-            f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)"
-            if counts.truncated
-            else ""
-        )
-    )
-    targets = len(
-        store[TASKS[job.task].fields[-1] if "label" not in TASKS[job.task].fields else "text"].tokens
-    )
-    budget, accumulate = _batch_budget(job, max_length, distributed.world_size)
+    is_running_text = all(source.is_running_text for source, _ in train_sources)
+    yield _describe_tokens(store, counts, vocab, max_length, is_running_text)
+    task_fields = TASKS[job.task].fields
+    targets = len(store["text" if "label" in task_fields else task_fields[-1]].tokens)
+    micro_tokens, accumulate = _batch_sizes(job, max_length, distributed.world_size)
     design = defaults.design(job, vocab, source_vocab, max_length, len(labels), targets)
     if job.init_from:
         design = initial_model.initial_design(job, labels)
     defaults.check_design(job, design)
     if design.max_positions is not None and max_length > design.max_positions:
         raise ValueError(
-            f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: give "
-            f"--batch.max_length {design.max_positions}, or a model with more"
+            f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: "
+            f"give --batch.max_length {design.max_positions}, or a model with more"
         )
-    targets_per_step = budget * accumulate * (0.8 if job.task != "lm" else 1.0)
-    recipe = defaults.recipe(job, targets, max(1, round(targets / targets_per_step)))
-    pad_to_multiple_of = job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1)
+    padding_factor = 0.8 if job.task != "lm" else 1.0  # about a fifth of the tokens of a batch are padding
+    steps_per_epoch = max(1, round(targets / (micro_tokens * accumulate * padding_factor)))
     resolved_job = ResolvedJob(
-        design,
-        recipe,
-        labels,
-        max_length,
-        budget,
-        accumulate,
-        pad_to_multiple_of,
-        _should_pack(job, distributed),
+        design=design,
+        recipe=defaults.recipe(job, targets, steps_per_epoch),
+        labels=labels,
+        max_length=max_length,
+        micro_tokens=micro_tokens,
+        accumulate=accumulate,
+        pad_to_multiple_of=job.batch.pad_to_multiple_of or (8 if distributed.device.type == "cuda" else 1),
+        pack=_should_pack(job, distributed),
     )
     atomic.write_text(out / CONFIG_FILE, jobs.to_yaml(job))
     atomic.write_text(out / RESOLVED_FILE, resolved_job.to_json())
 
 
-def _batch_budget(job: TrainJob, max_length: int, world_size: int) -> tuple[int, int]:
-    """The tokens of a micro-batch, and how many make a step: one for each process, unless it was said."""
+def _describe_tokens(
+    store: TokenStore, counts: Counts, vocab: int, max_length: int, is_running_text: bool
+) -> str:
+    """A line for the log: tokens of each field, size of the vocabulary, and what became of the records."""
+    columns = [f"{len(store[name].tokens):,} {name}" for name in store.columns if name != "label"]
+    parts = [f"tokens: {', '.join(columns)}; vocabulary {vocab:,}"]
+    if not is_running_text:
+        parts.append(f"; {counts.written:,} of {counts.records:,} records kept")
+    if counts.empty:
+        parts.append(f", {counts.empty:,} empty")
+    if counts.overlong:
+        parts.append(f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)")
+    if counts.truncated:
+        parts.append(f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)")
+    return "".join(parts)
+
+
+def _batch_sizes(job: TrainJob, max_length: int, world_size: int) -> tuple[int, int]:
+    """The tokens of a micro-batch, and the micro-batches of a step; by default one for each process."""
     tokens = max(job.batch.tokens or defaults.size_preset(job).tokens, max_length)
     micro_tokens = max(min(job.batch.micro_tokens or -(-tokens // world_size), tokens), max_length)
     return micro_tokens, max(1, round(tokens / micro_tokens))
 
 
 def _should_pack(job: TrainJob, distributed: DistributedContext) -> bool:
-    """Several texts in a row? Where it was not said: on a GPU, which would rather have batches of one shape."""
+    """Whether to pack sequences. By default pairs are, on a GPU, where batches of one shape are faster."""
     if job.task == "classify":
-        return False  # a label for each row
-    if job.batch.pack is None:
-        is_paired = TASKS[job.task].fields == ("src", "tgt")
-        return (job.task == "lm" and job.tokenizer.documents) or (
-            is_paired and distributed.device.type == "cuda"
-        )
-    return job.batch.pack
+        return False  # there is one label for each row
+    if job.batch.pack is not None:
+        return job.batch.pack
+    if TASKS[job.task].is_paired:
+        return distributed.device.type == "cuda"
+    return job.task == "lm" and job.tokenizer.documents
 
 
 def apply_changeable(resolved_job: ResolvedJob, job: TrainJob) -> ResolvedJob:
-    """What may change when a run goes on: how often it reports, evaluates and saves, and when it gives up."""
+    """The resolved job with the recipe fields that may change when a run is resumed taken from `job`."""
     changes = {
         name: getattr(job.recipe, name) for name in CHANGEABLE if getattr(job.recipe, name) is not None
     }

@@ -1,6 +1,4 @@
-"""A run that goes on goes on as it was: what may change is taken, anything else that differs is refused by
-name.
-"""
+"""Resume a job: options that may change are taken over, any other change is refused by name."""
 
 from __future__ import annotations
 
@@ -26,27 +24,27 @@ CHANGEABLE_OPTIONS = (
 def resume_job(
     stored_job: TrainJob, options: dict[str, Any], explicit_names: Iterable[str], run_folder: Path
 ) -> TrainJob:
-    """The stored job, with what may change.
+    """The stored job, with those of the new `options` that may change.
 
-    `said` are the dotted names of what was given: all else is as it was.
+    `explicit_names` are the dotted names of the options that the user gave; all others stay as they were. An
+    option that was left open is compared with what was resolved. Raises ValueError if anything else has
+    changed.
     """
-    resolved_job = (
-        ResolvedJob.from_json((run_folder / RESOLVED_FILE).read_text("utf-8"))
-        if (run_folder / RESOLVED_FILE).exists()
-        else None
-    )
-    stored_values = dict(
-        _flatten_options("", {f.name: getattr(stored_job, f.name) for f in fields(stored_job)})
-    )
+    resolved_path = run_folder / RESOLVED_FILE
+    resolved_job = None
+    if resolved_path.exists():
+        resolved_job = ResolvedJob.from_json(resolved_path.read_text("utf-8"))
+    stored_options = {f.name: getattr(stored_job, f.name) for f in fields(stored_job)}
+    stored_values = dict(_flatten_options("", stored_options))
     explicit_prefixes = {
         name.removesuffix(".path") if name in ("train.path", "valid.path") else name
         for name in explicit_names
     }
-    changes, accepted = [], {}
+    is_explicit = lambda name: any(f"{name}.".startswith(f"{prefix}.") for prefix in explicit_prefixes)
+    changes: list[str] = []
+    accepted: dict[str, Any] = {}
     for name, value in _flatten_options("", options):
-        if value is None or not any(
-            name == prefix or name.startswith(f"{prefix}.") for prefix in explicit_prefixes
-        ):
+        if value is None or not is_explicit(name):
             continue
         if name in CHANGEABLE_OPTIONS:
             accepted[name] = value
@@ -59,29 +57,22 @@ def resume_job(
                 f"{name} was {'not given' if old_value is None else repr(old_value)} and is {value!r}"
             )
     if changes:
+        model_folder = run_folder / MODEL_FOLDER
         hint = (
-            f" (with --init-from {run_folder / MODEL_FOLDER} to train that model further)"
-            if (run_folder / MODEL_FOLDER).exists()
-            else ""
+            f" (with --init-from {model_folder} to train that model further)" if model_folder.exists() else ""
         )
         raise ValueError(
-            f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it back, or "
-            f"start a new run with another --out{hint}"
+            f"the run in {run_folder} cannot go on, because it has changed: {'; '.join(changes)}. Change it "
+            f"back, or start a new run with another --out{hint}"
         )
-    recipe = replace(
-        stored_job.recipe,
-        **{name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name},
-    )
-    return replace(
-        stored_job,
-        **{name: value for name, value in accepted.items() if "." not in name},
-        recipe=recipe,
-        out=str(run_folder),
-    )
+    recipe_changes = {name.removeprefix("recipe."): value for name, value in accepted.items() if "." in name}
+    job_changes = {name: value for name, value in accepted.items() if "." not in name}
+    recipe = replace(stored_job.recipe, **recipe_changes)
+    return replace(stored_job, **job_changes, recipe=recipe, out=str(run_folder))
 
 
 def _flatten_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every single choice under its dotted name; the one file of some texts goes by the name of the texts."""
+    """Every single option under its dotted name; a data path goes by "train" or "valid", without ".path"."""
     if is_dataclass(value):
         parts = {
             "" if isinstance(value, DataConfig) and f.name == "path" else f.name: getattr(value, f.name)
@@ -99,7 +90,7 @@ def _flatten_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _resolved_value(resolved_job: ResolvedJob, name: str) -> Any:
-    """What was chosen where the job left it open; None where that is not known."""
+    """What an option that the job left open was resolved to; None if that is not known."""
     section, _, field = name.partition(".")
     if section == "recipe":
         return getattr(resolved_job.recipe, field)

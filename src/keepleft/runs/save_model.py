@@ -1,10 +1,10 @@
-"""The end of a run: the weights to keep, as a model directory that others read too."""
+"""The end of a run: choose the weights, and write them as a model directory that other programs read, too."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -14,13 +14,16 @@ from keepleft.runs.dataset import Tokenizers
 from keepleft.runs.tasks import TASKS
 from keepleft.training import checkpoint
 from keepleft.training.ema import average_checkpoints
-from keepleft.weights.model_directory import save
+from keepleft.weights.model_directory import AnyModel, save
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MODEL_FOLDER = "model"
 
 
 def checkpoint_weights(directory: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, averaged ones where it has them."""
+    """The weights of a checkpoint; their EMA where it has one."""
     tensors = checkpoint.load_tensors(directory, ("weights", "average"))
     return {
         name.removeprefix("weights/"): tensors.get(name.replace("weights/", "average/", 1), tensor)
@@ -30,29 +33,28 @@ def checkpoint_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def select_weights(model: nn.Module, folder: Path, best_step: int | None, average_last: int) -> str:
-    """Put the weights to keep into a model: the mean of the last few checkpoints, the best one's, or the
-    newest one's.
+    """Load the weights to keep into a model, and say which they are.
+
+    They are the mean of the last `average_last` checkpoints, or those of the best, or else of the newest
+    checkpoint.
     """
     checkpoints = checkpoint.list_checkpoints(folder)
     if average_last > 1 and len(checkpoints) > 1:
         selected = checkpoints[:average_last]
         description = f"the mean of the last {len(selected)} checkpoints"
     else:
-        best_checkpoint = None if best_step is None else checkpoint.step_folder(folder, best_step)
-        selected = (
-            [best_checkpoint] if best_checkpoint is not None and best_checkpoint.exists() else checkpoints[:1]
-        )
+        selected = checkpoints[:1]
+        if best_step is not None and checkpoint.step_folder(folder, best_step).exists():
+            selected = [checkpoint.step_folder(folder, best_step)]
         description = f"the weights of {selected[0].name}"
     model.load_state_dict(average_checkpoints([checkpoint_weights(directory) for directory in selected]))
     return description
 
 
 def write_model_directory(
-    model: Any, tokenizers: Tokenizers, labels: list[str], task: str, folder: Path
+    model: AnyModel, tokenizers: Tokenizers, labels: list[str], task: str, folder: Path
 ) -> None:
-    """Write the model directory: weights, configuration, tokenizer, and what other programs want to know of
-    its tokens.
-    """
+    """Write a model directory: weights, configuration with special tokens and labels, tokenizer."""
     specials = special_tokens(tokenizers.target)
     notes: dict[str, Any] = {
         "pad_token_id": specials.pad,
@@ -78,9 +80,7 @@ def write_model_directory(
         **{key: value for key, value in model.notes.items() if key != "generation"},
         **{key: value for key, value in notes.items() if value is not None},
     }
-    save(
-        model, with_post_processor(tokenizers.source if tokenizers.joint else tokenizers.target, task), folder
-    )
+    save(model, with_post_processor(tokenizers.target, task), folder)
     token_names = {
         "pad_token": specials.pad,
         "bos_token": specials.start,
@@ -99,23 +99,24 @@ def write_model_directory(
         folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n"
     )
     if not tokenizers.joint:
-        atomic.write_text(
-            folder / "source_tokenizer.json", with_post_processor(tokenizers.source, task).to_str(pretty=True)
-        )
+        source_tokenizer = with_post_processor(tokenizers.source, task)
+        atomic.write_text(folder / "source_tokenizer.json", source_tokenizer.to_str(pretty=True))
 
 
-def with_post_processor(tokenizer: Any, task: str) -> Any:
-    """A copy that puts around a text what was around it in training, as other programs expect of a tokenizer."""
+def with_post_processor(tokenizer: Tokenizer, task: str) -> Tokenizer:
+    """A copy that adds the special tokens of training to each text, as other programs expect it to."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    out, specials = Tokenizer.from_str(tokenizer.to_str()), special_tokens(tokenizer)
+    specials = special_tokens(tokenizer)
+    out = Tokenizer.from_str(tokenizer.to_str())
     out.encode_special_tokens = True
     before, after = (
-        [(tokenizer.id_to_token(n), n) for name in names if (n := getattr(specials, name)) is not None]
+        [(str(tokenizer.id_to_token(n)), n) for name in names if (n := getattr(specials, name)) is not None]
         for names in TASKS[task].wrapper_tokens
     )
     if task != "lm" and (before or after):
         single = " ".join([*(token for token, _ in before), "$A", *(token for token, _ in after)])
-        out.post_processor = TemplateProcessing(single=single, special_tokens=before + after)  # type: ignore[assignment]
+        processor = TemplateProcessing(single=single, special_tokens=before + after)
+        out.post_processor = processor  # type: ignore[assignment]
     return out

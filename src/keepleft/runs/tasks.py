@@ -1,10 +1,10 @@
-"""The tasks, as a table: what their records hold, which kind of model does them, and what is asked of it."""
+"""The tasks of `keepleft train`, as a table: the fields of their records, the model, and the objective."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keepleft.data.objectives import (
     Classification,
@@ -18,57 +18,67 @@ from keepleft.data.objectives import (
 from keepleft.data.prepare import Overlong
 from keepleft.data.tokenizer import SENTINEL_FORMAT, SpecialTokens, special_tokens, vocab_size
 
-NUM_SENTINELS = 100
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NUM_SENTINELS = 100  # of T5's span corruption
 
 
 @dataclass(frozen=True)
 class Task:
-    fields: tuple[str, ...]
-    preset: str  # the preset whose plan the model follows
-    special_tokens: tuple[str, ...]  # special tokens that it cannot do without
-    objective: Callable[[Any, SpecialTokens], Objective]  # from a tokenizer and its marks
-    # special tokens before and after each text
-    wrapper_tokens: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("end",))
-    extra_special_tokens: tuple[str, ...] = ()  # further special tokens
-    overlong: Overlong = "leave"  # what becomes of longer texts
-    stacks: tuple[tuple[str, ...], ...] = (("encoder", "decoder"),)  # the stacks of models that can do it
+    fields: tuple[str, ...]  # of a record
+    preset: str  # of the model, unless the job names another
+    special_tokens: tuple[str, ...]  # that the tokenizer must have
+    objective: Callable[[Tokenizer, SpecialTokens], Objective]
+    wrapper_tokens: tuple[tuple[str, ...], tuple[str, ...]] = ((), ("end",))  # before and after each text
+    extra_special_tokens: tuple[str, ...] = ()  # for a new tokenizer, besides the usual ones
+    overlong: Overlong = "leave"  # what becomes of texts beyond the maximum length
+    stacks: tuple[tuple[str, ...], ...] = (("encoder", "decoder"),)  # of the models that can do the task
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a record is a pair of source and target text."""
+        return self.fields == ("src", "tgt")
 
 
-def _sentinel_tokens(tokenizer: Any) -> tuple[int, ...]:
-    token_ids = [tokenizer.token_to_id(SENTINEL_FORMAT.format(n)) for n in range(NUM_SENTINELS)]
-    if None in token_ids:
-        raise ValueError(
-            f"the tokenizer has no {SENTINEL_FORMAT.format(token_ids.index(None))}: spans need {NUM_SENTINELS} of them"
-        )
+def _sentinel_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    token_ids = []
+    for n in range(NUM_SENTINELS):
+        token_id = tokenizer.token_to_id(SENTINEL_FORMAT.format(n))
+        if token_id is None:
+            raise ValueError(
+                f"the tokenizer has no {SENTINEL_FORMAT.format(n)}: spans need {NUM_SENTINELS} of them"
+            )
+        token_ids.append(token_id)
     return tuple(token_ids)
 
 
-def _sentence_end_tokens(tokenizer: Any) -> frozenset[int]:
+def _sentence_end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     sentence_ends = (".", "!", "?", "।", "Ġ.", "▁.")
     return frozenset(n for text in sentence_ends if (n := tokenizer.token_to_id(text)) is not None)
 
 
 def _require_token(token: int | None) -> int:
-    assert token is not None  # need() has looked
+    assert token is not None  # SpecialTokens.require() was called before
     return token
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, Task] = {  # objectives are made from the tokenizer `t` and its special tokens `s`
     "translate": Task(
-        ("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, m: Translation(_require_token(m.start))
+        ("src", "tgt"), "pegasus", ("pad", "start", "end"), lambda t, s: Translation(_require_token(s.start))
     ),
     "summarize": Task(
         ("src", "tgt"),
         "pegasus",
         ("pad", "start", "end"),
-        lambda t, m: Translation(_require_token(m.start)),
+        lambda t, s: Translation(_require_token(s.start)),
         overlong="cut",
     ),
     "lm": Task(
         ("text",),
         "gpt2",
         ("end",),
-        lambda t, m: NextToken(_require_token(m.end)),
+        lambda t, s: NextToken(_require_token(s.end)),
         overlong="flow",
         stacks=(("decoder",),),
     ),
@@ -76,7 +86,7 @@ TASKS: dict[str, Task] = {
         ("text", "label"),
         "bert",
         ("pad", "start", "end"),
-        lambda t, m: Classification(),
+        lambda t, s: Classification(),
         wrapper_tokens=(("start",), ("end",)),
         overlong="cut",
         stacks=(("encoder",), ("decoder",)),
@@ -85,7 +95,7 @@ TASKS: dict[str, Task] = {
         ("text",),
         "bert_masked",
         ("pad", "start", "end", "mask"),
-        lambda t, m: MaskedToken(_require_token(m.mask), vocab_size(t), m.ids()),
+        lambda t, s: MaskedToken(_require_token(s.mask), vocab_size(t), s.ids()),
         wrapper_tokens=(("start",), ("end",)),
         overlong="break",
         stacks=(("encoder",),),
@@ -94,7 +104,7 @@ TASKS: dict[str, Task] = {
         ("text",),
         "t5",
         ("pad", "end"),
-        lambda t, m: SpanCorruption(_require_token(m.pad), _require_token(m.end), _sentinel_tokens(t)),
+        lambda t, s: SpanCorruption(_require_token(s.pad), _require_token(s.end), _sentinel_tokens(t)),
         extra_special_tokens=tuple(SENTINEL_FORMAT.format(n) for n in range(NUM_SENTINELS)),
         overlong="break",
     ),
@@ -102,15 +112,16 @@ TASKS: dict[str, Task] = {
         ("text",),
         "bart",
         ("pad", "start", "end", "mask"),
-        lambda t, m: Denoising(
-            _require_token(m.start), _require_token(m.mask), _sentence_end_tokens(t), m.ids()
+        lambda t, s: Denoising(
+            _require_token(s.start), _require_token(s.mask), _sentence_end_tokens(t), s.ids()
         ),
         overlong="break",
     ),
 }
 
 
-def objective(name: str, tokenizer: Any) -> Objective:
+def objective(name: str, tokenizer: Tokenizer) -> Objective:
+    """The training objective of a task. Raises ValueError if the tokenizer lacks a special token."""
     specials = special_tokens(tokenizer)
     specials.require(*TASKS[name].special_tokens)
     return TASKS[name].objective(tokenizer, specials)

@@ -1,11 +1,11 @@
-"""One job from plain files to a model directory; a generator of what happens.
+"""Run a training job, from plain files to a model directory, as a generator of events.
 
 runs/NAME/config.yaml     the job as it was given
 runs/NAME/resolved.json   what was chosen from the data: design, recipe, labels
-runs/NAME/data/           the texts as integers
-runs/NAME/metrics.jsonl   a line for each report
-runs/NAME/checkpoints/    where the run stands
-runs/NAME/model/          the result
+runs/NAME/data/           the token stores
+runs/NAME/metrics.jsonl   one line for each report
+runs/NAME/checkpoints/    training checkpoints, to resume from
+runs/NAME/model/          the result, a model directory
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from torch import nn
 
 from keepleft.attention.masks import causal, full
 from keepleft.auditing.audit import audit
 from keepleft.data.batches import Batches, BucketedLayout, PackedLayout, WindowLayout
 from keepleft.data.prefetch import PrefetchedBatches
 from keepleft.data.token_store import TokenStore
-from keepleft.data.tokenizer import load_tokenizer as read_tokenizer
+from keepleft.data.tokenizer import load_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
@@ -38,35 +36,38 @@ from keepleft.runs.validate import validate_job
 from keepleft.training import checkpoint
 from keepleft.training.distributed import DistributedContext, init_distributed
 from keepleft.training.loop import TrainReport, train
+from keepleft.weights.model_directory import AnyModel
 
 CHECKPOINTS_FOLDER = "checkpoints"
-# without a validation text: every 50th record is held out, or the last twentieth of running text, but not
-# more than
+# without validation data, one of 50 records is held out, or the last 5 % of running text; within limits
 HOLDOUT_INTERVAL = 50
+HOLDOUT_FRACTION = 0.05
 MAX_HELDOUT_RECORDS = 4096
 MAX_HELDOUT_TOKENS = 1 << 18
+# with less validation data than this, metrics are too noisy to rely on
 MIN_RELIABLE_RECORDS = 100
-MIN_RELIABLE_TOKENS = 10_000  # with fewer to measure on, chance says as much as the model
+MIN_RELIABLE_TOKENS = 10_000
+MAX_GENERATED_RECORDS = 500  # of the validation data, for metrics of generated text (BLEU, chrF)
 
 
 @dataclass(frozen=True)
 class TrainingStarted:
-    """Everything is ready, and training begins."""
+    """Everything is prepared; reports follow."""
 
     steps: int
 
 
 @dataclass(frozen=True)
 class TrainingFinished:
-    """The result of a run."""
+    """The result of a run, its last event."""
 
     folder: Path
     summary: str
-    stopped: bool
-    measures: dict[str, float]
+    stopped: bool  # before the end, to be resumed: there is no model directory yet
+    measures: dict[str, float]  # of the best evaluation
 
 
-TrainEvent = str | TrainingStarted | TrainReport | TrainingFinished
+TrainEvent = str | TrainingStarted | TrainReport | TrainingFinished  # a str is a line for the log
 
 
 def run_job(
@@ -76,11 +77,14 @@ def run_job(
     stop: Callable[[], bool] = lambda: False,
     on_progress: ProgressCallback = no_progress,
 ) -> Iterator[TrainEvent]:
-    """Do a job. Lines are for people, reports for the record; the last event says where the model lies.
+    """Train a model from a job's data and write it to the run folder `job.out`.
 
-    `watch` hears how far the work before training has come.
+    With `resume`, a run that has checkpoints continues exactly where it stopped. `stop` is called after each
+    step; if it returns True, a checkpoint is saved and the run ends. `on_progress` reports the work before
+    training. Raises before any data is read if the job is invalid; a start that fails leaves no files behind.
     """
-    out, distributed = Path(job.out), init_distributed(job.parallel, job.device)
+    out = Path(job.out)
+    distributed = init_distributed(job.parallel, job.device)
     created_folders = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         validate_job(job)
@@ -88,9 +92,9 @@ def run_job(
             try:
                 setup = yield from _set_up_training(job, distributed, resume, on_progress)
             except BaseException:
-                if created_folders and distributed.rank == 0:  # what a failed start has made
+                if created_folders and distributed.rank == 0:  # remove what the failed start has created
                     atomic.remove_folder(out)
-                    with suppress(OSError):  # others may have put something there
+                    with suppress(OSError):  # others may have put something there since
                         for folder in created_folders[1:]:
                             folder.rmdir()
                 raise
@@ -101,10 +105,8 @@ def run_job(
 
 @dataclass(frozen=True)
 class _TrainingSetup:
-    """All that training needs."""
-
     resolved_job: ResolvedJob
-    model: Any
+    model: AnyModel
     tokenizers: Tokenizers
     batches: Batches
     valid: Batches | None
@@ -113,6 +115,7 @@ class _TrainingSetup:
 def _set_up_training(
     job: TrainJob, distributed: DistributedContext, resume: bool, on_progress: ProgressCallback
 ) -> Generator[TrainEvent, None, _TrainingSetup]:
+    """Prepare the run folder, or read it if the run is resumed, and audit a new model."""
     out = Path(job.out)
     has_checkpoints = bool(checkpoint.list_checkpoints(out / CHECKPOINTS_FOLDER))
     if has_checkpoints and not resume:
@@ -130,15 +133,18 @@ def _set_up_training(
     ).to(distributed.device)
     if distributed.rank == 0:
         yield from _describe_validation(job, batches, valid)
-        num_parameters, steps = sum(p.numel() for p in model.parameters()), resolved_job.recipe.steps
+        num_parameters = sum(p.numel() for p in model.parameters())
+        steps = resolved_job.recipe.steps
+        devices = f"{distributed.world_size} × {distributed.device.type}"
         yield (
-            f"{job.task}: {num_parameters:,} weights, {steps:,} {'step' if steps == 1 else 'steps'} of about {batches.tokens:,} "
-            f"tokens, {resolved_job.recipe.optimizer}, on {distributed.world_size} × {distributed.device.type}"
+            f"{job.task}: {num_parameters:,} parameters, {steps:,} {'step' if steps == 1 else 'steps'} of "
+            f"about {batches.tokens:,} tokens, {resolved_job.recipe.optimizer}, on {devices}"
         )
         if resolved_job.accumulate % distributed.world_size:
             yield (
-                f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} processes, so some wait for others: "
-                "give batch.tokens and batch.micro_tokens so that they divide"
+                f"note: a step has {resolved_job.accumulate} micro-batches for {distributed.world_size} "
+                "processes, so some wait for others: give batch.tokens and batch.micro_tokens so that they "
+                "divide"
             )
         if job.audit and not has_checkpoints:
             yield audit_before_training(model)
@@ -146,15 +152,15 @@ def _set_up_training(
 
 
 def audit_before_training(model: Model) -> str:
-    """Audit the model for leaks of the future, padding or other rows, before a step is spent on it.
+    """Audit the model for leaks (from the future, padding, other rows), before a step is spent on it.
 
     Returns one line for the log. Raises ValueError with the findings if there are any.
     """
     report = audit(model, claim=causal if model.design.decoder is not None else full, budget="quick")
     if report.findings:
         raise ValueError(
-            "the model was audited before its first step, and is not as it should be (--no-audit trains it all "
-            f"the same)\n{report.text()}"
+            "the model was audited before its first step, and is not as it should be (--no-audit trains it "
+            f"all the same)\n{report.text()}"
         )
     summary = (
         f"audit: {', '.join(report.checked) or 'nothing'} {'is' if len(report.checked) < 2 else 'are'} clean"
@@ -164,32 +170,32 @@ def audit_before_training(model: Model) -> str:
 
 
 def _describe_validation(job: TrainJob, batches: Batches, valid: Batches | None) -> Iterator[str]:
-    """What is measured on."""
+    """A line for the log: how much validation data there is, and whether it is enough to rely on."""
     if valid is None:
-        yield "validation: nothing is held out of so few texts, so no one sees how it does on new ones: give some with --valid"
+        yield (
+            "validation: nothing is held out of so few texts, so no one sees how it does on new ones: give "
+            "some with --valid"
+        )
         return
-    is_running_text = job.task == "lm" and not job.tokenizer.documents
+    is_running_text = job.is_running_text
     field = batches.objective.fields[0]
     num_heldout, num_train = (
         len(side.store[field].tokens) if is_running_text else len(side.store) for side in (valid, batches)
     )
     unit = "tokens of running text" if is_running_text else "record" if num_heldout == 1 else "records"
     is_small = num_heldout < (MIN_RELIABLE_TOKENS if is_running_text else MIN_RELIABLE_RECORDS)
-    yield (
-        f"validation: {num_heldout:,} {unit}"
-        + ("" if job.valid is not None else f" held out, {num_train:,} are left to learn from")
-        + (
-            "; measures on so few are rough" + ("" if job.valid is not None else " (--valid takes more)")
-            if is_small
-            else ""
-        )
-    )
+    line = f"validation: {num_heldout:,} {unit}"
+    if job.valid is None:
+        line += f" held out, {num_train:,} are left to train on"
+    if is_small:
+        line += "; metrics on so few are rough" + ("" if job.valid is not None else " (--valid takes more)")
+    yield line
 
 
 def _load_tokenizers(out: Path) -> Tokenizers:
-    target = read_tokenizer(out / "tokenizer.json")
+    target = load_tokenizer(out / "tokenizer.json")
     source_path = out / "source_tokenizer.json"
-    return Tokenizers(target, read_tokenizer(source_path) if source_path.exists() else target)
+    return Tokenizers(target, load_tokenizer(source_path) if source_path.exists() else target)
 
 
 def _make_batches(
@@ -199,30 +205,31 @@ def _make_batches(
     out: Path,
     distributed: DistributedContext,
 ) -> tuple[Batches, Batches | None]:
+    """The batches of training and of validation.
+
+    Without validation data a part of the training data is held out; None if there is too little of it.
+    """
     batch_objective = objective(job.task, tokenizers.target)
-    is_running_text = job.task == "lm" and not job.tokenizer.documents
+    field = batch_objective.fields[0]
     store = TokenStore.open(out / "data" / "train")
-    heldout: TokenStore | None = (
-        TokenStore.open(out / "data" / "valid") if (out / "data" / "valid").exists() else None
-    )
-    if heldout is None:
-        if is_running_text:
-            parts = store.split_tail(
-                min(0.05, MAX_HELDOUT_TOKENS / len(store[batch_objective.fields[0]].tokens))
-            )
-            if len(parts[1][batch_objective.fields[0]].tokens) > resolved_job.max_length:
-                store, heldout = parts
-        elif len(store) >= 2 * HOLDOUT_INTERVAL:
-            store, heldout = store.split_random(
-                min(len(store) // HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS), resolved_job.recipe.seed
-            )
-    layout: BucketedLayout | PackedLayout | WindowLayout = BucketedLayout(
-        resolved_job.pad_to_multiple_of, fixed_height=resolved_job.pad_to_multiple_of > 1
-    )
-    if is_running_text:
+    heldout: TokenStore | None = None
+    if (out / "data" / "valid").exists():
+        heldout = TokenStore.open(out / "data" / "valid")
+    elif job.is_running_text:
+        head, tail = store.split_tail(min(HOLDOUT_FRACTION, MAX_HELDOUT_TOKENS / len(store[field].tokens)))
+        if len(tail[field].tokens) > resolved_job.max_length:
+            store, heldout = head, tail
+    elif len(store) >= 2 * HOLDOUT_INTERVAL:
+        num_heldout = min(len(store) // HOLDOUT_INTERVAL, MAX_HELDOUT_RECORDS)
+        store, heldout = store.split_random(num_heldout, resolved_job.recipe.seed)
+    layout: BucketedLayout | PackedLayout | WindowLayout
+    if job.is_running_text:
         layout = WindowLayout(resolved_job.max_length)
     elif resolved_job.pack:
         layout = PackedLayout(max(resolved_job.max_length, min(128, resolved_job.micro_tokens)))
+    else:
+        multiple = resolved_job.pad_to_multiple_of
+        layout = BucketedLayout(multiple, fixed_height=multiple > 1)
     training = Batches(
         store,
         batch_objective,
@@ -233,14 +240,16 @@ def _make_batches(
         rank=distributed.rank,
         world_size=distributed.world_size,
     )
-    return training, None if heldout is None else replace(
-        training, store=heldout, accumulate=1, shuffle=False, rank=0, world_size=1
-    )
+    if heldout is None:
+        return training, None
+    validation = replace(training, store=heldout, accumulate=1, shuffle=False, rank=0, world_size=1)
+    return training, validation
 
 
 def _train(
     job: TrainJob, setup: _TrainingSetup, out: Path, distributed: DistributedContext, stop: Callable[[], bool]
 ) -> Iterator[TrainEvent]:
+    """Train, log the reports, and write the model directory unless `stop` ended the run."""
     resolved_job = setup.resolved_job
     tokenizers = setup.tokenizers
     batches = setup.batches
@@ -249,37 +258,36 @@ def _train(
         yield TrainingStarted(resolved_job.recipe.steps)
     valid_batches = list(valid.one_epoch()) if valid is not None else []
 
-    def measure(current_model: nn.Module) -> dict[str, float]:
-        measures = likelihood(
-            current_model, valid_batches, label_smoothing=resolved_job.recipe.label_smoothing
-        )
+    def measure(model: Model) -> dict[str, float]:
+        measures = likelihood(model, valid_batches, label_smoothing=resolved_job.recipe.label_smoothing)
         if resolved_job.recipe.metric in ("bleu", "chrf", "exact"):
-            measures |= translation_metrics(current_model, tokenizers, valid, 500)
+            measures |= translation_metrics(model, tokenizers, valid, MAX_GENERATED_RECORDS)
         return measures
 
-    batch_order = PrefetchedBatches(
-        batches, max(1, job.batch.prefetch), pin=distributed.device.type == "cuda"
-    )
+    depth = max(1, job.batch.prefetch)
+    batch_order = PrefetchedBatches(batches, depth, pin=distributed.device.type == "cuda")
     metadata = {
         "task": job.task,
         "records": len(batches.store),
         "budget": resolved_job.micro_tokens,
         "accumulate": resolved_job.accumulate,
     }
-    folder, last_report = out / CHECKPOINTS_FOLDER, None
-    measures: dict[str, float] = {}
+    last_report: TrainReport | None = None
+    best_measures: dict[str, float] = {}
     with MetricsLog(out, tensorboard=job.tensorboard and distributed.rank == 0) as metrics:
         for report in train(
             setup.model,
             batch_order,
             resolved_job.recipe,
-            folder=folder,
+            folder=out / CHECKPOINTS_FOLDER,
             measure=measure if valid_batches else None,
             stop=stop,
             distributed=distributed,
             metadata=metadata,
         ):
-            measures, last_report = report.measures if report.best or not measures else measures, report
+            last_report = report
+            if report.best or not best_measures:
+                best_measures = report.measures
             if distributed.rank == 0:
                 metrics.add(report)
                 yield report
@@ -294,40 +302,41 @@ def _train(
     if not stopped:
         summary = _save_result(job, resolved_job, tokenizers, out, already_finished=last_report is None)
     plot_loss(out)
-    yield TrainingFinished(out, summary, stopped, measures)
+    yield TrainingFinished(out, summary, stopped, best_measures)
 
 
 def _save_result(
     job: TrainJob, resolved_job: ResolvedJob, tokenizers: Tokenizers, out: Path, *, already_finished: bool
 ) -> str:
+    """Write the model directory from the checkpoints. Returns a line for the log."""
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
+    _, state, _ = newest
     model = initial_model.initial_model(
         job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed
     )
     description = save_model.select_weights(
-        model, out / CHECKPOINTS_FOLDER, newest[1]["best_step"], job.average_last
+        model, out / CHECKPOINTS_FOLDER, state["best_step"], job.average_last
     )
     if job.lora:
         from keepleft.training.lora import merge
 
         merge(model)
-    save_model.write_model_directory(
-        model.eval(), tokenizers, resolved_job.labels, job.task, out / save_model.MODEL_FOLDER
-    )
-    return f"{'this run was finished already: ' if already_finished else ''}{out / save_model.MODEL_FOLDER} holds {description}"
+    model_folder = out / save_model.MODEL_FOLDER
+    save_model.write_model_directory(model.eval(), tokenizers, resolved_job.labels, job.task, model_folder)
+    prefix = "this run was finished already: " if already_finished else ""
+    return f"{prefix}{model_folder} holds {description}"
 
 
 def translation_metrics(
-    model: nn.Module, tokenizers: Tokenizers, valid: Batches | None, max_texts: int
+    model: Model, tokenizers: Tokenizers, valid: Batches | None, max_records: int
 ) -> dict[str, float]:
-    """BLEU and its like on the first texts of a validation store, written greedily."""
+    """BLEU, chrF and exact match of greedy translations of the first validation records."""
     from keepleft.evaluation.translation import translation
     from keepleft.pipelines.text_generation import generate_from_ids
 
     assert valid is not None
-    assert isinstance(model, Model)
-    rows = np.arange(min(max_texts, len(valid.store)))
+    rows = np.arange(min(max_records, len(valid.store)))
     references = [tokenizers.target.decode(tokens) for tokens in valid.store["tgt"].take(rows).to_lists()]
     sources = valid.store["src"].take(rows)
     return translation(generate_from_ids(model, tokenizers.target, sources), references)

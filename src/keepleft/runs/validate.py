@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a job before any text is read."""
+"""Validation of a job: everything that can be known to be wrong before any data is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keepleft.runs.tasks import TASKS
 
 
 def validate_job(job: TrainJob) -> None:
-    """Raise what would be raised later; numbers that come from the data are stood in for."""
+    """Raise the errors that would be raised later; placeholders stand for numbers that come from the data."""
     _check_numbers(job)
     _check_metric(job)
     if job.tensorboard:
@@ -23,22 +23,19 @@ def validate_job(job: TrainJob) -> None:
         )
     if job.lora and not job.init_from:
         raise ValueError(
-            "lora trains small matrices beside weights that stay as they are, and these would be random: give a "
-            "model with --init-from, or leave --lora out"
+            "lora trains low-rank matrices beside frozen weights, and these would be random: give a model "
+            "with --init-from, or leave --lora out"
         )
     for path in (job.tokenizer.path, job.tokenizer.source_path):
         if path is not None:
             load_tokenizer(path)
     vocab = job.tokenizer.size or 1000
-    design = defaults.design(
-        job,
-        vocab,
-        None if job.tokenizer.joint else vocab,
-        job.batch.max_length or 16,
-        labels=2,
-        targets=1_000_000,
-    )
-    defaults.check_design(job, initial_model.initial_design(job, ["no", "yes"]) if job.init_from else design)
+    source_vocab = None if job.tokenizer.joint else vocab
+    max_length = job.batch.max_length or 16
+    design = defaults.design(job, vocab, source_vocab, max_length, labels=2, targets=1_000_000)
+    if job.init_from:
+        design = initial_model.initial_design(job, ["no", "yes"])
+    defaults.check_design(job, design)
     try:
         defaults.recipe(job, targets=1_000_000, steps_per_epoch=100)
     except ValueError as error:
@@ -62,7 +59,7 @@ def _check_numbers(job: TrainJob) -> None:
 
 def _check_metric(job: TrainJob) -> None:
     metric = job.recipe.metric or "loss"
-    generation_metrics = ["bleu", "chrf", "exact"] if TASKS[job.task].fields == ("src", "tgt") else []
+    generation_metrics = ["bleu", "chrf", "exact"] if TASKS[job.task].is_paired else []
     allowed = ["loss", "perplexity", "accuracy", "smoothed", *generation_metrics]
     if metric not in allowed:
         raise ValueError(

@@ -229,7 +229,7 @@ class GenerationStream:
         remaining = [] if sequence.detokenizer.stopped else tokens[sequence.num_tokens :]
         scored: Sequence[ScoredToken | None] = [None] * len(remaining)
         if remaining and sequence.request.logprobs is not None:
-            score = partial(_score_tokens, self.service.model, sequence.request, tokens)
+            score = partial(_score_tokens, self.service.generator.model, sequence.request, tokens)
             scored = (await self.service.in_engine_thread(score))[sequence.num_tokens :]
         text = ""
         logprobs: list[TokenLogprob] = []

@@ -9,7 +9,7 @@ from secrets import randbits
 from typing import Any
 
 from keepleft.decoding import grammar
-from keepleft.decoding.generate import DEFAULT_NEW_TOKENS, encode_prefixes, encode_prompts
+from keepleft.decoding.batch import default_new_tokens, encode_prefixes, encode_prompts
 from keepleft.decoding.generation_config import GenerationConfig, as_list, from_model_directory
 from keepleft.models.transformer import Model
 from keepleft.serving.engine.request import GenerationRequest
@@ -162,7 +162,7 @@ def _fit_max_tokens(
     prompt_length = (1 if service.is_encoder_decoder else len(row)) + prefix_length
     if prompt_length > service.max_model_len:
         raise too_long(prompt_length, service.max_model_len)
-    default_tokens = 2 * len(row) + 10 if service.is_encoder_decoder else DEFAULT_NEW_TOKENS
+    default_tokens = default_new_tokens(service.model.design, len(row))
     requested_tokens = (
         options.resolve_max_new_tokens(prompt_length, default_tokens, None)
         if max_tokens is None
