@@ -154,7 +154,14 @@ def find_stepper(adapter: ModelAdapter, callables: CacheCallables) -> CacheStepp
     if callables.prefill is not None and callables.step is not None:
         return _from_callables(adapter, callables.prefill, callables.step, reorder)
     if adapter.facts.is_keepleft:
-        return _from_keepleft_model(adapter, module) if isinstance(module, CausalModel) else None
+        if not isinstance(module, CausalModel):
+            return None
+        if adapter.facts.entry_point is not None:
+            raise CallError(
+                f"the head of {adapter.name} gives no logits for each token, so nothing is generated from a "
+                "cache"
+            )
+        return _from_keepleft_model(adapter, module)
     for prefill_name, step_name in _METHOD_PAIRS:
         prefill, step = getattr(module, prefill_name, None), getattr(module, step_name, None)
         if callable(prefill) and callable(step):
