@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from keepleft.disk import atomic
 
@@ -43,7 +43,7 @@ def write_svg(
     header = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:g} {total_height:g}" {size} '
         f'font-family="sans-serif" font-size="12" fill="{INK}" role="img" '
-        f"aria-label={quoteattr(_replace_invalid_xml(title))}>",
+        f'aria-label="{escape_attribute(title)}">',
         title_tag(title),
         f'<rect {size} fill="{PAPER}"/>',
         f'<text x="{MARGIN}" y="25" font-size="14" font-weight="bold">{escape_xml(short_title)}</text>',
@@ -84,6 +84,12 @@ def title_tag(content: str) -> str:
 def escape_xml(content: str) -> str:
     """Text escaped for XML; characters that XML does not allow are replaced."""
     return escape(_replace_invalid_xml(content))
+
+
+def escape_attribute(content: str) -> str:
+    """Text inside a double-quoted XML attribute, where a bare line break would be read as a space."""
+    entities = {'"': "&quot;", "\n": "&#10;", "\t": "&#9;", "\r": "&#13;"}
+    return escape(_replace_invalid_xml(content), entities)
 
 
 def show_invisibles(string: str, *, spaces: bool = True) -> str:

@@ -296,7 +296,7 @@ def test_what_a_gpu_would_stumble_over_is_refused_before():
         torch.nn.functional.cross_entropy(scores, torch.zeros(3, 5))  # shares, not labels
         torch.nn.CrossEntropyLoss()(scores.T[None], torch.tensor([[0, 4, 2]]))
         for labels, options in ((inside, {"ignore_index": -1}), (inside.clamp(min=-1), {}), (inside + 1, {})):
-            with pytest.raises(IndexError, match="is out of bounds: there are 5 kinds"):
+            with pytest.raises(IndexError, match="is out of bounds: there are 5 classes"):
                 torch.nn.functional.cross_entropy(scores, labels, **options)
         with pytest.raises(IndexError, match="5 is beyond the end of a table of 5"):
             torch.nn.functional.embedding(torch.tensor([5]), scores.T)

@@ -76,6 +76,14 @@ def test_a_packed_model_is_as_clean_as_the_one_it_was_packed_from():
     assert report.ok, report.text()
 
 
+@pytest.mark.parametrize("head", [kl.ClassificationHead(3, pool="last"), kl.PoolingHead("mean")])
+def test_a_decoder_that_gives_one_vector_for_a_sequence_has_no_cache_to_check(head):
+    report = kl.audit(built("gpt2", head=head), budget="quick")
+    assert report.ok, report.text()
+    assert "cache" not in report.checked
+    assert any(line.startswith("cache: the head of Decoder gives no logits") for line in report.skipped)
+
+
 def test_int8_by_one_scale_for_the_batch_is_a_leak_and_is_called_one():
     report = kl.audit(kl.prepack(built("gpt2"), "int8"), budget="quick", checks=["batch"])
     assert {finding.kind for finding in report.findings} == {"batch"}

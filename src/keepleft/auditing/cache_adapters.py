@@ -1,4 +1,6 @@
-"""How a model is taken through a text piece by piece: whatever its cache is called and wherever it is kept."""
+"""Adapters to the caches of models: a sequence in chunks, whatever the cache is called and wherever it is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -6,55 +8,79 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from keepleft.attention.kv_cache import DynamicCache, StaticCache
 from keepleft.auditing import outputs
-from keepleft.auditing.argument_roles import ARGUMENT_NAMES, role_of
 from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.introspect import ARGUMENT_NAMES, role_of
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.models.state import DecoderState
+from keepleft.models.transformer import CausalModel, EncoderDecoder
 
 CACHE_ARGUMENTS = tuple(ARGUMENT_NAMES["cache"].split())
 STATE_ARGUMENTS = frozenset((*CACHE_ARGUMENTS, "states", "carry", "memory"))
 GROWING_CACHE = "a growing cache"
-# keepleft's: cutting them back is not a part of the audit
+# keepleft's own: cropping them is not audited
 OWN_CACHES = (DecoderState, DynamicCache, StaticCache)
-# where new tokens stand; the cache lies inside
+# positions of the new tokens, for models that keep their cache inside
 POSITION_ARGUMENTS = ("input_pos", "cache_position", "cache_positions", "input_positions")
-# by custom the whole text so far is given, and its last token is read
+# by custom these take the whole sequence so far, and only its last token is computed
 FULL_PREFIX_ARGUMENTS = ("incremental_state",)
+# methods that read a prompt, with those that take a step
+_METHOD_PAIRS = (
+    ("start", "step"),
+    ("prefill", "step"),
+    ("prefill", "decode"),
+    ("prefill", "decode_step"),
+    ("prefill", "decode_one"),
+)
+_STEP_METHODS = ("step", "decode_step", "decode_one", "forward_step")
+_INIT_STATE_METHOD = re.compile(
+    r"^(init|initial|allocate|empty|zero|new|make|create|begin|get_initial)_\w*(states?|caches?|hidden)$"
+)
 _STATE_WORDS = frozenset(
-    "cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental inference".split()
+    "cache caches past state states mem mems kv hx cx h c h0 c0 hidden cell carry incremental "
+    "inference".split()
 )
 _NON_STATE_WORDS = frozenset(
     "encoder decoder cross mask output return use position positions ids implementation size".split()
-)
-_INIT_STATE_METHOD = re.compile(
-    r"^(init|initial|allocate|empty|zero|new|make|create|begin|get_initial)_\w*(states?|caches?|hidden)$"
 )
 _STATE_AFFIX = re.compile(
     r"^(new|next|last|final|prev|previous|past|present|initial|init)_(?=\w)|_(n|0|t|x|in|out|new|next)$"
 )
 
 
+class CacheCallables(NamedTuple):
+    """A cache that is not among the model's arguments, as the caller of the audit describes it."""
+
+    prefill: Callable[..., Any] | None = None  # (tokens) → (logits, state), or state
+    step: Callable[..., Any] | None = None  # (tokens, state) → logits, or (logits, state)
+    reorder: Callable[..., Any] | None = None  # (state, rows) → state, or None where it works in place
+
+
+# (inputs, start, size, state, cache kind, path) → logits of the tokens from start to start + size, new state
+StepFunction = Callable[[Inputs, int, int, Any, str, CodePath], tuple[Tensor, Any]]
+
+
 @dataclass
 class CacheStepper:
-    """`step` gives a piece and the state so far; None as state begins anew."""
+    """Takes a model through a sequence in chunks, with its cache as the state between them."""
 
     adapter: ModelAdapter
-    step_fn: Callable[[Inputs, int, int, Any, str, CodePath], tuple[Tensor, Any]]
+    step_fn: StepFunction
     cache_kinds: tuple[str, ...] = ("its cache",)
     reorder_fn: Callable[..., Any] | None = None
-    accepts_mask_and_positions: bool = False  # can it be told which tokens are real, and where they stand?
+    accepts_mask_and_positions: bool = False
     single_token: bool = False  # one token at a time only
 
     def step(
         self, inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
     ) -> tuple[Tensor, Any]:
+        """Logits of the tokens from start to start + size, and the new state; None as state starts anew."""
         snapshot = self.adapter.buffer_snapshot
         self.adapter.buffer_snapshot = []  # a cache may be kept in buffers: they stay as a step leaves them
         try:
@@ -64,7 +90,7 @@ class CacheStepper:
             self.adapter.buffer_snapshot = snapshot
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """The state with its rows in another order; None where it has no way of its own."""
+        """The state with its rows in another order; None where there is no method for it."""
         rows = rows.to(self.adapter.device)
         if self.reorder_fn is not None:
             out = self.reorder_fn(state, rows)
@@ -79,71 +105,67 @@ class CacheStepper:
         return None
 
     def crop(self, state: Any, half: int) -> Any:
-        """The state with the first half of what it has read; None where it has no way of its own.
+        """The state after the first half of its tokens; None where there is no method for it.
 
-        Some are told how much to keep, some how much to drop: for a half that is the same.
+        Some methods take how many tokens to keep, some how many to drop: for a half that is the same number.
         """
-        if getattr(
-            self.adapter.module, "_is_stateful", False
-        ):  # a running sum cannot be taken back, and it says so
-            return None
-        if isinstance(_unwrap_state(state), OWN_CACHES):
+        cache = _unwrap_state(state)
+        # a recurrent state cannot be cropped, and transformers marks its models so
+        is_stateful = getattr(self.adapter.module, "_is_stateful", False)
+        if is_stateful or isinstance(cache, (*OWN_CACHES, dict, list)):
             return None
         for name in ("crop", "truncate", "trim", "rollback", "rewind"):
-            if not isinstance(_unwrap_state(state), dict | list) and callable(getattr(state, name, None)):
-                method = getattr(state, name)
+            method = getattr(state, name, None)
+            if not callable(method):
+                continue
 
-                def crop_to(count: int, method: Callable[..., Any] = method) -> Any:
-                    try:
-                        return method(count)
-                    except ValueError:  # transformers takes how much to drop, below zero
-                        return method(-count)
-
+            def crop_to(count: int, method: Callable[..., Any] = method) -> Any:
                 try:
-                    return self._call_method(name, crop_to, state, half)
-                except CallError as error:
-                    if isinstance(error.__cause__, AttributeError):  # some of its layers cannot
-                        return None
-                    raise
+                    return method(count)
+                except ValueError:  # transformers takes how many to drop as a negative number
+                    return method(-count)
+
+            try:
+                return self._call_method(name, crop_to, state, half)
+            except CallError as error:
+                if isinstance(error.__cause__, AttributeError):  # some of its layers cannot
+                    return None
+                raise
         return None
 
     def _call_method(self, name: str, method: Callable[..., Any], state: Any, *args: Any) -> Any:
+        """The new state: what the method returns, or the old state where it works in place."""
         try:
             out = method(*args)
         except NotImplementedError:
             return None
         except Exception as error:
             raise CallError(f"{name} does not work: {type(error).__name__}: {error}") from error
-        return state if out is None else _StateHolder(out) if isinstance(state, _StateHolder) else out
+        if out is None:
+            return state
+        return _StateHolder(out) if isinstance(state, _StateHolder) else out
 
 
-def find_stepper(
-    adapter: ModelAdapter,
-    prefill: Callable[..., Any] | None,
-    step: Callable[..., Any] | None,
-    reorder: Callable[..., Any] | None,
-) -> CacheStepper | None:
-    """The way this model offers, if it offers one."""
-    module: Any = adapter.module
-    if prefill is not None and step is not None:
-        return _from_callables(adapter, prefill, step, reorder)
+def find_stepper(adapter: ModelAdapter, callables: CacheCallables) -> CacheStepper | None:
+    """An adapter to this model's cache; None where it has none. Raises CallError where it seems to have one
+    that cannot be used.
+    """
+    module, reorder = adapter.module, callables.reorder
+    if callables.prefill is not None and callables.step is not None:
+        return _from_callables(adapter, callables.prefill, callables.step, reorder)
     if adapter.facts.is_keepleft:
-        return _from_keepleft_model(adapter) if hasattr(module, "start") else None
-    for prefill_name, step_name in (
-        ("start", "step"),
-        ("prefill", "step"),
-        ("prefill", "decode"),
-        ("prefill", "decode_step"),
-        ("prefill", "decode_one"),
-    ):
-        if (
-            module is not None
-            and callable(getattr(module, prefill_name, None))
-            and callable(getattr(module, step_name, None))
-        ):
-            return _from_callables(
-                adapter, getattr(module, prefill_name), getattr(module, step_name), reorder
+        if not isinstance(module, CausalModel):
+            return None
+        if adapter.facts.entry_point is not None:
+            raise CallError(
+                f"the head of {adapter.name} gives no logits for each token, so nothing is generated from a "
+                "cache"
             )
+        return _from_keepleft_model(adapter, module)
+    for prefill_name, step_name in _METHOD_PAIRS:
+        prefill, step = getattr(module, prefill_name, None), getattr(module, step_name, None)
+        if callable(prefill) and callable(step):
+            return _from_callables(adapter, prefill, step, reorder)
     init_stepper = _from_init_method(adapter, reorder)
     if init_stepper is not None:
         return init_stepper
@@ -152,20 +174,15 @@ def find_stepper(
     cache_argument = next((name for name in CACHE_ARGUMENTS if name in adapter.signature.names), None)
     state_arguments = tuple(name for name in adapter.signature.names if _may_be_state(adapter, name))
     cache_error: CallError | None = None
-    for names in dict.fromkeys(
-        (
-            state_arguments if len(state_arguments) > 1 else (),
-            (cache_argument,) if cache_argument else (),
-            *((name,) for name in state_arguments),
-        )
-    ):
-        if names:
-            try:
-                return _from_cache_argument(
-                    adapter, names, reorder, is_known_cache=names == (cache_argument,)
-                )
-            except CallError as error:
-                cache_error = error if names == (cache_argument,) else cache_error
+    candidates: list[tuple[str, ...]] = [(name,) for name in state_arguments]
+    if cache_argument is not None:
+        candidates.insert(0, (cache_argument,))
+    for names in dict.fromkeys([state_arguments, *candidates] if len(state_arguments) > 1 else candidates):
+        is_known_cache = names == (cache_argument,)
+        try:
+            return _from_cache_argument(adapter, names, reorder, is_known_cache=is_known_cache)
+        except CallError as error:
+            cache_error = error if is_known_cache else cache_error
     for name in POSITION_ARGUMENTS:
         if name in adapter.signature.names and not cache_argument:
             return _from_position_argument(adapter, name, reorder)
@@ -175,7 +192,7 @@ def find_stepper(
 
 
 def _may_be_state(adapter: ModelAdapter, name: str) -> bool:
-    """May this argument be what a model keeps between calls?"""
+    """Does the name of this argument suggest a state that the model keeps between calls?"""
     name_parts = set(name.lower().split("_"))
     return (
         role_of(name) in (None, "cache")
@@ -186,58 +203,122 @@ def _may_be_state(adapter: ModelAdapter, name: str) -> bool:
     )
 
 
-def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) -> Inputs:
-    """A piece: where its tokens stand, and which of all tokens so far are real."""
-    keep_mask = inputs.keep_mask
-    positions = inputs.positions
-    (rows, length) = inputs.tokens.shape[:2]
-    required = adapter.signature.required
-    if (
-        keep_mask is None
-        and adapter.padding_argument is not None
-        and adapter.padding_argument.name in required
-        and adapter.padding_argument.form != "lengths"
-    ):
-        keep_mask = torch.ones(rows, length, dtype=torch.bool)
-    if positions is None and adapter.positions_argument in required:
-        positions = torch.arange(length).expand(rows, length)
-    return inputs.but(
-        tokens=inputs.tokens[:, start : start + size],
-        keep_mask=None if keep_mask is None else keep_mask[:, : start + size],
-        positions=None if positions is None else positions[:, start : start + size],
-    )
+def _depends_on_state(stepper: CacheStepper) -> bool:
+    """Does a step depend on the tokens before it?"""
+    adapter, last_logits = stepper.adapter, []
+    inputs = adapter.make_inputs(2, 4, seed=6)
+    other_prefix = adapter.sampler.resample(inputs.tokens, 7)[:, :3].to(inputs.tokens.dtype)
+    other_inputs = inputs.but(tokens=torch.cat([other_prefix, inputs.tokens[:, 3:]], 1))
+    for variant in (inputs, other_inputs):
+        _, state = stepper.step(variant, 0, 3, None, stepper.cache_kinds[0], CodePath())
+        last_logits.append(stepper.step(variant, 3, 1, state, stepper.cache_kinds[0], CodePath())[0])
+    return not torch.equal(*last_logits)
+
+
+# -- keepleft models ---------------------------------------------------------------------------
+
+
+def _from_keepleft_model(adapter: ModelAdapter, model: CausalModel) -> CacheStepper:
+    """`start` and `step`, with every kind of cache."""
+
+    def advance(
+        inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
+    ) -> tuple[Tensor, Any]:
+        tokens = adapter.to_device(inputs.tokens[:, start : start + size])
+        if state is not None:
+            return adapter.invoke(model.step, {}, tokens, state), state
+        memory = None
+        if isinstance(model, EncoderDecoder):
+            memory = model.encode_memory(adapter.to_device(inputs.source))
+        capacity = inputs.tokens.shape[1] if cache_kind == "static" else None
+        logits, new_state = adapter.invoke(
+            lambda tokens: model.start(tokens, cache=cache_kind, memory=memory, capacity=capacity), {}, tokens
+        )
+        return logits, new_state
+
+    all_windowed = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
+    return CacheStepper(adapter, advance, ("dynamic", "static", *(("ring",) if all_windowed else ())))
+
+
+# -- methods of the model, or callables of the caller ------------------------------------------
+
+
+@dataclass
+class _StateHolder:
+    """A state that may be None because the callables keep it themselves."""
+
+    value: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "value":
+            raise AttributeError(name)
+        return getattr(self.value, name)
 
 
 def _unwrap_state(state: Any) -> Any:
     return state.value if isinstance(state, _StateHolder) else state
 
 
-def _depends_on_state(stepper: CacheStepper) -> bool:
-    """Does a step depend on what came before it?"""
-    adapter, last_logits = stepper.adapter, []
-    inputs = adapter.make_inputs(2, 4, seed=6)
-    other_tokens = torch.cat(
-        [adapter.sampler.resample(inputs.tokens, 7)[:, :3].to(inputs.tokens.dtype), inputs.tokens[:, 3:]], 1
-    )
-    for variant in (inputs, inputs.but(tokens=other_tokens)):
-        _, state = stepper.step(variant, 0, 3, None, stepper.cache_kinds[0], CodePath())
-        last_logits.append(stepper.step(variant, 3, 1, state, stepper.cache_kinds[0], CodePath())[0])
-    return not torch.equal(*last_logits)
+def _from_callables(
+    adapter: ModelAdapter,
+    prefill: Callable[..., Any],
+    step: Callable[..., Any],
+    reorder: Callable[..., Any] | None,
+) -> CacheStepper:
+    state_first = _state_first(step)
+
+    def advance(
+        inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
+    ) -> tuple[Tensor, Any]:
+        tokens = adapter.to_device(inputs.tokens[:, start : start + size])
+        if state is None:
+            source = () if inputs.source is None else (adapter.to_device(inputs.source),)
+            logits, new_state = _split_output(adapter.invoke(prefill, {}, *source, tokens))
+            if logits is None:
+                raise CallError("prefill gives no logits: let it return (logits, state)")
+            return logits, _StateHolder(new_state)
+        if state.value is None:
+            out = adapter.invoke(step, {}, tokens)
+        else:
+            arguments = (state.value, tokens) if state_first else (tokens, state.value)
+            out = adapter.invoke(step, {}, *arguments)
+        logits, new_state = _split_output(out)
+        if logits is None:
+            raise CallError("step gives no logits: let it return logits, or (logits, state)")
+        return logits, _StateHolder(state.value if new_state is None else new_state)
+
+    return CacheStepper(adapter, advance, reorder_fn=reorder)
+
+
+def _state_first(step: Callable[..., Any]) -> bool:
+    """Does a step take its state before the tokens?"""
+    try:
+        names = list(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(names) and names[0] in STATE_ARGUMENTS
+
+
+def _split_output(out: Any) -> tuple[Tensor | None, Any]:
+    """Logits and state; None for what is missing."""
+    if isinstance(out, Tensor):
+        return out, None
+    if isinstance(out, tuple | list) and len(out) == 2:
+        if isinstance(out[0], Tensor):
+            return out[0], out[1]
+        if isinstance(out[1], Tensor):
+            return out[1], out[0]
+    logits = outputs.find(out, outputs.PREFERRED_OUTPUTS)
+    state = outputs.find(out, (*CACHE_ARGUMENTS, "states"))
+    return logits, state
 
 
 def _from_init_method(adapter: ModelAdapter, reorder: Callable[..., Any] | None) -> CacheStepper | None:
-    """A method that makes an empty state, and one that takes a token a step further."""
-    module: Any = adapter.module
+    """A method that makes an empty state, and one that takes a token and a state."""
+    module = adapter.module
     if module is None or adapter.facts.is_huggingface:
         return None
-    step = next(
-        (
-            method
-            for name in ("step", "decode_step", "decode_one", "forward_step")
-            if callable(method := getattr(module, name, None))
-        ),
-        None,
-    )
+    step = next((method for name in _STEP_METHODS if callable(method := getattr(module, name, None))), None)
     init_methods = [
         method
         for name in dir(type(module))
@@ -245,12 +326,12 @@ def _from_init_method(adapter: ModelAdapter, reorder: Callable[..., Any] | None)
     ]
     if step is None or not init_methods or _num_required_arguments(step) < 2:
         return None
+    inputs = adapter.make_inputs(3, 2, seed=5)
     last_error: CallError | None = None
     for init_state in init_methods:
         candidates = []
         for flat in (False, True):
             stepper = _token_stepper(adapter, init_state, step, flat, reorder)
-            inputs = adapter.make_inputs(3, 2, seed=5)
             try:
                 first_logits, _ = stepper.step(inputs, 0, 1, None, stepper.cache_kinds[0], CodePath())
             except CallError as error:
@@ -258,18 +339,16 @@ def _from_init_method(adapter: ModelAdapter, reorder: Callable[..., Any] | None)
                 continue
             full_logits = adapter.run(inputs, CodePath())[:, :1]
             if first_logits.shape == full_logits.shape:
-                candidates.append(
-                    (not torch.allclose(first_logits, full_logits, rtol=1e-3, atol=1e-5), flat, stepper)
-                )
+                differs = not torch.allclose(first_logits, full_logits, rtol=1e-3, atol=1e-5)
+                candidates.append((differs, flat, stepper))
         if candidates:
             return min(candidates, key=lambda candidate: candidate[:2])[2]
     raise last_error or CallError(
-        "its step gives no scores for each row: give prefill= and step= to check its cache"
+        "its step gives no logits for each row: give prefill= and step= to check its cache"
     )
 
 
 def _num_required_arguments(step: Callable[..., Any]) -> int:
-    """How many arguments must be given."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
@@ -288,7 +367,7 @@ def _token_stepper(
     flat: bool,
     reorder: Callable[..., Any] | None,
 ) -> CacheStepper:
-    """One token after another; flat: without an axis of time."""
+    """One token after another; flat: as (B,), without a time axis."""
     num_state_arguments = _num_required_arguments(step) - 1
     state_first = _state_first(step)
 
@@ -304,11 +383,8 @@ def _token_stepper(
         logits = []
         for n in range(start, start + size):
             tokens = adapter.to_device(inputs.tokens[:, n] if flat else inputs.tokens[:, n : n + 1])
-            state_parts = (
-                tuple(state.value)
-                if num_state_arguments > 1 and isinstance(state.value, tuple | list)
-                else (state.value,)
-            )
+            has_parts = num_state_arguments > 1 and isinstance(state.value, tuple | list)
+            state_parts = tuple(state.value) if has_parts else (state.value,)
             out = adapter.invoke(
                 step, {}, *((*state_parts, tokens) if state_first else (tokens, *state_parts))
             )
@@ -316,10 +392,9 @@ def _token_stepper(
                 out = out[0], out[1:]
             step_logits, new_state = _split_output(out)
             if step_logits is None:
-                raise CallError("step gives no scores: let it return scores, or (scores, state)")
-            logits.append(
-                step_logits if step_logits.dim() > 2 and step_logits.shape[1] == 1 else step_logits[:, None]
-            )
+                raise CallError("step gives no logits: let it return logits, or (logits, state)")
+            has_time_axis = step_logits.dim() > 2 and step_logits.shape[1] == 1
+            logits.append(step_logits if has_time_axis else step_logits[:, None])
             state = _StateHolder(state.value if new_state is None else new_state)
         return torch.cat(logits, 1), state
 
@@ -329,7 +404,7 @@ def _token_stepper(
 def _init_arguments(
     init_state: Callable[..., Any], rows: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> list[Any]:
-    """What an empty state is made from, by the names of its arguments."""
+    """The arguments for an empty state, by the names of its parameters."""
     arguments: list[Any] = []
     for name, parameter in inspect.signature(init_state).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -348,7 +423,7 @@ def _init_arguments(
 
 
 def _cast_state(value: Any, dtype: torch.dtype | None) -> Any:
-    """A state in the precision that is computed in."""
+    """A state with its floating tensors cast to the path's dtype."""
     if dtype is None:
         return value
     if isinstance(value, Tensor):
@@ -360,99 +435,11 @@ def _cast_state(value: Any, dtype: torch.dtype | None) -> Any:
     return value
 
 
-def _from_callables(
-    adapter: ModelAdapter,
-    prefill: Callable[..., Any],
-    step: Callable[..., Any],
-    reorder: Callable[..., Any] | None,
-) -> CacheStepper:
-    """prefill(tokens) → (scores, state) or state; step(tokens, state) → scores, or (scores, state)."""
-    state_first = _state_first(step)
-
-    def advance(
-        inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
-    ) -> tuple[Tensor, Any]:
-        tokens = adapter.to_device(inputs.tokens[:, start : start + size])
-        source = () if inputs.source is None or state is not None else (adapter.to_device(inputs.source),)
-        if state is None:
-            out = adapter.invoke(prefill, {}, *source, tokens)
-            logits, new_state = _split_output(out)
-            if logits is None:
-                raise CallError("prefill gives no scores: let it return (scores, state)")
-            return logits, _StateHolder(new_state)
-        arguments = (state.value, tokens) if state_first else (tokens, state.value)
-        out = adapter.invoke(step, {}, *arguments) if state.is_explicit else adapter.invoke(step, {}, tokens)
-        logits, new_state = _split_output(out)
-        if logits is None:
-            raise CallError("step gives no scores: let it return scores, or (scores, state)")
-        return logits, _StateHolder(state.value if new_state is None else new_state)
-
-    return CacheStepper(adapter, advance, reorder_fn=reorder)
-
-
-@dataclass
-class _StateHolder:
-    """A state that may be kept by the callables themselves."""
-
-    value: Any
-
-    @property
-    def is_explicit(self) -> bool:
-        return self.value is not None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "value":
-            raise AttributeError(name)
-        return getattr(self.value, name)
-
-
-def _state_first(step: Callable[..., Any]) -> bool:
-    try:
-        names = list(inspect.signature(step).parameters)
-    except (TypeError, ValueError):
-        return False
-    return bool(names) and names[0] in STATE_ARGUMENTS
-
-
-def _split_output(out: Any) -> tuple[Tensor | None, Any]:
-    """Scores and state: the first floating tensor, and what else there is."""
-    if isinstance(out, Tensor):
-        return out, None
-    if isinstance(out, tuple | list) and len(out) == 2:
-        if isinstance(out[0], Tensor):
-            return out[0], out[1]
-        if isinstance(out[1], Tensor) and not isinstance(out[0], Tensor):
-            return out[1], out[0]
-    logits = outputs.find(out, outputs.PREFERRED_OUTPUTS)
-    state = outputs.find(out, (*CACHE_ARGUMENTS, "states"))
-    return logits, state
-
-
-def _from_keepleft_model(adapter: ModelAdapter) -> CacheStepper:
-    """start and step, with every kind of cache."""
-    model: Any = adapter.module
-
-    def advance(
-        inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
-    ) -> tuple[Tensor, Any]:
-        tokens = adapter.to_device(inputs.tokens[:, start : start + size])
-        if state is not None:
-            return adapter.invoke(model.step, {}, tokens, state), state
-        memory = (
-            {} if inputs.source is None else {"memory": model.encode_memory(adapter.to_device(inputs.source))}
-        )
-        capacity = {"capacity": inputs.tokens.shape[1]} if cache_kind == "static" else {}
-        logits, new_state = adapter.invoke(
-            lambda tokens: model.start(tokens, cache=cache_kind, **memory, **capacity), {}, tokens
-        )
-        return logits, new_state
-
-    all_windowed = all(getattr(mask, "size", None) or "window" in repr(mask) for mask in model.decoder.masks)
-    return CacheStepper(adapter, advance, ("dynamic", "static", *(("ring",) if all_windowed else ())))
+# -- a cache inside the model, and an argument that says where new tokens stand ----------------
 
 
 def _from_start_argument(adapter: ModelAdapter, reorder: Callable[..., Any] | None) -> CacheStepper:
-    """forward(tokens, start_pos), with a cache inside."""
+    """forward(tokens, start_pos)"""
     name = adapter.signature.argument_for("start")
     assert name is not None
     return _internal_cache_stepper(adapter, name, lambda start, size: start, reorder)
@@ -461,7 +448,7 @@ def _from_start_argument(adapter: ModelAdapter, reorder: Callable[..., Any] | No
 def _from_position_argument(
     adapter: ModelAdapter, name: str, reorder: Callable[..., Any] | None
 ) -> CacheStepper:
-    """forward(tokens, input_pos), with a cache inside; without one they are positions, and nothing is kept."""
+    """forward(tokens, input_pos). Raises CallError where these are mere positions and nothing is cached."""
     stepper = _internal_cache_stepper(
         adapter, name, lambda start, size: torch.arange(start, start + size), reorder
     )
@@ -482,17 +469,43 @@ def _internal_cache_stepper(
     def advance(
         inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
     ) -> tuple[Tensor, Any]:
-        piece = _slice_inputs(adapter, inputs, start, size)
-        piece = piece.but(extra={**piece.extra, name: argument_value(start, size)})
-        return adapter.select_output(adapter.run_raw(piece, path), piece.tokens.shape[0], size), True
+        chunk = _slice_inputs(adapter, inputs, start, size)
+        chunk = chunk.but(extra={**chunk.extra, name: argument_value(start, size)})
+        return adapter.select_output(adapter.run_raw(chunk, path), chunk.tokens.shape[0], size), True
 
     return CacheStepper(adapter, advance, reorder_fn=reorder, accepts_mask_and_positions=True)
 
 
-class _InferenceParams:
-    """What Megatron, FlashAttention and Mamba hand around: keys and values by layer, and how much was read.
+def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) -> Inputs:
+    """A chunk: its tokens and their positions, and the mask of all tokens so far."""
+    rows, length = inputs.tokens.shape[:2]
+    required = adapter.signature.required
+    keep_mask, positions = inputs.keep_mask, inputs.positions
+    padding_argument = adapter.padding_argument
+    if (
+        keep_mask is None
+        and padding_argument is not None
+        and padding_argument.name in required
+        and padding_argument.form != "lengths"
+    ):
+        keep_mask = torch.ones(rows, length, dtype=torch.bool)
+    if positions is None and adapter.positions_argument in required:
+        positions = torch.arange(length).expand(rows, length)
+    return inputs.but(
+        tokens=inputs.tokens[:, start : start + size],
+        keep_mask=None if keep_mask is None else keep_mask[:, : start + size],
+        positions=None if positions is None else positions[:, start : start + size],
+    )
 
-    The caller counts, unless the model does.
+
+# -- a cache among the arguments ---------------------------------------------------------------
+
+
+class _InferenceParams:
+    """The object that Megatron, FlashAttention and Mamba pass around: keys and values by layer, and how many
+    tokens were read.
+
+    The caller counts them, unless the model does.
     """
 
     def __init__(self, rows: int, length: int) -> None:
@@ -505,7 +518,7 @@ class _InferenceParams:
         self.last_offsets = (0, 0)
 
     def __bool__(self) -> bool:
-        """Was anything put into it?"""
+        """Has anything been put into it?"""
         return bool(self.key_value_memory_dict)
 
     def advance(self, size: int) -> None:
@@ -516,65 +529,55 @@ class _InferenceParams:
         self.last_offsets = self.seqlen_offset, self.sequence_len_offset
 
 
+CacheFactory = Callable[[int, int], Any]  # (rows, length) → an empty cache, or None
+
+
 def _from_cache_argument(
     adapter: ModelAdapter, names: tuple[str, ...], reorder: Callable[..., Any] | None, *, is_known_cache: bool
 ) -> CacheStepper:
-    """forward(tokens, cache) → output with the new cache; a cache that is filled in place is handed in empty.
-    is_known_cache: its name alone says that it is a cache; others must show it."""
-    signature = adapter.signature
-    use_cache_argument = signature.argument_for("use_cache")
-    use_cache = (
-        {use_cache_argument: True}
-        if use_cache_argument is not None
-        else {"use_cache": True}
-        if adapter.facts.is_huggingface
-        else {}
-    )
+    """forward(tokens, cache) → an output with the new cache; a cache that is filled in place is given empty.
+
+    names: one cache, or several states that belong together. is_known_cache: the name alone says that it is a
+    cache; others must prove it. Raises CallError where it is none, or cannot be used.
+    """
+    use_cache_argument = adapter.signature.argument_for("use_cache")
+    if use_cache_argument is None and adapter.facts.is_huggingface:
+        use_cache_argument = "use_cache"
+    use_cache = {} if use_cache_argument is None else {use_cache_argument: True}
     probe_inputs = adapter.make_inputs(2, 3, seed=5).but(extra=use_cache)
-    make_cache: Callable[[int, int], Any] = lambda rows, length: None
     with torch.no_grad():
         out = adapter.run_raw(probe_inputs, CodePath())
     name = names[0]
     full_prefix = name in FULL_PREFIX_ARGUMENTS
-    if full_prefix or _returned_state(out, names) is None:
-        cache_factories: tuple[Callable[[int, int], Any], ...] = (
-            lambda *_: {},
-            lambda *_: [],
-            _InferenceParams,
-        )
-        make_cache = next(
-            (
-                factory
-                for factory in cache_factories
-                if len(names) == 1 and _fills_empty_cache(adapter, probe_inputs, name, factory)
-            ),
-            make_cache,
-        )
-        if make_cache(1, 1) is None:
+    returns_cache = not full_prefix and _returned_state(out, names) is not None
+    make_cache: CacheFactory = lambda rows, length: None
+    if not returns_cache:
+        factory = _find_cache_factory(adapter, probe_inputs, name) if len(names) == 1 else None
+        if factory is None:
             raise CallError(
                 f"the model takes {name}, but gives none back: give prefill= and step= to check its cache"
             )
-    cache_kinds: dict[str, Callable[[int, int], Any]] = {GROWING_CACHE: make_cache}
+        make_cache = factory
+    cache_kinds: dict[str, CacheFactory] = {GROWING_CACHE: make_cache}
     if adapter.facts.is_huggingface and is_known_cache:
         cache_kinds |= _huggingface_caches(adapter)
 
     def advance(
         inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
     ) -> tuple[Tensor, Any]:
-        piece = (
+        chunk = (
             _slice_inputs(adapter, inputs, 0, start + size)
             if full_prefix
             else _slice_inputs(adapter, inputs, start, size)
         )
         cache = cache_kinds[cache_kind](*inputs.tokens.shape[:2]) if state is None else state
         cache_arguments = {} if cache is None else cache if len(names) > 1 else {name: cache}
-        out = adapter.run_raw(piece.but(extra={**use_cache, **cache_arguments}), path)
-        returned_cache = _returned_state(out, names) if make_cache(1, 1) is None else None
+        out = adapter.run_raw(chunk.but(extra={**use_cache, **cache_arguments}), path)
         if isinstance(cache, _InferenceParams):
             cache.advance(size)
-        return adapter.select_output(
-            out, piece.tokens.shape[0], size
-        ), cache if returned_cache is None else returned_cache
+        returned_cache = _returned_state(out, names) if returns_cache else None
+        logits = adapter.select_output(out, chunk.tokens.shape[0], size)
+        return logits, cache if returned_cache is None else returned_cache
 
     def advance_singly(
         inputs: Inputs, start: int, size: int, state: Any, cache_kind: str, path: CodePath
@@ -598,22 +601,39 @@ def _from_cache_argument(
     return stepper
 
 
-def _fills_empty_cache(
-    adapter: ModelAdapter, inputs: Inputs, name: str, factory: Callable[[int, int], Any]
-) -> bool:
-    """Is something put into an empty one?"""
-    cache = factory(*inputs.tokens.shape[:2])
+def _find_cache_factory(adapter: ModelAdapter, inputs: Inputs, name: str) -> CacheFactory | None:
+    """An empty object that the model fills when it is given as its cache."""
+    factories: tuple[CacheFactory, ...] = (lambda *_: {}, lambda *_: [], _InferenceParams)
+    for factory in factories:
+        cache = factory(*inputs.tokens.shape[:2])
+        try:
+            with torch.no_grad():
+                adapter.run_raw(inputs.but(extra={**inputs.extra, name: cache}), CodePath())
+        except CallError:
+            continue
+        if cache:
+            return factory
+    return None
+
+
+def _huggingface_caches(adapter: ModelAdapter) -> dict[str, CacheFactory]:
+    """A static cache, where transformers has one for this model."""
     try:
-        with torch.no_grad():
-            adapter.run_raw(inputs.but(extra={**inputs.extra, name: cache}), CodePath())
-    except CallError:
-        return False
-    return bool(cache)
+        from transformers import StaticCache
+    except ImportError:
+        return {}
+    module: Any = adapter.module
+    if adapter.facts.is_encoder_decoder or not getattr(
+        module, "_can_compile_fullgraph", getattr(module, "_supports_static_cache", False)
+    ):
+        return {}
+    config = module.config.get_text_config(decoder=True)
+    return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + 3)}
 
 
 def _returned_state(out: Any, names: tuple[str, ...]) -> Any:
-    """What an output gives for the next call: one value, or by name where there are several; None if one is
-    missing.
+    """The state for the next call in an output: one value, or a dict by name where there are several; None
+    where one is missing.
     """
     if len(names) == 1:
         return _returned_cache(out, names[0])
@@ -627,6 +647,22 @@ def _returned_state(out: Any, names: tuple[str, ...]) -> Any:
     return states if states and all(value is not None for value in states.values()) else None
 
 
+def _returned_cache(out: Any, name: str) -> Any:
+    """The new cache in an output: by its name, or else the last part of a tuple."""
+    cache = outputs.find(out, (name, *CACHE_ARGUMENTS, "present", "presents", "new_cache", "kv"))
+    if cache is None:
+        cache = _match_by_stem(dict(outputs.named_parts(out)), name)
+    if cache is not None:
+        return cache
+    if isinstance(out, tuple | list) and len(out) > 1:
+        last = out[-1]
+        is_empty = isinstance(last, dict | tuple | list) and all(
+            value is None for _, value in outputs.named_parts(last)
+        )
+        return None if last is None or is_empty or (isinstance(last, Tensor) and last.dim() < 1) else last
+    return None
+
+
 def _match_by_stem(parts: dict[Any, Any], name: str) -> Any:
     return next(
         (value for key, value in parts.items() if isinstance(key, str) and _stem(key) == _stem(name)), None
@@ -637,37 +673,3 @@ def _stem(name: str) -> str:
     """h for h0, hx, hn and h_n; cache for new_cache and cache_out."""
     name = _STATE_AFFIX.sub("", name.lower())
     return name[:-1] if len(name) == 2 and name[-1] in "0nxt" else name
-
-
-def _returned_cache(out: Any, name: str) -> Any:
-    """The new cache in an output: by its name, or the last part of a tuple that is no output for each
-    position.
-    """
-    cache = outputs.find(out, (name, *CACHE_ARGUMENTS, "present", "presents", "new_cache", "kv"))
-    if cache is not None:
-        return cache
-    parts = dict(outputs.named_parts(out))
-    if (cache := _match_by_stem(parts, name)) is not None:
-        return cache
-    if isinstance(out, tuple | list) and len(out) > 1 and not isinstance(out, dict):
-        last = out[-1]
-        is_empty = isinstance(last, dict | tuple | list) and all(
-            value is None for _, value in outputs.named_parts(last)
-        )
-        return None if last is None or is_empty or (isinstance(last, Tensor) and last.dim() < 1) else last
-    return None
-
-
-def _huggingface_caches(adapter: ModelAdapter) -> dict[str, Callable[[int, int], Any]]:
-    """A cache with fixed slots, where transformers has one for this model."""
-    try:
-        from transformers import StaticCache
-    except ImportError:
-        return {}
-    module: Any = adapter.module
-    if adapter.facts.is_encoder_decoder or not getattr(
-        module, "_can_compile_fullgraph", getattr(module, "_supports_static_cache", False)
-    ):
-        return {}
-    config = module.config.get_text_config(decoder=True)
-    return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + 3)}

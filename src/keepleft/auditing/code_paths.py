@@ -1,18 +1,33 @@
-"""The code paths of a model: real bugs sit on one of them only."""
+"""What an audit tries: the code paths of a model, lengths, and how much of both a budget allows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from keepleft.attention.masks import window_size
+from keepleft.auditing.introspect import EXCLUDED_ARGUMENTS, EXTRA_ARGUMENTS, implementation_flags
+
+if TYPE_CHECKING:
+    from keepleft.auditing.session import AuditSession
+
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+MAX_WINDOW_LENGTH = 600  # positions: a window that reaches further through all layers is not checked
+MAX_FLAGS = 6  # implementation flags, and boolean arguments, that get a path of their own
+_MASK_LABELS = {
+    "absent": "no mask",
+    "ones": "a mask of ones",
+    "boolean": "a boolean mask of ones",
+    "square": "a 4-D mask",
+}
 
 
 @dataclass(frozen=True)
 class CodePath:
-    """One code path: everything that a caller can choose besides the words."""
+    """Everything that a caller can choose besides the inputs."""
 
     train: bool = False
     implementation: str | None = None  # of attention, where the model offers several
@@ -20,16 +35,16 @@ class CodePath:
     extra_arguments: tuple[tuple[str, Any], ...] = ()  # arguments such as output_attentions=True
     mask: str = "absent"  # absent, ones, boolean or square
     batch: int = 2
-    dtype: torch.dtype | None = None  # None: as it is
+    dtype: torch.dtype | None = None  # None: the model's own
     autocast: bool = False  # to bfloat16
     output: str = ""  # another output than the main one
-    wrapped: bool = False  # through the compiled or distributed wrapper
+    wrapped: bool = False  # through the torch.compile or distributed wrapper
 
     def but(self, **changes: Any) -> CodePath:
         return replace(self, **changes)
 
     def label(self, batch: int | None = None, length: int | None = None) -> str:
-        """As people read it."""
+        """The path as a report names it."""
         parts = ["train" if self.train else "eval"]
         if self.wrapped:
             parts.append("as wrapped")
@@ -40,14 +55,7 @@ class CodePath:
         if self.flag:
             parts.append(f"{self.flag[0]}={self.flag[1]}")
         parts += [f"{name}={value}" for name, value in self.extra_arguments]
-        parts.append(
-            {
-                "absent": "no mask",
-                "ones": "a mask of ones",
-                "boolean": "a boolean mask of ones",
-                "square": "a 4-D mask",
-            }.get(self.mask, self.mask)
-        )
+        parts.append(_MASK_LABELS.get(self.mask, self.mask))
         parts.append(f"batch {self.batch if batch is None else batch}")
         if length is not None:
             parts.append(f"length {length}")
@@ -60,12 +68,12 @@ class CodePath:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is tried."""
+    """How much an audit tries."""
 
     name: str
-    seconds: float | None  # after which nothing new is begun; None: all of it
-    max_lengths: int  # so many further lengths
-    max_length: int  # none longer than this
+    seconds: float | None  # after which nothing new is begun; None: no limit
+    max_lengths: int  # how many further lengths
+    max_length: int
     num_seeds: int
     exhaustive: bool  # every code path, or those that matter most
 
@@ -75,3 +83,162 @@ BUDGETS = {
     "standard": Budget("standard", 50.0, 32, 192, 2, exhaustive=True),
     "full": Budget("full", None, 400, 1200, 4, exhaustive=True),
 }
+
+
+# -- code paths --------------------------------------------------------------------------------
+
+
+def code_paths(session: AuditSession) -> Iterator[CodePath]:
+    """The code paths that this model offers, the plainest first."""
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    plain_path = CodePath()
+    yield plain_path
+    if adapter.module is not None:
+        yield plain_path.but(train=True)
+    alternatives = _implementation_paths(session)
+    yield from alternatives
+    if exhaustive:
+        yield from (path.but(train=True) for path in alternatives)
+    yield from _argument_paths(session, alternatives)
+    yield from _mask_paths(session, alternatives)
+    yield from (plain_path.but(batch=n) for n in ((1, 3) if exhaustive else (3,)))
+    if exhaustive:
+        yield plain_path.but(train=True, batch=1)
+        if adapter.padding_argument is not None:
+            yield plain_path.but(mask="ones", batch=1)
+    if adapter.is_wrapped:
+        yield plain_path.but(wrapped=True)
+    yield from _dtype_paths(session)
+
+
+def _implementation_paths(session: AuditSession) -> list[CodePath]:
+    """Other implementations of attention: those that transformers offers, and flags of modules."""
+    module = session.adapter.module
+    if module is None:
+        return []
+    is_full = session.budget.name == "full"
+    paths: list[CodePath] = []
+    if (
+        session.adapter.facts.is_huggingface
+        and getattr(module, "_can_set_attn_implementation", lambda: False)()
+    ):
+        current = getattr(module.config, "_attn_implementation", None)
+        for name in ("eager", "sdpa", *(("flex_attention",) if is_full else ())):
+            if name != current:
+                paths.append(CodePath(implementation=name))
+    return paths + [CodePath(flag=flag) for flag in implementation_flags(module)[:MAX_FLAGS]]
+
+
+def _argument_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator[CodePath]:
+    """Boolean arguments that ask for attention weights, for further outputs, or for a cache."""
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    signature = adapter.signature
+    weights_argument = signature.argument_for("weights") or (
+        "output_attentions" if adapter.facts.is_huggingface else None
+    )
+    if weights_argument is not None:
+        value = not (signature.defaults.get(weights_argument) or False)
+        has_eager = any(path.implementation == "eager" for path in alternatives)
+        path = CodePath(
+            implementation="eager" if has_eager else None, extra_arguments=((weights_argument, value),)
+        )
+        yield path
+        if exhaustive:
+            yield path.but(train=True)
+    names = [
+        name
+        for name, default in signature.defaults.items()
+        if isinstance(default, bool)
+        and name != weights_argument
+        and EXTRA_ARGUMENTS.search(name)
+        and not EXCLUDED_ARGUMENTS.search(name)
+    ]
+    for name in names[:MAX_FLAGS]:
+        yield CodePath(extra_arguments=((name, not signature.defaults[name]),))
+    use_cache_argument = signature.argument_for("use_cache")
+    if use_cache_argument is not None and exhaustive:
+        for use_cache in (True, False):
+            yield CodePath(extra_arguments=((use_cache_argument, use_cache),))
+
+
+def _mask_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator[CodePath]:
+    """A padding mask, given though nothing is padded: of ones, boolean, or 4-D."""
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    if adapter.padding_argument is None:
+        return
+    yield CodePath(mask="ones")
+    if not exhaustive:
+        return
+    yield from (path.but(mask="ones") for path in alternatives)
+    yield CodePath(mask="ones", train=True)
+    if adapter.padding_argument.form == "keep":
+        yield CodePath(mask="boolean")
+    if adapter.facts.is_huggingface:
+        yield from (path.but(mask="square") for path in (CodePath(), *alternatives))
+
+
+def _dtype_paths(session: AuditSession) -> Iterator[CodePath]:
+    """Other precisions than the model's own."""
+    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    if adapter.module is None or session.quantized or not (exhaustive or adapter.num_parameters < 1e7):
+        return
+    for dtype in (torch.bfloat16, torch.float32, torch.float64)[: 3 if exhaustive else 2]:
+        if dtype != adapter.dtype and (dtype != torch.float64 or session.supports_float64):
+            yield CodePath(dtype=dtype)
+    if exhaustive and adapter.dtype == torch.float32:
+        yield CodePath(autocast=True)
+
+
+# -- lengths -----------------------------------------------------------------------------------
+
+
+def lengths_to_try(session: AuditSession) -> list[int]:
+    """Below, at and above every integer in the configuration, and twice as long; the most relevant first."""
+    budget = session.budget
+    config_numbers = session.adapter.facts.config_numbers
+    window_lengths = _lengths_beyond_window(session)
+    candidates = dict.fromkeys([*window_lengths, 1, 2])
+    for n in config_numbers:
+        nearby_lengths = (n + 1, min(2 * n + 1, max(budget.max_length, n + 2)), n, n - 1, n + 2)
+        candidates |= dict.fromkeys(length for length in nearby_lengths if 1 <= length <= budget.max_length)
+    too_long = sorted(n for n in config_numbers if n >= budget.max_length)
+    if too_long and budget.exhaustive:
+        numbers = ", ".join(map(str, too_long[:8])) + (" …" if len(too_long) > 8 else "")
+        session.skip(
+            "lengths beyond the budget's", f"{numbers}: sequences of up to {budget.max_length} were tried"
+        )
+    lengths: list[int] = []
+    cost = 0
+    for n in candidates:
+        if n == session.adapter.length:
+            continue
+        if n in window_lengths:
+            lengths.append(n)
+        elif len(lengths) < budget.max_lengths and (
+            budget.seconds is None or cost + n * n <= _max_position_pairs(session)
+        ):
+            lengths.append(n)
+            cost += n * n
+    return lengths
+
+
+def _lengths_beyond_window(session: AuditSession) -> list[int]:
+    """A window shows only in sequences that are longer than it reaches through all layers."""
+    window = window_size(session.claim)
+    if window is None:
+        return []
+    min_length = (window - 1) * (session.layers or 1) + 2
+    if min_length > MAX_WINDOW_LENGTH:
+        session.mark_unchecked(
+            "future",
+            f"the window reaches {min_length - 1:,} positions through {session.layers} layers, and sequences "
+            f"of up to {MAX_WINDOW_LENGTH} are tried: audit a smaller window",
+        )
+        return []
+    return [min_length, min_length + 3] if min_length > session.adapter.length - 2 else []
+
+
+def _max_position_pairs(session: AuditSession) -> int:
+    """How many pairs of positions all lengths may come to; fewer for a large model."""
+    position_pairs = 30_000 if session.budget.name == "quick" else 300_000
+    return int(position_pairs * min(1.0, 2e6 / max(session.adapter.num_parameters, 1)))

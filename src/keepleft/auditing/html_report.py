@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: verdict, findings, and a picture of claimed against measured
+"""A report as one HTML page without external files: verdict, findings, and a plot of claimed against measured
 influence.
 """
 
@@ -10,41 +10,45 @@ from typing import NamedTuple
 
 from keepleft.auditing.junit import ERROR, FAILED, PASSED, SKIPPED, outcome
 from keepleft.auditing.report import CLEAN, KINDS, LEAK, UNCHECKED, AuditReport, Finding
-from keepleft.svg import escape_xml
+from keepleft.svg import escape_attribute, escape_xml
 
-MAX_CELLS_PER_SIDE = 48  # squares along one side of the picture; of more positions several share one
-SIDE_PIXELS = 400  # pixels that a side takes, more or less
-LEFT_MARGIN, TOP_MARGIN = 46, 44  # room for the numbers of the positions
-MIN_SIZE = 1e-7  # of the largest output: smaller moves look like this one
+MAX_CELLS_PER_SIDE = 48  # with more positions, several share a cell
+SIDE_PIXELS = 400  # of a plot, approximately
+LEFT_MARGIN = 46  # room for the position numbers
+TOP_MARGIN = 44
+MIN_SIZE = 1e-7  # of the largest output: smaller changes are drawn like this one
 
 STATE_SYMBOLS = {CLEAN: "✓", LEAK: "✗", UNCHECKED: "?", PASSED: "✓", FAILED: "✗", SKIPPED: "–", ERROR: "?"}
 STATE_LABELS = {PASSED: "nothing found", FAILED: "leaks", SKIPPED: "not checked", ERROR: "no verdict"}
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1d2329; --dim: #5b6670; --line: #d5dbe1; --paper: #ffffff; --card: #f5f7f9;
-  --may: #7f9bb8; --soft: #e3ebf3; --move: #1f5fa8; --bad: #d1430a; --on-bad: #ffffff;
+:root { color-scheme: light dark; --ink: #1d2329; --dim: #5b6670; --line: #d5dbe1; --paper: #ffffff;
+  --card: #f5f7f9; --may: #7f9bb8; --soft: #e3ebf3; --move: #1f5fa8; --bad: #d1430a; --on-bad: #ffffff;
   --clean: #1b7a3d; --leak: #b8340a; --unchecked: #8a5a00 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --dim: #9eabb7; --line: #39434d; --paper: #14181c;
-  --card: #1d2329;  --may: #6f8aa6; --soft: #263341; --move: #7db6f5; --bad: #ff7a3d; --on-bad: #14181c;
-  --clean: #6fce8e; --leak: #ff8f5e; --unchecked: #e5b454 } }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --dim: #9eabb7; --line: #39434d;
+  --paper: #14181c; --card: #1d2329; --may: #6f8aa6; --soft: #263341; --move: #7db6f5; --bad: #ff7a3d;
+  --on-bad: #14181c; --clean: #6fce8e; --leak: #ff8f5e; --unchecked: #e5b454 } }
 * { box-sizing: border-box }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem; margin: 0 auto;
-  padding: 1.5rem 1.25rem 4rem; overflow-wrap: anywhere }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
+  margin: 0 auto; padding: 1.5rem 1.25rem 4rem; overflow-wrap: anywhere }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem }
+h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem }
 p { margin: .4rem 0 } small, .dim, dt { color: var(--dim) }
 code, pre { font: .875em/1.5 ui-monospace, monospace }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; overflow-x: auto;
-  overflow-wrap: normal; margin: .4rem 0 }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem;
+  overflow-x: auto; overflow-wrap: normal; margin: .4rem 0 }
 header { border-left: 6px solid; padding: .25rem 0 .25rem 1rem } header.clean { border-color: var(--clean) }
 header.leak { border-color: var(--leak) } header.unchecked { border-color: var(--unchecked) }
 .clean b, .passed b { color: var(--clean) } .leak b, .failure b { color: var(--leak) }
 .unchecked b, .error b { color: var(--unchecked) }
 ul.kinds { list-style: none; padding: 0; margin: 1rem 0; display: flex; flex-wrap: wrap; gap: .4rem }
-ul.kinds li { border: 1px solid var(--line); border-radius: 6px; padding: .1rem .6rem } ul.kinds .skipped { color: var(--dim) }
+ul.kinds li { border: 1px solid var(--line); border-radius: 6px; padding: .1rem .6rem }
+ul.kinds .skipped { color: var(--dim) }
 ul.kinds li.failure { border-color: var(--leak) }
 article { border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1rem; margin: .8rem 0 }
 article h3 { font-size: 1rem; margin: 0 } article h3 b { color: var(--leak) }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .5rem 0 } dd { margin: 0 }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .5rem 0 }
+dd { margin: 0 }
 details { margin: .4rem 0 } summary { cursor: pointer; color: var(--dim) } details ul { margin: .3rem 0 }
 .pictures { display: flex; flex-wrap: wrap; gap: 1.5rem } figure { margin: 0; max-width: 100% }
 figcaption { font-weight: 600 } svg { max-width: 100%; height: auto; display: block }
@@ -55,19 +59,20 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--dim) }
 .noise { fill: none; stroke: var(--dim); stroke-width: .1 }
 .none { fill: transparent } .cell > :first-child { stroke: var(--line); stroke-width: .03 }
 .cell:hover > :first-child { stroke: var(--ink); stroke-width: .12 }
-.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; margin: .8rem 0 0; padding: 0; list-style: none; font-size: .9rem }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; margin: .8rem 0 0; padding: 0; list-style: none;
+  font-size: .9rem }
 .legend li { display: flex; align-items: center; gap: .4rem } .legend svg { flex: none }
 """
 
 
 class Cell(NamedTuple):
-    """A square of the picture: of the pairs of positions in it, the one that matters most."""
+    """A cell of a plot: of the pairs of positions in it, the one that matters most."""
 
     reader: int
     source: int
     allowed: bool
-    size: float
-    allowed_share: float  # of all its pairs, those that are allowed
+    size: float  # of the influence, relative to the largest output
+    allowed_share: float  # of all pairs in the cell, those that the claim allows
 
     @property
     def violates_claim(self) -> bool:
@@ -75,7 +80,6 @@ class Cell(NamedTuple):
 
 
 def html_page(report: AuditReport) -> str:
-    """The whole page, as text."""
     sections = [
         *_header_html(report),
         *_findings_html(report),
@@ -90,7 +94,8 @@ def html_page(report: AuditReport) -> str:
             "<head>",
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             f"<title>{escape_xml(f'{report.verdict}: {report.subject}')} – keepleft audit</title>",
             f"<style>{STYLE}</style>",
             "</head>",
@@ -103,7 +108,7 @@ def html_page(report: AuditReport) -> str:
 
 
 def _header_html(report: AuditReport) -> Iterable[str]:
-    """The verdict, and what came of each kind."""
+    """The verdict, and the outcome of each check."""
     verdict_text = {
         CLEAN: "It keeps to its claim,",
         LEAK: "It does not keep to its claim,",
@@ -113,16 +118,17 @@ def _header_html(report: AuditReport) -> Iterable[str]:
     yield f"<h1><b>{STATE_SYMBOLS[report.verdict]} {report.verdict}</b>: {escape_xml(report.subject)}</h1>"
     yield f"<p>{verdict_text[report.verdict]} <code>{escape_xml(report.claim)}</code>.</p>"
     yield (
-        f'<p class="dim">Budget {escape_xml(report.budget)}: {len(report.paths)} code paths, {report.calls} calls, '
-        f"{report.seconds:.1f} s</p>"
+        f'<p class="dim">Budget {escape_xml(report.budget)}: {len(report.paths)} code paths, '
+        f"{report.calls} calls, {report.seconds:.1f} s</p>"
     )
     yield "</header>"
     yield '<ul class="kinds">'
     for kind in KINDS:
         state, details = outcome(report, kind)
+        label = STATE_LABELS[state]
         yield (
-            f'<li class="{state}" title="{_quote_attribute(details or STATE_LABELS[state])}"><b>{STATE_SYMBOLS[state]}</b> {kind} '
-            f"<small>{STATE_LABELS[state]}</small></li>"
+            f'<li class="{state}" title="{escape_attribute(details or label)}">'
+            f"<b>{STATE_SYMBOLS[state]}</b> {kind} <small>{label}</small></li>"
         )
     yield "</ul>"
 
@@ -150,14 +156,17 @@ def _finding_html(n: int, finding: Finding) -> Iterable[str]:
     yield "</article>"
 
 
-# -- the picture -------------------------------------------------------------------------------
+# -- the influence plots -----------------------------------------------------------------------
 
 
 def _influence_html(report: AuditReport) -> Iterable[str]:
-    """Claimed and measured, side by side."""
+    """Claimed and measured influence, side by side."""
     yield "<h2>Who moves whom</h2>"
     if not report.measured or not report.claimed:
-        yield '<p class="dim">There is no picture: the influence of one position on another could not be measured.</p>'
+        yield (
+            '<p class="dim">There is no picture: the influence of one position on another could not be '
+            "measured.</p>"
+        )
         return
     length = len(report.measured)
     step = ceil(length / MAX_CELLS_PER_SIDE)
@@ -165,22 +174,22 @@ def _influence_html(report: AuditReport) -> Iterable[str]:
     rows = [[_most_relevant_cell(report, readers, sources) for sources in spans] for readers in spans]
     any_violation = any(cell.violates_claim for row in rows for cell in row)
     has_future_finding = any(finding.kind == "future" for finding in report.findings)
-    sharing_note = (
-        f" Each square stands for {step} × {step} pairs and shows the one that matters most."
-        if step > 1
-        else ""
+    introduction = (
+        f"{length} positions, one of them changed at a time, on the plainest code path. "
+        "Sizes are shares of the largest output."
     )
-    yield (
-        f"<p>{length} positions, one of them changed at a time, on the plainest code path. Sizes are shares of the largest "
-        f"output.{sharing_note}</p>"
-    )
+    if step > 1:
+        introduction += f" Each square stands for {step} × {step} pairs and shows the one that matters most."
+    yield f"<p>{introduction}</p>"
     if has_future_finding and not any_violation:
         yield "<p>The leak does not show on that path, only on those that the findings name.</p>"
     taken_for_rounding = any_violation and not has_future_finding and "future" in report.checked
     if taken_for_rounding:
         yield "<p>What moves against the claim here was taken for rounding.</p>"
     elif any_violation and not has_future_finding:
-        yield "<p>Some moves are against the claim, and the check for that, future, was not made: make it.</p>"
+        yield (
+            "<p>Some moves are against the claim, and the check for that, future, was not made: make it.</p>"
+        )
     yield '<div class="pictures">'
     yield _grid_html("Claimed", f"Who may move whom: {report.claim}", rows, step, _draw_claimed)
     yield _grid_html(
@@ -195,7 +204,7 @@ def _influence_html(report: AuditReport) -> Iterable[str]:
 
 
 def _most_relevant_cell(report: AuditReport, readers: range, sources: range) -> Cell:
-    """What is not allowed before what is, then the largest."""
+    """The pair to show: influence that the claim does not allow first, then the largest."""
     allowed = [report.claimed[q][k] for q in readers for k in sources]
     cells = [
         Cell(q, k, report.claimed[q][k], report.measured[q][k], sum(allowed) / len(allowed))
@@ -208,19 +217,22 @@ def _most_relevant_cell(report: AuditReport, readers: range, sources: range) -> 
 def _grid_html(
     name: str, label: str, rows: Sequence[Sequence[Cell]], step: int, draw_cell: Callable[[Cell], list[str]]
 ) -> str:
-    """One of the two: readers from top to bottom, sources from left to right.
+    """One plot: readers from top to bottom, sources from left to right.
 
-    A cell is drawn in a square of 1 × 1.
+    draw_cell draws in a square of 1 × 1.
     """
     cell_pixels = max(7, min(30, SIDE_PIXELS // len(rows)))
     side_pixels = cell_pixels * len(rows)
+    width, height = LEFT_MARGIN + side_pixels + 8, TOP_MARGIN + side_pixels + 8
     label_step = ceil(28 / cell_pixels)  # numbers need room
     lines = [
         f"<figure><figcaption>{name}</figcaption>",
-        f'<svg viewBox="0 0 {LEFT_MARGIN + side_pixels + 8} {TOP_MARGIN + side_pixels + 8}" width="{LEFT_MARGIN + side_pixels + 8}" height="{TOP_MARGIN + side_pixels + 8}" '
-        f'role="img" aria-label="{_quote_attribute(label)}">',
-        f'<text x="{LEFT_MARGIN + side_pixels / 2:g}" y="13" text-anchor="middle">… is moved by position</text>',
-        f'<text transform="translate(13 {TOP_MARGIN + side_pixels / 2:g}) rotate(-90)" text-anchor="middle">position …</text>',
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape_attribute(label)}">',
+        f'<text x="{LEFT_MARGIN + side_pixels / 2:g}" y="13" text-anchor="middle">'
+        "… is moved by position</text>",
+        f'<text transform="translate(13 {TOP_MARGIN + side_pixels / 2:g}) rotate(-90)" text-anchor="middle">'
+        "position …</text>",
     ]
     for n in range(0, len(rows), label_step):
         center = n * cell_pixels + cell_pixels / 2
@@ -230,18 +242,14 @@ def _grid_html(
         )
     for q, row in enumerate(rows):
         for k, cell in enumerate(row):
-            lines.append(
-                f'<g class="cell" transform="translate({LEFT_MARGIN + k * cell_pixels} {TOP_MARGIN + q * cell_pixels}) scale({cell_pixels})">'
-                + "".join(draw_cell(cell))
-                + "</g>"
-            )
-    return "\n".join(
-        [
-            *lines,
-            f'<rect class="net" x="{LEFT_MARGIN - 0.5}" y="{TOP_MARGIN - 0.5}" width="{side_pixels + 1}" height="{side_pixels + 1}"/>',
-            "</svg></figure>",
-        ]
+            x, y = LEFT_MARGIN + k * cell_pixels, TOP_MARGIN + q * cell_pixels
+            drawing = "".join(draw_cell(cell))
+            lines.append(f'<g class="cell" transform="translate({x} {y}) scale({cell_pixels})">{drawing}</g>')
+    frame = (
+        f'<rect class="net" x="{LEFT_MARGIN - 0.5}" y="{TOP_MARGIN - 0.5}" '
+        f'width="{side_pixels + 1}" height="{side_pixels + 1}"/>'
     )
+    return "\n".join([*lines, frame, "</svg></figure>"])
 
 
 def _draw_claimed(cell: Cell) -> list[str]:
@@ -266,7 +274,7 @@ def _draw_leak(cell: Cell) -> list[str]:
 
 
 def _draw_rounding(cell: Cell) -> list[str]:
-    """Where the check found nothing, the little that moves against the claim is no leak."""
+    """For a plot where the check found nothing: small changes against the claim are no leak."""
     if not cell.violates_claim:
         return _draw_allowed(cell)
     return [
@@ -291,11 +299,14 @@ def _dot_svg(level: float) -> str:
 def _square_svg(css_class: str, side: float = 1.0, opacity: float = 1.0) -> str:
     corner = (1 - side) / 2
     opacity_attribute = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
-    return f'<rect class="{css_class}" x="{corner:.3g}" y="{corner:.3g}" width="{side:.3g}" height="{side:.3g}"{opacity_attribute}/>'
+    return (
+        f'<rect class="{css_class}" x="{corner:.3g}" y="{corner:.3g}" '
+        f'width="{side:.3g}" height="{side:.3g}"{opacity_attribute}/>'
+    )
 
 
 def _cross_svg(level: float) -> list[str]:
-    """A mark that is told from a square by its shape as well as by its colour."""
+    """A mark that differs from the others in shape as well as in colour."""
     inset = 0.16 + 0.1 * (1 - level)
     return [
         _square_svg("bad", 1.0, 0.55 + 0.45 * level),
@@ -309,7 +320,7 @@ def _ring_svg() -> str:
 
 
 def _log_level(size: float) -> float:
-    """From 0 to 1 on a logarithmic scale; a number that became NaN is as large as can be."""
+    """From 0 to 1 on a logarithmic scale; 1 where a number became NaN."""
     if not isfinite(size):
         return 1.0
     return min(1.0, max(0.0, 1 - log10(max(size, MIN_SIZE)) / log10(MIN_SIZE)))
@@ -354,7 +365,7 @@ def _legend_html(taken_for_rounding: bool) -> Iterable[str]:
 
 
 def _skipped_html(report: AuditReport) -> Iterable[str]:
-    """What was not checked, and notes."""
+    """What was not checked, and the notes."""
     if report.skipped:
         yield "<h2>Not checked</h2><ul>"
         for line in report.skipped:
@@ -372,13 +383,14 @@ def _skipped_html(report: AuditReport) -> Iterable[str]:
 
 
 def _run_info_html(report: AuditReport) -> Iterable[str]:
-    """How it was done."""
+    """Checks, code paths and versions."""
     yield "<h2>How it was done</h2>"
     if report.checked:
         yield f"<p>Checked: {escape_xml(', '.join(report.checked))}.</p>"
     if report.paths:
         yield from _collapsible_list(f"{_pluralize(len(report.paths), 'code path')} taken", report.paths)
-    yield f'<p class="dim">{escape_xml(", ".join(f"{name} {value}" for name, value in report.about.items()))}</p>'
+    about = ", ".join(f"{name} {value}" for name, value in report.about.items())
+    yield f'<p class="dim">{escape_xml(about)}</p>'
 
 
 def _collapsible_list(summary: str, lines: Iterable[str]) -> Iterable[str]:
@@ -389,7 +401,3 @@ def _collapsible_list(summary: str, lines: Iterable[str]) -> Iterable[str]:
 
 def _pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _quote_attribute(text: str) -> str:
-    return escape_xml(text).replace('"', "&quot;")

@@ -1,6 +1,4 @@
-"""Around a call: a time limit, weights that are woken or cast for a while, modes and flags that go back to
-what they were.
-"""
+"""Around a call: a time limit, a bounds check, and changes to weights, modes and flags that are undone."""
 
 from __future__ import annotations
 
@@ -10,18 +8,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from keepleft.auditing.argument_roles import FLAG_NAME_PARTS, IMPLEMENTATION_ATTRIBUTE, IMPLEMENTATION_NAMES
+from keepleft.nn.loss import IGNORE_INDEX
+
+# -- limits ------------------------------------------------------------------------------------
 
 
 class CallTimeoutError(BaseException):
-    """A call took longer than it may.
+    """A call took longer than its time limit.
 
     Not an Exception, so that a model's own `except Exception` does not swallow it.
     """
@@ -29,16 +29,13 @@ class CallTimeoutError(BaseException):
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Stop what runs longer. Only the main thread can be stopped; elsewhere there is no limit."""
-    enforceable = (
-        seconds is not None
-        and hasattr(signal, "SIGALRM")
-        and threading.current_thread() is threading.main_thread()
-    )
-    if not enforceable:
+    """Raise CallTimeoutError after so many seconds. Signals reach the main thread only; in others there is no
+    limit.
+    """
+    enforceable = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+    if seconds is None or not enforceable:
         yield
         return
-    assert seconds is not None
 
     def on_alarm(*_: Any) -> None:
         raise CallTimeoutError(f"a call took longer than {seconds:g} s")
@@ -52,12 +49,67 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous_handler)
 
 
+class BoundsCheck(TorchFunctionMode):
+    """Raises IndexError for an index beyond the end of a table before the kernel runs: on a GPU it would fail
+    an assertion, after which no further call in the process works.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments = [*args, *kwargs.values()]
+        if func in (F.embedding, torch.embedding):
+            self.check_embedding(arguments)
+        elif arguments and isinstance(arguments[0], Tensor):
+            indices = next((value for value in arguments[1:] if _is_index(value)), None)
+            if indices is not None and indices.numel():
+                if func in (F.cross_entropy, F.nll_loss):
+                    # ignore_index is the fifth parameter of both
+                    default = args[4] if len(args) > 4 else IGNORE_INDEX
+                    self.check_targets(arguments[0], indices, kwargs.get("ignore_index", default))
+                else:
+                    self.check_indices(func, args, kwargs, arguments, indices)
+        return func(*args, **kwargs)
+
+    def check_embedding(self, arguments: list[Any]) -> None:
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
+        table = next(value for value in tensors if value.is_floating_point())
+        indices = next(value for value in tensors if not value.is_floating_point())
+        if indices.numel() and int(indices.max()) >= len(table):
+            raise IndexError(f"{int(indices.max())} is beyond the end of a table of {len(table)}")
+
+    def check_indices(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], indices: Tensor) -> None:
+        """gather and index_select along an axis; indexing with one tensor of indices."""
+        if func in (torch.gather, Tensor.gather, torch.index_select, Tensor.index_select):
+            axis = kwargs.get("dim", next((value for value in args[1:] if isinstance(value, int)), 0))
+        elif func is Tensor.__getitem__ and arguments[1] is indices:
+            axis = 0
+        else:
+            return
+        axis_size = arguments[0].shape[axis]
+        if int(indices.max()) >= axis_size:
+            raise IndexError(f"{int(indices.max())} is beyond the end of an axis of {axis_size}")
+
+    def check_targets(self, logits: Tensor, targets: Tensor, ignore_index: int) -> None:
+        num_classes = logits.shape[min(1, logits.dim() - 1)]
+        invalid = targets[(targets != ignore_index) & ((targets < 0) | (targets >= num_classes))]
+        if len(invalid):
+            raise IndexError(f"Target {int(invalid[0])} is out of bounds: there are {num_classes} classes")
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+
+
+# -- weights and buffers -----------------------------------------------------------------------
+
+
 @contextmanager
 def randomize_zero_weights(module: nn.Module | None, seed: int = 0) -> Iterator[int]:
     """Weights that are all zero (a gate, an output projection before training) hide what stands behind them:
-    for a while they are not zero. Says how many there are.
+    for a while they are random. Yields how many there are.
     """
-    rng, zero_weights = torch.Generator().manual_seed(seed), []
+    rng = torch.Generator().manual_seed(seed)
+    zero_weights: list[tuple[Tensor, Tensor | None]] = []
     try:
         for p in module.parameters() if module is not None else ():
             if (
@@ -68,22 +120,23 @@ def randomize_zero_weights(module: nn.Module | None, seed: int = 0) -> Iterator[
                 and not _has_nonzero(p)
             ):
                 fan_in = p.shape[-1] if p.dim() > 1 else 4
+                # zeros may be negative: then they are copied, to be the same bits afterwards
                 original = p.detach().clone() if p.detach().signbit().any() else None
                 try:
                     with torch.no_grad():
                         p.copy_(torch.randn(p.shape, generator=rng) / math.sqrt(max(1, fan_in)) * 0.5)
-                except RuntimeError:  # it cannot be written: sharded, or made for inference
+                except RuntimeError:  # it cannot be written: sharded, or an inference tensor
                     continue
                 zero_weights.append((p, original))
         yield len(zero_weights)
     finally:
         with torch.no_grad():
-            for p, original in zero_weights:
-                p.zero_() if original is None else p.copy_(original)
+            for weight, original in zero_weights:
+                weight.zero_() if original is None else weight.copy_(original)
 
 
 def _has_nonzero(weight: Tensor) -> bool:
-    """Is any of it not zero? What cannot be looked at counts as awake."""
+    """Is any element not zero? True for weights that cannot be read."""
     try:
         return bool(weight.detach().count_nonzero())
     except (RuntimeError, NotImplementedError):
@@ -92,11 +145,11 @@ def _has_nonzero(weight: Tensor) -> bool:
 
 @contextmanager
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The same module with floating weights and buffers of another kind; afterwards it has its own objects
-    back.
+    """The same module with its floating weights and buffers cast to a dtype; afterwards it has its own tensor
+    objects again.
     """
     converted: dict[int, Any] = {}
-    originals: list[tuple[nn.Module, str, Any, bool]] = []
+    originals: list[tuple[nn.Module, str, Any]] = []
 
     def convert(tensor: Tensor, is_parameter: bool) -> Any:
         if id(tensor) not in converted:
@@ -111,29 +164,18 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             for is_parameter, tensors in ((True, submodule._parameters), (False, submodule._buffers)):
                 for name, tensor in list(tensors.items()):
                     if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype:
-                        originals.append((submodule, name, tensor, is_parameter))
+                        originals.append((submodule, name, tensor))
                         setattr(submodule, name, convert(tensor, is_parameter))
         yield
     finally:
-        for submodule, name, tensor, _ in originals:
+        for submodule, name, tensor in originals:
             setattr(submodule, name, tensor)
 
 
 @contextmanager
-def preserve_modes(module: nn.Module) -> Iterator[None]:
-    """Train and eval, part by part, as before afterwards."""
-    original_modes = [(submodule, submodule.training) for submodule in module.modules()]
-    try:
-        yield
-    finally:
-        for submodule, mode in original_modes:
-            submodule.training = mode
-
-
-@contextmanager
 def preserve_state(module: nn.Module | None) -> Iterator[None]:
-    """Buffers (running statistics, caches), modes and attributes are as before afterwards, and what was added
-    is gone.
+    """Restore buffers (running statistics, caches), modes and attributes afterwards, and remove what was
+    added.
     """
     if module is None:
         yield
@@ -165,11 +207,10 @@ def preserve_state(module: nn.Module | None) -> Iterator[None]:
         restore_buffers(snapshot)
 
 
-BufferSnapshot = list[tuple[Tensor, int, Tensor]]
+BufferSnapshot = list[tuple[Tensor, int, Tensor]]  # buffer, its version, a copy of its value
 
 
 def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
-    """Every buffer with its version and its value."""
     return [
         (b, b._version, b.detach().clone())
         for b in (module.buffers() if module is not None else ())
@@ -178,7 +219,7 @@ def snapshot_buffers(module: nn.Module | None) -> BufferSnapshot:
 
 
 def restore_buffers(snapshot: BufferSnapshot) -> bool:
-    """Put buffers back that have changed since; says whether any had."""
+    """Restore the buffers that have changed since, and say whether any had."""
     changed = [
         (b, value) for b, version, value in snapshot if b._version != version and b.shape == value.shape
     ]
@@ -190,57 +231,26 @@ def restore_buffers(snapshot: BufferSnapshot) -> bool:
     return bool(changed)
 
 
-class BoundsCheck(TorchFunctionMode):
-    """Look-ups beyond the end of a table are refused before a GPU stumbles over them: it would not get up
-    again.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        arguments = [*args, *kwargs.values()]
-        int_dtypes = (torch.int64, torch.int32)
-        ids = next(
-            (value for value in arguments[1:] if isinstance(value, Tensor) and value.dtype in int_dtypes),
-            None,
-        )
-        if ids is not None and ids.numel() and isinstance(arguments[0], Tensor):
-            axis_size = None
-            if func in (torch.gather, Tensor.gather, torch.index_select, Tensor.index_select):
-                axis = kwargs.get("dim", next((value for value in args[1:] if isinstance(value, int)), 0))
-                axis_size = arguments[0].shape[axis]
-            elif func is Tensor.__getitem__ and arguments[1] is ids:
-                axis_size = arguments[0].shape[0]
-            if axis_size is not None and int(ids.max()) >= axis_size:
-                raise IndexError(f"{int(ids.max())} is beyond the end of an axis of {axis_size}")
-            if func in (F.cross_entropy, F.nll_loss):
-                num_classes = arguments[0].shape[min(1, arguments[0].dim() - 1)]
-                ignore_index = kwargs.get("ignore_index", (*args, *[-100] * 5)[4])
-                invalid = ids[(ids != ignore_index) & ((ids < 0) | (ids >= num_classes))]
-                if len(invalid):
-                    raise IndexError(
-                        f"Target {int(invalid[0])} is out of bounds: there are {num_classes} kinds"
-                    )
-        if func in (F.embedding, torch.embedding):
-            embedding_table = next(
-                value for value in arguments if isinstance(value, Tensor) and value.is_floating_point()
-            )
-            indices = next(
-                value for value in arguments if isinstance(value, Tensor) and not value.is_floating_point()
-            )
-            if indices.numel() and int(indices.max()) >= len(embedding_table):
-                raise IndexError(
-                    f"{int(indices.max())} is beyond the end of a table of {len(embedding_table)}"
-                )
-        return func(*args, **kwargs)
-
+# -- modes, flags and implementations ----------------------------------------------------------
 
 _DROPOUT_NAME = re.compile(
     r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop"
 )
 
 
+@contextmanager
+def preserve_modes(module: nn.Module) -> Iterator[None]:
+    """Restore train or eval mode afterwards, submodule by submodule."""
+    original_modes = [(submodule, submodule.training) for submodule in module.modules()]
+    try:
+        yield
+    finally:
+        for submodule, mode in original_modes:
+            submodule.training = mode
+
+
 class _NoDropout(TorchFunctionMode):
-    """Dropout drops nothing, wherever it is called from."""
+    """Functional dropout drops nothing, wherever it is called from."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -255,8 +265,8 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = False) -> Iterator[None]:
-    """Train mode with every dropout at 0, or eval mode; patch_functional: also where it is only called, not
-    kept in an attribute.
+    """Train mode with every dropout rate at 0, or eval mode. patch_functional: switch functional dropout off
+    too, whose rate is no attribute.
     """
     with ExitStack() as stack:
         module.train(enabled)
@@ -276,27 +286,9 @@ def train_mode(module: nn.Module, enabled: bool, *, patch_functional: bool = Fal
         yield
 
 
-def implementation_flags(module: nn.Module) -> list[tuple[str, Any]]:
-    """Attributes that choose between implementations, each with a value that it does not have now."""
-    alternatives: dict[tuple[str, Any], None] = {}
-    for submodule in module.modules():
-        for name, value in vars(submodule).items():
-            if isinstance(value, bool) and any(fragment in name.lower() for fragment in FLAG_NAME_PARTS):
-                alternatives[name, not value] = None
-            elif (
-                isinstance(value, str)
-                and value.lower() in IMPLEMENTATION_NAMES
-                and IMPLEMENTATION_ATTRIBUTE.search(name)
-            ):
-                alternatives |= dict.fromkeys(
-                    (name, implementation) for implementation in ("eager", "sdpa") if implementation != value
-                )
-    return list(alternatives)
-
-
 @contextmanager
 def with_flag(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """An attribute of that name, wherever it stands, has another value for a while."""
+    """Every attribute of that name and type in the module has another value for a while."""
     originals = [
         (submodule, vars(submodule)[name])
         for submodule in module.modules()
@@ -309,3 +301,40 @@ def with_flag(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     finally:
         for submodule, original in originals:
             setattr(submodule, name, original)
+
+
+@contextmanager
+def with_implementation(module: nn.Module, name: str) -> Iterator[None]:
+    """A Hugging Face model with another attention implementation for a while. Raises what transformers
+    raises where the model does not support it.
+    """
+    if not getattr(module, "_can_set_attn_implementation", lambda: True)():
+        raise RuntimeError("it is fixed once the model is built")
+    with _preserve_config_attribute(module, "_attn_implementation"):
+        cast(Any, module).set_attn_implementation(name)
+        yield
+
+
+@contextmanager
+def with_eager_experts(module: nn.Module) -> Iterator[None]:
+    """The experts of a Hugging Face model one after another: grouped matrix products have no float64."""
+    with _preserve_config_attribute(module, "_experts_implementation") as configs:
+        for config in configs:
+            config._experts_implementation = "eager"
+        yield
+
+
+@contextmanager
+def _preserve_config_attribute(module: nn.Module, attribute: str) -> Iterator[list[Any]]:
+    """Yield the configurations in a module that have an attribute, and restore it in each afterwards."""
+    configs = {
+        id(config): config
+        for submodule in module.modules()
+        if (config := getattr(submodule, "config", None)) is not None and hasattr(config, attribute)
+    }
+    originals = [(config, getattr(config, attribute)) for config in configs.values()]
+    try:
+        yield list(configs.values())
+    finally:
+        for config, value in originals:
+            setattr(config, attribute, value)

@@ -1,4 +1,4 @@
-"""A report for build servers: JUnit XML, a suite for each report and a test case for each kind of leak."""
+"""A report as JUnit XML for CI servers: a suite for each report, a test case for each kind of leak."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from keepleft.auditing.report import KINDS, UNCHECKED, AuditReport, Finding
-from keepleft.svg import escape_xml
+from keepleft.svg import escape_attribute, escape_xml
 
 PASSED = "passed"
 FAILED = "failure"
@@ -15,8 +15,8 @@ ERROR = "error"
 
 
 def junit(reports: Sequence[AuditReport]) -> str:
-    """A failure for each kind that leaks, a skip for each that was not checked; errors alone where there is
-    no verdict.
+    """A failure for each kind that leaks, a skip for each that was not checked; nothing but errors where
+    there is no verdict.
     """
     counts = Counter(outcome(report, kind)[0] for report in reports for kind in KINDS)
     head = _tag(
@@ -30,12 +30,12 @@ def junit(reports: Sequence[AuditReport]) -> str:
 
 
 def outcome(report: AuditReport, kind: str) -> tuple[str, str]:
-    """What came of one kind, and what there is to say about it."""
+    """PASSED, FAILED, SKIPPED or ERROR for one kind of leak, and the details."""
     findings = [finding for finding in report.findings if finding.kind == kind]
     skipped = [line for line in report.skipped if line.startswith((f"{kind}: ", f"{kind} "))]
     if findings:
         return FAILED, "\n\n".join(map(_describe_finding, findings))
-    if report.verdict == UNCHECKED:  # what was looked at in part is not known either
+    if report.verdict == UNCHECKED:  # what was checked in part is not known either
         return ERROR, "\n".join(dict.fromkeys([*report.blocked, *skipped])) or "nothing was checked"
     if kind in report.checked:
         return PASSED, "\n".join(skipped)
@@ -80,7 +80,6 @@ def _case(report: AuditReport, kind: str, state: str, details: str) -> str:
 
 
 def _describe_finding(finding: Finding) -> str:
-    """One finding, as long as it needs to be."""
     lines = [str(finding), f"path: {finding.path}", *(f"also: {path}" for path in finding.also)]
     if finding.line:
         lines.append(f"line: {finding.line}")
@@ -98,16 +97,5 @@ def _count_attributes(counts: Mapping[str, int], seconds: float) -> dict[str, st
 
 
 def _tag(element: str, /, end: str = "", **attributes: str) -> str:
-    attributes_text = "".join(f' {name}="{_escape_attribute(value)}"' for name, value in attributes.items())
+    attributes_text = "".join(f' {name}="{escape_attribute(value)}"' for name, value in attributes.items())
     return f"<{element}{attributes_text}{end}>"
-
-
-def _escape_attribute(value: str) -> str:
-    """In an attribute, where a line break would be read as a blank."""
-    return (
-        escape_xml(value)
-        .replace('"', "&quot;")
-        .replace("\n", "&#10;")
-        .replace("\t", "&#9;")
-        .replace("\r", "&#13;")
-    )

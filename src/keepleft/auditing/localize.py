@@ -1,5 +1,5 @@
-"""Where a leak enters: the innermost module whose input is clean at the reader's position and whose output is
-not.
+"""Where a leak enters: the innermost module whose input is the same in two runs at the reader's position and
+whose output is not, and the line of code in it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keepleft.auditing.op_counter import op_name
+from keepleft.auditing.interventions import op_name
 from keepleft.auditing.outputs import named_parts
+
+MAX_TIMELESS_ELEMENTS = 1 << 20  # larger outputs without a time axis are not compared
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A run of a model and the place in it that is looked at."""
+    """A run of a model, and the position in it that is watched."""
 
     run: Callable[..., Any]
     batch: int
     length: int
     row: int
     reader: int | None  # None: the whole row
-    # sizes that weights have: an axis of such a size may not be time
+    # dimensions of weights: an axis of such a size may not be time
     parameter_dims: frozenset[int] = frozenset()
-    setup: Callable[[], Any] | None = (
-        None  # what leads up to it, and is not looked at; `run` takes what it gives
-    )
+    # what leads up to the run and is not watched; `run` takes its result
+    setup: Callable[[], Any] | None = None
 
     def execute(
         self, make_tracer: Callable[[], AbstractContextManager[Any]], with_grad: bool = False
     ) -> None:
+        """Run inside a tracer's context."""
         with torch.set_grad_enabled(with_grad):
             setup_args = () if self.setup is None else (self.setup(),)
             with make_tracer():
@@ -44,58 +47,63 @@ class Probe:
 
 @dataclass(frozen=True)
 class Location:
-    """Where it enters, and what kind of part that is."""
+    """The module where a leak enters; empty where it is not known, or the model itself."""
 
     module: str = ""
     module_kind: str = ""  # attention, norm, convolution, routing, recurrence, pooling, or ''
 
 
-TensorsByKey = dict[tuple[Any, ...], Tensor]  # by the argument or the part of an output that it is
+TensorsByKey = dict[tuple[Any, ...], Tensor]  # by the keys that lead to them in arguments or outputs
 
 
 @dataclass
 class ModuleCall:
-    """One call of one module: what stood at the reader's position before and behind it."""
+    """One call of one module: its inputs and outputs at the reader's position."""
 
     name: str
     inputs: TensorsByKey = field(default_factory=dict)
     outputs: TensorsByKey = field(default_factory=dict)
-    timeless_outputs: TensorsByKey = field(default_factory=dict)  # outputs without a time axis, whole
-    inputs_known: bool = True  # is it known what came in at the reader's position?
+    timeless_outputs: TensorsByKey = field(default_factory=dict)  # outputs without a time axis, all of them
+    inputs_known: bool = True  # do the inputs show what came in at the reader's position?
+
+
+# -- the module --------------------------------------------------------------------------------
 
 
 def locate(module: nn.Module | None, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> Location:
-    """Compare two runs, part by part, in the order in which parts finish."""
+    """Compare two runs module by module, in the order in which calls finish. Never raises: a leak is reported
+    without its location too.
+    """
     if module is None:
         return Location()
     try:
-        location = _first_difference(module, probe, other_probe, tolerance, False)
-        return location or _first_difference(module, probe, other_probe, tolerance, True) or Location()
-    except Exception:  # it is a name in a message; a leak is told without it too
+        location = _first_difference(module, probe, other_probe, tolerance, with_grad=False)
+        # the fused Transformer layers of PyTorch bypass their submodules unless gradients are on
+        location = location or _first_difference(module, probe, other_probe, tolerance, with_grad=True)
+        return location or Location()
+    except Exception:
         return Location()
 
 
 def _first_difference(
-    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool
+    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, *, with_grad: bool
 ) -> Location | None:
-    """None where nothing differs, or only what differed before."""
-    first_calls = _record_calls(module, probe, with_grad)
-    second_calls = _record_calls(module, other_probe, with_grad)
-    if [call.name for call in first_calls] != [
-        call.name for call in second_calls
-    ]:  # experts may be called or not
-        common_names = {call.name for call in first_calls} & {call.name for call in second_calls}
-        first_calls, second_calls = (
-            [call for call in calls if call.name in common_names] for calls in (first_calls, second_calls)
-        )
-    for call, counterpart in _matched_calls(first_calls, second_calls):
+    """None where no module gives another output for the same input."""
+    calls = _record_calls(module, probe, with_grad)
+    other_calls = _record_calls(module, other_probe, with_grad)
+    names, other_names = ([call.name for call in run_calls] for run_calls in (calls, other_calls))
+    if names != other_names:  # experts may be called or not
+        common_names = set(names) & set(other_names)
+        calls = [call for call in calls if call.name in common_names]
+        other_calls = [call for call in other_calls if call.name in common_names]
+    for call, counterpart in _matched_calls(calls, other_calls):
         if (
             call.inputs_known
             and call.outputs
             and _differ(call.outputs, counterpart.outputs, tolerance)
             and not _differ(call.inputs, counterpart.inputs, tolerance)
         ):
-            name = call.name or _pooling_module(first_calls, second_calls, tolerance)
+            name = call.name or _pooling_module(calls, other_calls, tolerance)
             return Location(name, module_kind(submodule(module, name), probe))
     return None
 
@@ -106,22 +114,20 @@ def submodule(module: nn.Module, name: str) -> nn.Module:
 
 
 def _matched_calls(
-    first_calls: list[ModuleCall], second_calls: list[ModuleCall]
+    calls: list[ModuleCall], other_calls: list[ModuleCall]
 ) -> Iterator[tuple[ModuleCall, ModuleCall]]:
-    """The calls of the same part in two runs, in turn."""
-    calls_by_name: dict[str, list[ModuleCall]] = {}
-    for call in second_calls:
-        calls_by_name.setdefault(call.name, []).append(call)
-    for call in first_calls:
-        if calls_by_name.get(call.name):
-            yield call, calls_by_name[call.name].pop(0)
+    """The n-th call of each module in one run, with its n-th call in the other."""
+    others_by_name: dict[str, list[ModuleCall]] = {}
+    for call in other_calls:
+        others_by_name.setdefault(call.name, []).append(call)
+    for call in calls:
+        if others_by_name.get(call.name):
+            yield call, others_by_name[call.name].pop(0)
 
 
-def _pooling_module(first_calls: list[ModuleCall], second_calls: list[ModuleCall], tolerance: float) -> str:
-    """Nothing below the whole mixes positions in its own output: a part that gathers over time may be what
-    does it.
-    """
-    for call, counterpart in _matched_calls(first_calls, second_calls):
+def _pooling_module(calls: list[ModuleCall], other_calls: list[ModuleCall], tolerance: float) -> str:
+    """Where only the model itself mixes positions: the first module that pools over time, if there is one."""
+    for call, counterpart in _matched_calls(calls, other_calls):
         if (
             call.name
             and call.timeless_outputs
@@ -134,7 +140,7 @@ def _pooling_module(first_calls: list[ModuleCall], second_calls: list[ModuleCall
 
 
 def _differ(tensors: TensorsByKey, other_tensors: TensorsByKey, tolerance: float) -> bool:
-    """A state that only one of two runs is given says nothing."""
+    """Does any tensor differ from the one under the same keys? One that only one run has is no difference."""
     for key, a in tensors.items():
         b = other_tensors.get(key)
         if b is None or a.shape != b.shape:
@@ -152,8 +158,90 @@ def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return float((a - b).abs().max()) <= tolerance * scale
 
 
+def first_nan_module(module: nn.Module | None, probe: Probe) -> str:
+    """The innermost module with NaN in its output at a position and none in its input; '' where there is none
+    or it cannot be told.
+    """
+    if module is None:
+        return ""
+    try:
+        calls = _record_calls(module, probe)
+    except Exception:  # a leak is reported without its location too
+        return ""
+    for call in calls:
+        has_nan = any(out.isnan().any() for out in (*call.outputs.values(), *call.timeless_outputs.values()))
+        if has_nan and call.inputs_known and not any(x.isnan().any() for x in call.inputs.values()):
+            return call.name
+    return ""
+
+
+def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
+    """The innermost module whose output gradients are finite and whose input gradients are NaN; '' where it
+    cannot be told. `run` gives the loss.
+    """
+    if module is None:
+        return ""
+    names: list[str] = []
+    hooks: list[Any] = []
+    open_calls: list[dict[str, bool]] = []
+
+    def clone_with_hook(value: Any, hook: Callable[[Tensor], None], depth: int = 0) -> Any:
+        """Clone every tensor that has a gradient, so that the hook sees the gradient through this module
+        alone.
+        """
+        if isinstance(value, Tensor):
+            if not (value.requires_grad and value.is_floating_point()):
+                return value
+            value = value.clone()
+            value.register_hook(hook)
+            return value
+        if type(value) in (tuple, list) and depth < 2:
+            return type(value)(clone_with_hook(item, hook, depth + 1) for item in value)
+        return value
+
+    def make_pre_hook(name: str) -> Callable[..., Any]:
+        def pre_hook(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            output_gradients = {"finite": True}
+            open_calls.append(output_gradients)
+
+            def input_grad_hook(gradient: Tensor) -> None:
+                if output_gradients["finite"] and gradient.isnan().any():
+                    names.append(name)
+
+            return clone_with_hook(args, input_grad_hook), {
+                key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()
+            }
+
+        return pre_hook
+
+    def forward_hook(submodule: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        output_gradients = open_calls.pop()
+
+        def output_grad_hook(gradient: Tensor) -> None:
+            output_gradients["finite"] = output_gradients["finite"] and bool(gradient.isfinite().all())
+
+        for _, tensor in _named_tensors(out):
+            if tensor.requires_grad:
+                tensor.register_hook(output_grad_hook)
+
+    try:
+        for name, submodule in module.named_modules():
+            hooks.append(submodule.register_forward_pre_hook(make_pre_hook(name), with_kwargs=True))
+            hooks.append(submodule.register_forward_hook(forward_hook, with_kwargs=True))
+        torch.autograd.backward(run())
+    except Exception:  # hooks are refused, or a module changes its clones in place
+        return ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return names[0] if names else ""
+
+
+# -- what a module call shows at the reader's position -----------------------------------------
+
+
 def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> list[ModuleCall]:
-    """What every part saw and gave at one place, in the order in which they finish."""
+    """Every call of a submodule, in the order in which they finish."""
     finished: list[ModuleCall] = []
     open_calls: list[tuple[ModuleCall, TensorsByKey, set[int]]] = []
 
@@ -170,19 +258,19 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
         return pre_hook
 
     def forward_hook(submodule: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        call, end_aligned, lengths = open_calls.pop()
+        call, end_aligned_inputs, lengths = open_calls.pop()
         call.outputs = _reader_slices(out, probe)
-        if end_aligned and not call.outputs:
+        if end_aligned_inputs and not call.outputs:
             end_aligned_outputs, output_lengths = _end_aligned_slices(out, probe)
             if end_aligned_outputs and len(lengths | output_lengths) == 1:
-                call.inputs = end_aligned
+                call.inputs = end_aligned_inputs
                 call.outputs = end_aligned_outputs
                 call.inputs_known = True
         call.timeless_outputs = {
             key_path: tensor.detach().float().clone()
             for key_path, tensor in _named_tensors(out)
             if _at_reader(tensor, probe) is None
-            and tensor.numel() < 1 << 20
+            and tensor.numel() < MAX_TIMELESS_ELEMENTS
             and not _is_attention_map(tensor, probe)
             and not _has_long_axis(tensor, probe)
         }
@@ -193,7 +281,8 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
         hooks = []
         try:
             for name, submodule in module.named_modules():
-                with suppress(RuntimeError, NotImplementedError, AttributeError):  # scripted parts refuse
+                # scripted modules refuse hooks
+                with suppress(RuntimeError, NotImplementedError, AttributeError):
                     hooks.append(submodule.register_forward_pre_hook(make_pre_hook(name), with_kwargs=True))
                     hooks.append(submodule.register_forward_hook(forward_hook, with_kwargs=True))
             yield
@@ -208,7 +297,7 @@ def _record_calls(module: nn.Module, probe: Probe, with_grad: bool = False) -> l
 def _named_tensors(
     value: Any, depth: int = 0, include_ids: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Each with the way to it."""
+    """Floating tensors, and integer ones where asked for, each with the keys that lead to it."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or (include_ids and value.dtype in (torch.int64, torch.int32)):
             yield (), value
@@ -219,20 +308,17 @@ def _named_tensors(
 
 
 def _reader_slices(value: Any, probe: Probe, *, include_ids: bool = False) -> TensorsByKey:
+    """Of every tensor that has a time axis, the values at the reader's position."""
     slices = (
         (key_path, _at_reader(tensor, probe))
         for key_path, tensor in _named_tensors(value, include_ids=include_ids)
     )
-    return {
-        key_path: tensor.detach().double().flatten().clone()
-        for key_path, tensor in slices
-        if tensor is not None
-    }
+    return {key_path: _flat_copy(tensor) for key_path, tensor in slices if tensor is not None}
 
 
 def _end_aligned_slices(value: Any, probe: Probe) -> tuple[TensorsByKey, set[int]]:
-    """Where something stands before the text (a learned prompt), its positions are counted from the end: what
-    stands at the reader's, and the lengths that there are.
+    """Where something is prepended to the sequence (a learned prompt), positions are counted from the end:
+    the values at the reader's position, and the lengths of the tensors.
     """
     tensors: TensorsByKey = {}
     lengths: set[int] = set()
@@ -240,34 +326,18 @@ def _end_aligned_slices(value: Any, probe: Probe) -> tuple[TensorsByKey, set[int
         n = tensor.shape[1] if tensor.dim() == 3 and tensor.shape[0] == probe.batch else 0
         if probe.reader is not None and n > probe.length > 1:
             lengths.add(n)
-            tensors[key_path] = (
-                tensor[probe.row, probe.reader + n - probe.length].detach().double().flatten().clone()
-            )
+            tensors[key_path] = _flat_copy(tensor[probe.row, probe.reader + n - probe.length])
     return tensors, lengths
 
 
-def _has_long_axis(tensor: Tensor, probe: Probe) -> bool:
-    """Has it an axis at least as long as the text that is no width: time with something at its ends?"""
-    return any(n >= probe.length and n not in probe.parameter_dims for n in tensor.shape[1:])
-
-
-def _is_attention_map(tensor: Tensor, probe: Probe) -> bool:
-    """A table of every position against every other: its row may move in what will be hidden."""
-    num_time_axes = sum(n == probe.length for n in tensor.shape)
-    if (
-        probe.length in probe.parameter_dims
-        and tensor.shape[:2] == (probe.batch, probe.length)
-        and tensor.dim() == 3
-    ):
-        return False  # (B, T, D) with as many features as positions
-    return num_time_axes > 1 and probe.length > 1
+def _flat_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().flatten().clone()
 
 
 def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
-    """What stands at the reader's position, if the tensor has a time axis."""
+    """The values at the reader's position; None where the tensor has no time axis."""
     shape = tuple(tensor.shape)
-    b = probe.batch
-    t = probe.length
+    b, t = probe.batch, probe.length
     if probe.reader is None:
         return _batch_row(tensor, probe)
     if (
@@ -289,10 +359,9 @@ def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
 
 
 def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
-    """All that belongs to one row of a batch."""
+    """All values of one row of the batch; None where there is no batch axis."""
     shape = tuple(tensor.shape)
-    b = probe.batch
-    t = probe.length
+    b, t = probe.batch, probe.length
     if not shape or b < 2:
         return None
     if shape[0] % b == 0 and (shape[:2] != (t, b) or b == t):
@@ -300,8 +369,37 @@ def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
     return tensor[:, probe.row] if shape[:2] == (t, b) else None
 
 
+def _has_long_axis(tensor: Tensor, probe: Probe) -> bool:
+    """Is any axis at least as long as the sequence and no dimension of a weight? It may be time with
+    something prepended.
+    """
+    return any(n >= probe.length and n not in probe.parameter_dims for n in tensor.shape[1:])
+
+
+def _is_attention_map(tensor: Tensor, probe: Probe) -> bool:
+    """A table of every position against every other: its row may change in entries that are masked later."""
+    num_time_axes = sum(n == probe.length for n in tensor.shape)
+    if (
+        probe.length in probe.parameter_dims
+        and tensor.shape[:2] == (probe.batch, probe.length)
+        and tensor.dim() == 3
+    ):
+        return False  # (B, T, D) with as many features as positions
+    return num_time_axes > 1 and probe.length > 1
+
+
+# -- operations: the kind of a module, and the line of code ------------------------------------
+
+_KINDS_BY_TYPE: tuple[tuple[Any, str], ...] = (
+    (nn.MultiheadAttention, "attention"),
+    (nn.modules.conv._ConvNd, "convolution"),
+    (nn.RNNBase, "recurrence"),
+    ((nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm), "norm"),
+)
+
+
 class _OpRecorder(TorchDispatchMode):
-    """Which operations are called."""
+    """Records the names of the operations that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,14 +411,10 @@ class _OpRecorder(TorchDispatchMode):
 
 
 def module_kind(module: nn.Module, probe: Probe) -> str:
-    """What kind of part it is, from its type, or else from the operations that it calls."""
-    kinds_by_type: tuple[tuple[Any, str], ...] = (
-        (nn.MultiheadAttention, "attention"),
-        (nn.modules.conv._ConvNd, "convolution"),
-        (nn.RNNBase, "recurrence"),
-        ((nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm), "norm"),
-    )
-    for module_type, kind in kinds_by_type:
+    """The kind of a module, from its type or else from the operations that it runs; '' where they do not
+    tell.
+    """
+    for module_type, kind in _KINDS_BY_TYPE:
         if isinstance(module, module_type):
             return kind
     op_names: set[str] = set()
@@ -336,19 +430,21 @@ def module_kind(module: nn.Module, probe: Probe) -> str:
     hooks = [module.register_forward_pre_hook(pre_hook), module.register_forward_hook(forward_hook)]
     try:
         probe.execute(nullcontext)
-    except Exception:  # it is a word in a message; without it the message is shorter
+    except Exception:  # the message is only shorter without it
         return ""
     finally:
         for hook in hooks:
             hook.remove()
-    if any("scaled_dot_product" in op for op in op_names) or (
-        "_softmax" in op_names and op_names & {"bmm", "baddbmm", "mm"}
-    ):
-        return (
-            "routing"
-            if "topk" in op_names and "bmm" not in op_names and not any("scaled" in op for op in op_names)
-            else "attention"
+    return _kind_by_ops(op_names)
+
+
+def _kind_by_ops(op_names: set[str]) -> str:
+    has_fused_attention = any("scaled_dot_product" in op for op in op_names)
+    if has_fused_attention or ("_softmax" in op_names and op_names & {"bmm", "baddbmm", "mm"}):
+        is_router = (
+            "topk" in op_names and "bmm" not in op_names and not any("scaled" in op for op in op_names)
         )
+        return "routing" if is_router else "attention"
     if op_names & {"topk", "sort", "argmax"}:
         return "routing"
     if any("convolution" in op for op in op_names):
@@ -360,76 +456,23 @@ def module_kind(module: nn.Module, probe: Probe) -> str:
     return ""
 
 
-class OpTracer:
-    """The line of code in which an operation first gives something else at the reader's position."""
-
-    def __init__(self, probe: Probe, module: nn.Module) -> None:
-        self.probe = probe
-        self.module = module
-        self.records: list[tuple[str, str, Tensor | None]] = []
-
-    @contextmanager
-    def trace(self) -> Iterator[None]:
-        tracer = self
-
-        class RecordingMode(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                out = func(*args, **(kwargs or {}))
-                if isinstance(out, Tensor) and out.is_floating_point():
-                    reader_slice = _at_reader(out, tracer.probe)
-                    tracer.records.append(
-                        (
-                            _caller_line(),
-                            getattr(func, "__name__", str(func)),
-                            None
-                            if reader_slice is None
-                            else reader_slice.detach().double().flatten().clone(),
-                        )
-                    )
-                return out
-
-        mode = RecordingMode()
-        hooks = [
-            self.module.register_forward_pre_hook(lambda *_: mode.__enter__() and None),
-            self.module.register_forward_hook(lambda *_: mode.__exit__(None, None, None)),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def _caller_line() -> str:
-    """The nearest line of code that is not PyTorch's or ours."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if "/torch/" not in filename and "keepleft/auditing" not in filename:
-            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
 def source_line(module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float = 0.0) -> str:
-    """The first operation inside a module whose result moves at the reader's position: its line, and its
-    name.
+    """The line and the name of the first operation inside a module whose result differs between two runs at
+    the reader's position: "model.py:31 (softmax)". '' where there is none or it cannot be told.
     """
-    return _first_differing_line(module, probe, other_probe, tolerance, False) or _first_differing_line(
-        module, probe, other_probe, tolerance, True
-    )
+    return _first_differing_line(
+        module, probe, other_probe, tolerance, with_grad=False
+    ) or _first_differing_line(module, probe, other_probe, tolerance, with_grad=True)
 
 
 def _first_differing_line(
-    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, with_grad: bool
+    module: nn.Module, probe: Probe, other_probe: Probe, tolerance: float, *, with_grad: bool
 ) -> str:
-    tracers = [OpTracer(probe, module), OpTracer(other_probe, module)]
-    for tracer in tracers:
-        try:
-            tracer.probe.execute(tracer.trace, with_grad)
-        except Exception:  # it is a word in a message; without it the message is shorter
-            return ""
-    for (line, op, a), (other_line, other_op, b) in zip(tracers[0].records, tracers[1].records, strict=False):
+    try:
+        records, other_records = (_trace_ops(module, run, with_grad) for run in (probe, other_probe))
+    except Exception:  # the message is only shorter without it
+        return ""
+    for (line, op, a), (other_line, other_op, b) in zip(records, other_records, strict=False):
         if (line, op) != (other_line, other_op):
             return ""
         if a is not None and b is not None and _differ({(): a}, {(): b}, tolerance):
@@ -437,76 +480,51 @@ def _first_differing_line(
     return ""
 
 
-def first_nan_module(module: nn.Module | None, probe: Probe) -> str:
-    """The innermost module that is given numbers at a place and gives none back."""
-    if module is None:
-        return ""
-    try:
-        calls = _record_calls(module, probe)
-    except Exception:  # it is a name in a message; a leak is told without it too
-        return ""
-    for call in calls:
-        has_nan = any(out.isnan().any() for out in (*call.outputs.values(), *call.timeless_outputs.values()))
-        if has_nan and call.inputs_known and not any(x.isnan().any() for x in call.inputs.values()):
-            return call.name
+class _OpTracer(TorchFunctionMode):
+    """Records each operation: the line of code that calls it, its name, its result at the reader's
+    position.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self.probe = probe
+        self.records: list[tuple[str, str, Tensor | None]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            values = _at_reader(out, self.probe)
+            op = getattr(func, "__name__", str(func))
+            self.records.append((_caller_line(), op, None if values is None else _flat_copy(values)))
+        return out
+
+
+def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[tuple[str, str, Tensor | None]]:
+    """The operations inside a module while the probe runs."""
+    tracer = _OpTracer(probe)
+
+    @contextmanager
+    def register_hooks() -> Iterator[None]:
+        hooks = [
+            module.register_forward_pre_hook(lambda *_: tracer.__enter__() and None),
+            module.register_forward_hook(lambda *_: tracer.__exit__(None, None, None)),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    probe.execute(register_hooks, with_grad)
+    return tracer.records
+
+
+def _caller_line() -> str:
+    """The file and line of the nearest caller outside PyTorch and the audit."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if "/torch/" not in filename and "keepleft/auditing" not in filename:
+            return f"{filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
     return ""
-
-
-def first_nan_backward(module: nn.Module | None, run: Callable[[], Tensor]) -> str:
-    """The innermost module through which gradients turn to NaN; `run` gives the loss."""
-    if module is None:
-        return ""
-    names: list[str] = []
-    hooks: list[Any] = []
-    open_calls: list[dict[str, Any]] = []
-
-    def clone_with_hook(value: Any, hook: Callable[[Tensor], None], depth: int = 0) -> Any:
-        """The same with every tensor that has a gradient behind a copy of its own: what flows into it comes
-        through this part alone.
-        """
-        if isinstance(value, Tensor):
-            if not (value.requires_grad and value.is_floating_point()):
-                return value
-            value = value.clone()
-            value.register_hook(hook)
-            return value
-        if type(value) in (tuple, list) and depth < 2:
-            return type(value)(clone_with_hook(item, hook, depth + 1) for item in value)
-        return value
-
-    def make_pre_hook(name: str) -> Callable[..., Any]:
-        def pre_hook(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call_state = {"finite": True}
-            open_calls.append(call_state)
-
-            def input_grad_hook(gradient: Tensor) -> None:
-                if call_state["finite"] and gradient.isnan().any():
-                    names.append(name)
-
-            return clone_with_hook(args, input_grad_hook), {
-                key: clone_with_hook(value, input_grad_hook) for key, value in kwargs.items()
-            }
-
-        return pre_hook
-
-    def forward_hook(submodule: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        call_state = open_calls.pop()
-
-        def output_grad_hook(gradient: Tensor) -> None:
-            call_state["finite"] = call_state["finite"] and bool(gradient.isfinite().all())
-
-        for _, tensor in _named_tensors(out):
-            if tensor.requires_grad:
-                tensor.register_hook(output_grad_hook)
-
-    try:
-        for name, submodule in module.named_modules():
-            hooks.append(submodule.register_forward_pre_hook(make_pre_hook(name), with_kwargs=True))
-            hooks.append(submodule.register_forward_hook(forward_hook, with_kwargs=True))
-        torch.autograd.backward(run())
-    except Exception:  # it changes things in place, which hooks do not bear, or bears no hooks
-        return ""
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return names[0] if names else ""

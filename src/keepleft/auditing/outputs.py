@@ -1,4 +1,6 @@
-"""The one output that is audited: per position, wherever a model puts it and whichever axis is time."""
+"""The audited output: the tensor with one entry for each position, wherever a model puts it and whichever
+axis is time.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-PREFERRED_OUTPUTS = (
-    "logits",
-    "last_hidden_state",
-    "lm_logits",
-    "prediction_logits",
-    "scores",
-    "output",
-    "outputs",
-    "out",
+# names under which models return what the audit looks for
+PREFERRED_OUTPUTS = tuple(
+    "logits last_hidden_state lm_logits prediction_logits scores output outputs out".split()
 )
 
 
 def float_tensors(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Every floating tensor in an output with the way to it, the preferred ones first."""
+    """Every floating tensor in an output with the keys that lead to it, the preferred ones first."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield (), value
@@ -34,7 +30,9 @@ def float_tensors(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...],
 
 
 def named_parts(value: Any) -> list[tuple[Any, Any]]:
-    """The parts of a mapping, dataclass, named tuple, tuple or list, with their names."""
+    """The parts of a mapping, dataclass, named tuple, tuple or list, with their names; none of anything
+    else.
+    """
     if isinstance(value, Mapping):
         return list(value.items())
     if is_dataclass(value) and not isinstance(value, type):
@@ -48,7 +46,7 @@ def named_parts(value: Any) -> list[tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Selector:
-    """Where the audited output stands."""
+    """Takes the audited tensor from an output."""
 
     key_path: tuple[Any, ...]
     time_axis: int
@@ -62,7 +60,7 @@ class Selector:
         return tensor[..., None] if tensor.dim() == 2 else tensor
 
     def as_code(self) -> str:
-        """As Python takes it from an output."""
+        """The Python expression that follows the call: .logits, [0]"""
         return "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in self.key_path)
 
     def __str__(self) -> str:
@@ -70,7 +68,7 @@ class Selector:
 
 
 def selector(value: Any, batch: int, length: int) -> Selector | None:
-    """The first tensor with a time axis. (B, T, …) before any other order."""
+    """For the first tensor with a time axis: (B, T, …) before any other layout, None where there is none."""
     for key_path, tensor in float_tensors(value):
         if tensor.dim() >= 2 and tensor.shape[:2] == (batch, length):
             return Selector(key_path, 1, 0)
@@ -83,7 +81,7 @@ def selector(value: Any, batch: int, length: int) -> Selector | None:
 
 
 def selectors(value: Any, batch: int, length: int) -> list[Selector]:
-    """Every output for each position, (B, T, …)."""
+    """For every tensor (B, T, …)."""
     return [
         Selector(key_path, 1, 0)
         for key_path, tensor in float_tensors(value)
@@ -92,6 +90,6 @@ def selectors(value: Any, batch: int, length: int) -> list[Selector]:
 
 
 def find(value: Any, names: tuple[str, ...]) -> Any:
-    """The part with one of these names, or None."""
+    """The part under the first of these names that is there, or None."""
     parts = dict(named_parts(value))
     return next((parts[name] for name in names if parts.get(name) is not None), None)

@@ -1,39 +1,43 @@
-"""Sequences to try a model on: token ids from a pool, or features like those of an example."""
+"""Random inputs to probe a model with: token ids, or features like those of an example."""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+MAX_SPECIAL_TOKENS = 4  # of those that a model names, so many are tried
+
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Token ids that stand for words: nothing that a model treats in a way of its own."""
+    """Samples ordinary token ids: none that the model treats in a way of its own."""
 
     pool: Tensor  # (n,) sorted
-    special_tokens: tuple[int, ...] = ()  # ids that a model knows by name
+    special_tokens: tuple[int, ...] = ()  # ids that attributes of the model name
 
     def sample(self, batch: int, length: int, seed: int) -> Tensor:
-        """(B, T), neighbours differ"""
+        """(B, T), no two neighbours alike"""
         n, rng = len(self.pool), torch.Generator().manual_seed(seed)
-        if n <= 3:  # neighbours cannot all differ and still be free
+        if n <= 3:  # too few for neighbours to differ and still be random
             return self.pool[torch.randint(0, n, (batch, length), generator=rng)]
         steps = torch.randint(1, n, (batch, length), generator=rng)
         return self.pool[(steps.cumsum(1) + torch.arange(batch)[:, None]) % n]
 
     def resample(self, tokens: Tensor, seed: int) -> Tensor:
-        """As many others, each unlike the one in its place."""
+        """Tokens of the same shape, each different from the one in its place."""
         n, rng = len(self.pool), torch.Generator().manual_seed(seed)
         indices = torch.searchsorted(self.pool, tokens.contiguous()).clamp(max=n - 1)
         return self.pool[(indices + torch.randint(1, max(2, n), tokens.shape, generator=rng)) % n]
 
     def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
-        """Changes that chance alone rarely makes: all of one kind, copies of the first word, the order turned
-        round.
+        """Named changes of every token that random ones rarely make: all of one id, or copies of the first
+        token.
         """
         first, last = self.pool[0], self.pool[-1]
+        first_token = tokens[:, :1].expand_as(tokens)
         return [
             *(
                 (f"the id {token}", torch.where(tokens == token, first, torch.tensor(token)))
@@ -41,63 +45,60 @@ class TokenSampler:
             ),
             ("the first id", torch.where(tokens == first, last, first)),
             ("the last id", torch.where(tokens == last, first, last)),
-            (
-                "copies of the first word",
-                torch.where(tokens == tokens[:, :1], last, tokens[:, :1].expand_as(tokens)),
-            ),
+            ("copies of the first token", torch.where(tokens == first_token, last, first_token)),
         ]
 
 
 @dataclass(frozen=True)
 class FeatureSampler:
-    """Vectors: drawn like those of an example, and some far larger."""
+    """Samples normal vectors with the mean and spread of an example."""
 
-    feature_shape: tuple[int, ...]  # behind (B, T)
+    feature_shape: tuple[int, ...]  # the axes after (B, T)
     mean: float
     std: float
     dtype: torch.dtype
     positive: bool = False  # prices, counts: nothing below zero
 
     def sample(self, batch: int, length: int, seed: int) -> Tensor:
+        """(B, T, …)"""
         rng = torch.Generator().manual_seed(seed)
         features = torch.randn((batch, length, *self.feature_shape), generator=rng) * self.std + self.mean
         return (features.abs() + 1e-3 * self.std if self.positive else features).to(self.dtype)
 
     def resample(self, tokens: Tensor, seed: int) -> Tensor:
+        """Other features of the same shape."""
         return self.sample(tokens.shape[0], tokens.shape[1], seed + 7919)
 
     def special_changes(self, tokens: Tensor) -> list[tuple[str, Tensor]]:
+        """Named changes of every vector that random ones never make."""
+        first = tokens[:, :1].expand_as(tokens)
         return [
-            ("zeros", torch.where(tokens == 0, torch.ones_like(tokens), torch.zeros_like(tokens))),
+            ("zeros", (tokens == 0).to(tokens.dtype)),
             *(() if self.positive else (("the opposite", -tokens),)),
-            (
-                "copies of the first",
-                tokens[:, :1].expand_as(tokens).clone() + (tokens == tokens[:, :1]).to(tokens.dtype),
-            ),
+            ("copies of the first", first + (tokens == first).to(tokens.dtype)),
         ]
 
 
 InputSampler = TokenSampler | FeatureSampler
 
 
-def sampler_like(
-    example: Tensor, excluded_tokens: set[int], vocab_size: int | None, special_tokens: tuple[int, ...] = ()
-) -> InputSampler:
-    """What an example is made of."""
-    if example.is_floating_point():
-        values = example[example.isfinite()].float()
-        std = float(values.std(unbiased=False)) if values.numel() > 1 else 1.0
-        return FeatureSampler(
-            tuple(example.shape[2:]),
-            float(values.mean()) if values.numel() else 0.0,
-            std or 1.0,
-            example.dtype,
-            bool((values > 0).all()) if values.numel() else False,
-        )
-    vocab_end = vocab_size if vocab_size is not None else int(example.max()) + 1
-    pool = torch.tensor(
-        [token for token in range(vocab_end) if token not in excluded_tokens] or list(range(vocab_end))
-    )
-    return TokenSampler(
-        pool, tuple(special_token for special_token in special_tokens if 0 <= special_token < vocab_end)[:4]
+def token_sampler(
+    vocab_size: int, excluded_tokens: AbstractSet[int], special_tokens: tuple[int, ...]
+) -> TokenSampler:
+    """All ids but the excluded ones, or all where nothing is left."""
+    ids = [token for token in range(vocab_size) if token not in excluded_tokens] or range(vocab_size)
+    known_tokens = tuple(token for token in special_tokens if 0 <= token < vocab_size)
+    return TokenSampler(torch.tensor(ids), known_tokens[:MAX_SPECIAL_TOKENS])
+
+
+def feature_sampler(example: Tensor) -> FeatureSampler:
+    """Features like those of an example, (B, T, …)."""
+    values = example[example.isfinite()].float()
+    std = float(values.std(unbiased=False)) if values.numel() > 1 else 1.0
+    return FeatureSampler(
+        tuple(example.shape[2:]),
+        float(values.mean()) if values.numel() else 0.0,
+        std or 1.0,
+        example.dtype,
+        bool((values > 0).all()) if values.numel() else False,
     )

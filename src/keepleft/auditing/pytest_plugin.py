@@ -1,6 +1,6 @@
 """Audits in pytest: `def test_mine(audit): audit(model)`.
 
-It is loaded in every run of pytest, so it imports nothing heavy.
+Every run of pytest loads this plugin, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from keepleft.auditing.report import AuditReport
 
 MARKER = "audit"
-MAX_NAME_LENGTH = 120  # letters of a test's name in the name of a page
+MAX_NAME_LENGTH = 120  # characters of a test's name in the file name of its report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,23 +25,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--audit-budget",
         choices=("quick", "standard", "full"),
         default="quick",
-        help="how much an audit tries where its test says nothing else: quick (the default), standard or full",
+        help="how much an audit tries where its test does not say: quick (the default), standard or full",
     )
     group.addoption(
-        "--audit-html", metavar="DIR", default=None, help="a folder for a page on each audited model"
+        "--audit-html", metavar="DIR", default=None, help="a folder for an HTML report on each audited model"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(budget=..., claim=..., checks=...): arguments of keepleft.audit that the "
-        "fixture audit is given unless the test says otherwise",
+        f"{MARKER}(budget=..., claim=..., checks=...): arguments of keepleft.audit that the fixture audit "
+        "takes unless the test gives others",
     )
 
 
 class Auditor:
-    """What the fixture gives: called like keepleft.audit, it raises where a model leaks or cannot be audited."""
+    """The value of the fixture: called like keepleft.audit, it raises where a model leaks or cannot be
+    audited.
+    """
 
     def __init__(self, defaults: dict[str, Any], name: str, folder: Path | None) -> None:
         self.defaults = defaults
@@ -50,8 +52,8 @@ class Auditor:
         self.reports: list[AuditReport] = []
 
     def __call__(self, target: Any, *example: Any, **options: Any) -> AuditReport:
-        """The report, if it is clean."""
-        __tracebackhide__ = True  # of interest is the line that called this
+        """The report, if it is clean; raises LeakError or UncheckedError otherwise."""
+        __tracebackhide__ = True  # the line of interest is the caller's
         from keepleft.auditing.audit import audit
         from keepleft.auditing.report import LeakError, UncheckedError
 
@@ -74,20 +76,18 @@ class Auditor:
 
 
 def report_filename(name: str) -> str:
-    """The name of a test as that of a file; what was changed or cut is told apart by a checksum."""
+    """A test's name as a file name; where characters are replaced or cut off, a checksum keeps it unique."""
     stem = name.replace("::", "-").replace("/", ".")
     sanitized = re.sub(r"[^\w.-]+", "_", stem, flags=re.ASCII)
-    return (
-        sanitized
-        if sanitized == stem and len(sanitized) <= MAX_NAME_LENGTH
-        else f"{sanitized[:MAX_NAME_LENGTH]}-{zlib.crc32(name.encode()):08x}"
-    )
+    if sanitized == stem and len(sanitized) <= MAX_NAME_LENGTH:
+        return sanitized
+    return f"{sanitized[:MAX_NAME_LENGTH]}-{zlib.crc32(name.encode()):08x}"
 
 
 @pytest.fixture
 def audit(request: pytest.FixtureRequest) -> Auditor:
-    """Audit a model as keepleft.audit does, and fail where it leaks or cannot be audited; the report comes
-    back.
+    """Audit a model as keepleft.audit does, and fail where it leaks or cannot be audited. Returns the
+    report.
     """
     defaults: dict[str, Any] = {"budget": request.config.getoption("--audit-budget")}
     for marker in reversed(list(request.node.iter_markers(MARKER))):  # the closest comes last

@@ -1,4 +1,4 @@
-"""What an audit found, what it could not check, and what that comes to."""
+"""The report of an audit: its findings, what it could not check, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ UNCHECKED = "unchecked"
 
 
 class LeakError(AssertionError):
-    """A model looks where it must not."""
+    """The audit found a leak: a model attends where it must not."""
 
 
 class UncheckedError(RuntimeError):
-    """A model could not be audited."""
+    """The audit could not be made, so there is no verdict."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One influence that the claim does not allow."""
+    """One leak: an influence that the claim does not allow."""
 
     kind: str  # one of KINDS
-    reader: int | None  # the position whose output moved
-    source: int | None  # the position that moved it
-    size: float  # by how much, at most, relative to the largest output
+    reader: int | None  # the position whose output changed
+    source: int | None  # the position that changed it
+    size: float  # of the change, at most, relative to the largest output
     path: str  # the code path it was seen on
-    module: str  # the first module whose output already leaks; '' if it is the whole
+    module: str  # where it enters: the first module whose output leaks; '' if that is the model itself
     message: str  # one sentence, with a remedy
-    probe: str = ""  # what showed it
-    line: str = ""  # the line of code, where it could be told
+    probe: str = ""  # the probe that showed it
+    line: str = ""  # the line of code, where it is known
     reproduce: str = ""  # a few lines of Python that show it
-    also: tuple[str, ...] = ()  # further code paths that show the same
+    also: tuple[str, ...] = ()  # further code paths with the same leak
 
     def __str__(self) -> str:
         location = f" in {self.module}" if self.module else ""
@@ -43,37 +43,37 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Findings, and everything that was not checked."""
+    """The findings, and everything that was not checked."""
 
     subject: str  # what was audited
     claim: str
     budget: str
     findings: tuple[Finding, ...] = ()
     skipped: tuple[str, ...] = ()  # what could not be checked, and why
-    notes: tuple[str, ...] = ()  # what is no leak, but good to know
+    notes: tuple[str, ...] = ()  # no leaks, but good to know
     checked: tuple[str, ...] = ()  # the checks that were made
     paths: tuple[str, ...] = ()  # the code paths that were taken
-    blocked: tuple[str, ...] = ()  # those of `skipped` without which there is no verdict
-    claimed: tuple[tuple[bool, ...], ...] = ()  # (T, T): who may move whom
-    measured: tuple[tuple[float, ...], ...] = ()  # (T, T): who moved whom, and by how much
+    blocked: tuple[str, ...] = ()  # lines of `skipped` without which there is no verdict
+    claimed: tuple[tuple[bool, ...], ...] = ()  # (T, T): may source k influence reader q?
+    measured: tuple[tuple[float, ...], ...] = ()  # (T, T): how much it does, relative to the largest output
     seconds: float = 0.0
     calls: int = 0
     about: dict[str, str] = field(default_factory=dict)  # versions, device
 
     @property
     def verdict(self) -> str:
-        """clean, leak or unchecked: what could not be checked is never clean."""
+        """clean, leak or unchecked: a model that could not be checked is never clean."""
         if self.findings:
             return LEAK
         return UNCHECKED if self.blocked or not self.checked else CLEAN
 
     @property
     def ok(self) -> bool:
-        """Was it checked, and nothing found?"""
+        """True where the model was checked and nothing was found."""
         return self.verdict == CLEAN
 
     def raise_for_leaks(self) -> AuditReport:
-        """The report again if it is clean; an error otherwise."""
+        """The report itself if it is clean; raises LeakError or UncheckedError otherwise."""
         if self.verdict == LEAK:
             raise LeakError(self.text())
         if self.verdict == UNCHECKED:
@@ -81,7 +81,7 @@ class AuditReport:
         return self
 
     def text(self) -> str:
-        """To read in a terminal."""
+        """The report for a terminal."""
         headline = {
             CLEAN: f"clean: {self.subject} keeps to its claim, {self.claim}",
             LEAK: f"leak: {self.subject} does not keep to its claim, {self.claim}",
@@ -112,28 +112,28 @@ class AuditReport:
         return self.text()
 
     def dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The whole report as plain values."""
         return {"verdict": self.verdict, "ok": self.ok, **asdict(self)}
 
     def json(self) -> str:
-        """All of it as JSON."""
+        """The whole report as JSON."""
         return json.dumps(json_safe(self.dict()), indent=2, ensure_ascii=False)
 
     def html(self) -> str:
-        """A page with a picture: claimed against measured influence, side by side."""
+        """One HTML page, with plots of claimed against measured influence."""
         from keepleft.auditing.html_report import html_page
 
         return html_page(self)
 
     def junit(self) -> str:
-        """For build servers: a test case for each check."""
+        """JUnit XML for CI servers: a test case for each kind of leak."""
         from keepleft.auditing.junit import junit
 
         return junit([self])
 
 
 def json_safe(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """The same value with None for infinity and NaN, which JSON does not have."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):

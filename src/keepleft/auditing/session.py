@@ -1,12 +1,12 @@
-"""One audit under way: what is claimed, what was found, what was left out, and how much time there is."""
+"""The state of one audit: its claim and budget, what it has found, and what it had to leave out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,55 +14,79 @@ from torch import Tensor
 from keepleft.attention.mask_plot import mask_table
 from keepleft.attention.masks import Mask
 from keepleft.auditing.code_paths import Budget, CodePath
+from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
-from keepleft.auditing.op_counter import OpCounter
 from keepleft.auditing.report import Finding
 
 Item = TypeVar("Item")
 PROBES = ("substitution", "gradient", "length", "magnitude", "poison")
+MAX_RECENT_OUTPUTS = 3
+
+
+@dataclass
+class RunCache:
+    """What earlier calls of the model showed, so that they need not be repeated."""
+
+    recent_outputs: list[tuple[Inputs, CodePath, Tensor]] = field(default_factory=list)  # oldest first
+    float64_purity: dict[CodePath, bool] = field(default_factory=dict)
+    visited: set[Hashable] = field(default_factory=set)
+    rejected_length: int = 1 << 30  # the model takes no sequence of this length or longer
+
+    def first_visit(self, key: Hashable) -> bool:
+        """True the first time that this key is given."""
+        is_new = key not in self.visited
+        self.visited.add(key)
+        return is_new
+
+    def keep_longest(self, inputs: Inputs) -> None:
+        """Drop the output of this call last: many others are compared with it."""
+        self.recent_outputs.sort(key=lambda entry: entry[0] is inputs)
 
 
 @dataclass
 class AuditSession:
+    """Handed to every check, which reports to it through add_finding, skip, mark_unchecked and note."""
+
     adapter: ModelAdapter
     claim: Mask
-    layers: int | None
+    layers: int | None  # how often the claim is applied in turn; None until the first calls show it
     budget: Budget
     checks: tuple[str, ...]
     probes: tuple[str, ...] = PROBES
+    on_progress: Callable[[str], None] = lambda _: None
     started_at: float = field(default_factory=time.monotonic)
+    # what the first calls show
+    supports_float64: bool = False
+    quantized: bool = False
+    # further lengths to try
+    lengths: list[int] = field(default_factory=list)
+    # what becomes the report
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
-    # a check that applies and could not be made; the line that says so
-    unchecked: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)  # check → why it could not be made
     checked: list[str] = field(default_factory=list)
     path_labels: dict[str, None] = field(default_factory=dict)
-    lengths: list[int] = field(default_factory=list)
-    supports_float64: bool | None = None  # does it run in float64?
-    float64_purity: dict[CodePath, bool] = field(default_factory=dict)
-    quantized: bool = False
-    num_comparisons: int = 0  # comparisons made
-    visited_paths: set[Any] = field(default_factory=set)
-    recent_outputs: list[tuple[Inputs, CodePath, Tensor]] = field(default_factory=list)
-    rejected_length: int = 1 << 30  # a length that the model does not take, nor any longer one
-    on_progress: Callable[[str], None] = lambda _: None
+    num_comparisons: int = 0
+    run_cache: RunCache = field(default_factory=RunCache)
 
     @property
     def is_large(self) -> bool:
-        """Is one call slow enough that some of them must do for all?"""
+        """Is one call so slow that a sample of them must do?"""
         return self.budget.seconds is not None and self.adapter.num_parameters > 3e7
 
     @property
     def reduced_coverage(self) -> bool:
-        """A large model and little time: the plain path, and what tells most."""
+        """A large model and little time: the plain path, and the probes that show most."""
         return self.is_large and not self.budget.exhaustive
 
     # -- the claim
 
     def allowed_mask(self, length: int, row: int = 0) -> Tensor:
-        """(T, T): may position q be moved by position k, through all layers? A position keeps itself."""
+        """(T, T): may position k influence the output at q, through all layers? Every position may influence
+        its own.
+        """
         layer_mask = mask_table(self.claim, length, row=row) | torch.eye(length, dtype=torch.bool)
         allowed = layer_mask
         for _ in range((self.layers or length) - 1):
@@ -74,58 +98,67 @@ class AuditSession:
 
     @property
     def claims_nothing(self) -> bool:
-        """Does the claim allow everything?"""
+        """Does the claim allow every position to influence every other?"""
         return bool(self.allowed_mask(self.adapter.length).all())
 
+    # -- calls
+
     def is_pure_float64(self, path: CodePath) -> bool:
-        """In float64, is float64 all that this path computes in?"""
+        """Does this path, run in float64, compute in nothing but float64?"""
         float64_path = CodePath(
             path.train, path.implementation, path.flag, path.extra_arguments, dtype=torch.float64
         )
-        if float64_path not in self.float64_purity:
+        purity = self.run_cache.float64_purity
+        if float64_path not in purity:
             try:
                 with self.adapter.on_path(float64_path), OpCounter() as op_counter:
                     self.adapter.run(self.adapter.make_inputs(2), float64_path)
-                self.float64_purity[float64_path] = not op_counter.has_low_precision
+                purity[float64_path] = not op_counter.has_low_precision
             except CallError:
-                self.float64_purity[float64_path] = False
-        return self.float64_purity[float64_path]
+                purity[float64_path] = False
+        return purity[float64_path]
 
     def in_float64(self, path: CodePath) -> CodePath:
-        """The same path in float64, where that is not a path of its own and the model runs in it."""
+        """The same path in float64; unchanged where it has a dtype of its own or the model does not run in
+        float64.
+        """
         return path.but(dtype=torch.float64) if self.supports_float64 and path.dtype is None else path
 
     def cached_run(self, inputs: Inputs, path: CodePath) -> Tensor:
-        """The output of a call; of the very same call it is not computed again."""
-        for cached_inputs, cached_path, out in self.recent_outputs:
+        """The output of a call; one of the latest calls is not computed again."""
+        recent_outputs = self.run_cache.recent_outputs
+        for cached_inputs, cached_path, output in recent_outputs:
             if cached_inputs is inputs and cached_path == path:
-                return out
-        self.recent_outputs.append((inputs, path, self.adapter.run(inputs, path)))
-        del self.recent_outputs[:-3]
-        return self.recent_outputs[-1][2]
+                return output
+        output = self.adapter.run(inputs, path)
+        recent_outputs.append((inputs, path, output))
+        del recent_outputs[:-MAX_RECENT_OUTPUTS]
+        return output
 
     def accepts_length(self, path: CodePath, length: int) -> bool:
-        """Does it take a text of this length at all? A table of positions has an end."""
+        """Does the model take a sequence of this length? A table of learned positions has an end."""
         adapter = self.adapter
         try:
             with adapter.on_path(path):
                 adapter.run(adapter.make_inputs(1, length), path)
         except CallError as error:
             if length > adapter.length:
-                self.rejected_length = min(self.rejected_length, length)
+                self.run_cache.rejected_length = min(self.run_cache.rejected_length, length)
             self.skip(f"lengths from {length} on" if length > adapter.length else f"length {length}", error)
             return False
         return True
 
-    # -- what comes of it
+    # -- results
 
     def add_finding(self, finding: Finding, variant: str = "") -> None:
-        """The same leak on another path is one finding."""
+        """Record a leak; the same leak on a further path is added to the finding that is already there.
+
+        variant: tells findings of one kind in one module apart.
+        """
         key = (finding.kind, finding.module, variant)
         same_kind = [other_key for other_key in self.findings if other_key[0] == finding.kind]
-        if same_kind and (
-            finding.kind == "nan" or not finding.module
-        ):  # NaN spreads; where it begins was told first
+        # NaN spreads, and the first finding names the module where it begins
+        if same_kind and (finding.kind == "nan" or not finding.module):
             key = same_kind[0]
         if key not in self.findings:
             self.findings[key] = finding
@@ -137,6 +170,7 @@ class AuditSession:
         return any(kind in kinds for kind, _, _ in self.findings)
 
     def skip(self, item: str, reason: object, *, fatal: bool = False) -> None:
+        """Report that an item could not be checked; fatal: without it there is no verdict."""
         line = f"{item}: {reason}"
         if line not in self.skipped:
             self.skipped.append(line)
@@ -144,7 +178,9 @@ class AuditSession:
             self.blocked.append(line)
 
     def mark_unchecked(self, check: str, reason: object) -> None:
-        """A whole check that applies could not be made: without it there is no verdict."""
+        """Report that a check applies and could not be made: unless a later pass makes it, there is no
+        verdict.
+        """
         self.skip(check, reason)
         self.unchecked[check] = f"{check}: {reason}"
 
@@ -153,7 +189,7 @@ class AuditSession:
             self.notes.append(line)
 
     def record_path(self, path: CodePath, batch: int | None = None, length: int | None = None) -> str:
-        """Remember a path, and say its name."""
+        """Count a comparison on this path, and return the path's label."""
         path_label = path.label(batch, length)
         self.num_comparisons += 1
         self.path_labels[path_label] = None
@@ -170,7 +206,7 @@ class AuditSession:
         return f"the time of the {self.budget.name} budget was up; budget='full' has no limit"
 
     def within_budget(self, steps: Iterable[Item], item: str) -> Iterator[Item]:
-        """Go through steps as long as there is time; say what was left out."""
+        """Iterate for as long as there is time, and report the item as skipped where there is none left."""
         for step in steps:
             if self.out_of_time:
                 self.skip(item, self.out_of_time_message)
@@ -179,7 +215,7 @@ class AuditSession:
 
     @contextmanager
     def skip_on_error(self, item: str) -> Iterator[None]:
-        """A part of a check on one path: where it cannot be done, that is said, and the audit goes on."""
+        """Report a part of a check as skipped where a call in it fails, and go on with the audit."""
         try:
             yield
         except CallError as error:

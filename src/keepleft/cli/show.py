@@ -55,8 +55,7 @@ def show(
     check_folders(runs=runs, compare=compare)
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.explorer.explorer import Explorer
-    from keepleft.serving.explorer.html_file import write_html
-    from keepleft.serving.explorer.html_file import page_file
+    from keepleft.serving.explorer.html_file import page_file, write_html
     from keepleft.serving.explorer.snapshot import build_snapshot
 
     for file in ("explorer.js", "explorer.css"):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import localize, rounding
-from keepleft.auditing.checks import remedies
-from keepleft.auditing.checks.findings import locate, make_probe
+from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.report import Finding
@@ -51,8 +50,7 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
         )
         return True
     a, b = (session.cached_run(inputs, path) for inputs in (call_pair.first, call_pair.second))
-    # what many are compared with is kept the longest
-    session.recent_outputs.sort(key=lambda entry: entry[0] is call_pair.first)
+    session.run_cache.keep_longest(call_pair.first)
     first, second = (
         out[tuple(positions.to(out.device).unbind(1))]
         for out, positions in ((a, call_pair.first_positions), (b, call_pair.second_positions))
@@ -110,9 +108,9 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
             path_label,
             location.module,
             call_pair.describe(
-                second_row, second_reader, location.module or adapter.name, remedies.format_size(relative)
+                second_row, second_reader, location.module or adapter.name, format_size(relative)
             )
-            + f"; {remedies.remedy(call_pair.kind, location.module_kind)}.",
+            + f"; {remedy(call_pair.kind, location.module_kind)}.",
             "substitution" if call_pair.exact else "comparison",
             line,
             reproducer(session, path, call_pair, (row, reader), (second_row, second_reader)),
@@ -227,7 +225,7 @@ def _report_nan(
             path_label,
             name,
             f"position {reader} of row {row} is NaN {setting}, through {name or adapter.name}; "
-            f"{remedies.remedy('nan', '')}.",
+            f"{remedy('nan', '')}.",
             "comparison",
             "",
             reproducer(session, path, call_pair, tuple(call_pair.first_positions[0].tolist()), (row, reader)),
@@ -244,9 +242,9 @@ def remaining_paths(
     out = [
         path
         for path in dict.fromkeys(path.but(batch=2) for path in all_paths)
-        if path not in known_paths and (check, path) not in session.visited_paths
+        if path not in known_paths and (check, path) not in session.run_cache.visited
     ]
-    session.visited_paths.update((check, path) for path in out)
+    session.run_cache.visited.update((check, path) for path in out)
     return out
 
 

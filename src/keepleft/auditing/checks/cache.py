@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import localize, rounding
-from keepleft.auditing.cache_adapters import CacheStepper, find_stepper
-from keepleft.auditing.checks import remedies
-from keepleft.auditing.checks.findings import locate, make_probe
+from keepleft.auditing.cache_adapters import CacheCallables, CacheStepper, find_stepper
+from keepleft.auditing.checks.findings import format_size, locate, make_probe, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
@@ -20,17 +19,11 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
 
-def cache(
-    session: AuditSession,
-    paths: Sequence[CodePath],
-    prefill: Callable[..., Any] | None,
-    step: Callable[..., Any] | None,
-    reorder: Callable[..., Any] | None,
-) -> None:
+def cache(session: AuditSession, paths: Sequence[CodePath], callables: CacheCallables) -> None:
     adapter = session.adapter
     try:
         with adapter.on_path(paths[0]):
-            stepper = find_stepper(adapter, prefill, step, reorder)
+            stepper = find_stepper(adapter, callables)
     except CallError as error:
         session.skip("cache", error)
         return
@@ -85,9 +78,9 @@ class CacheTrial:
                 if not self.check_chunks(chunk_sizes, seed=120 + n):
                     return False
         num_lengths = 4 if self.thorough else 0 if self.session.reduced_coverage else 2
-        longer_lengths = [n for n in self.session.lengths if length < n < self.session.rejected_length][
-            :num_lengths
-        ]
+        longer_lengths = [
+            n for n in self.session.lengths if length < n < self.session.run_cache.rejected_length
+        ][:num_lengths]
         for n in longer_lengths:
             for chunk_sizes in (
                 [n - 2, 1, 1],
@@ -203,8 +196,8 @@ class CacheTrial:
                 path_label,
                 location.module,
                 f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
-                f"{remedies.format_size(relative)}, through {location.module or session.adapter.name}; "
-                f"{remedies.remedy('cache', location.module_kind)}.",
+                f"{format_size(relative)}, through {location.module or session.adapter.name}; "
+                f"{remedy('cache', location.module_kind)}.",
                 "comparison",
                 line,
                 self.reproducer(inputs, chunk_sizes, reader),
@@ -317,7 +310,7 @@ class CacheTrial:
                 relative,
                 path_label,
                 "",
-                f"after {fault}: the next step differs {remedies.format_size(relative)}; {advice}.",
+                f"after {fault}: the next step differs {format_size(relative)}; {advice}.",
                 "comparison",
             ),
             operation.partition(" ")[0],

@@ -7,11 +7,50 @@ from collections.abc import Callable
 from torch import Tensor
 
 from keepleft.auditing import localize
-from keepleft.auditing.checks import remedies
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
+
+# kind of finding → kind of module ('': any other) → what to do
+REMEDIES = {
+    "future": {
+        "attention": "give the attention a causal mask on this path, and fill with -inf before the softmax",
+        "norm": "normalise over features, not over time",
+        "convolution": "pad the convolution on the left only, by (kernel - 1) · dilation",
+        "recurrence": "use one direction only",
+        "routing": "choose for each token from that token alone; a choice among tokens looks ahead",
+        "pooling": "gather over what came before only, for instance with a cumulative sum",
+        "": "let a position read itself and what came before only",
+    },
+    "padding": {
+        "attention": "hide padded keys from every real query",
+        "norm": "take statistics over real tokens only",
+        "convolution": "set padded positions to zero before the convolution",
+        "pooling": "gather over real tokens only",
+        "": "hide padded positions, and count positions from the first real token",
+    },
+    "packing": {
+        "attention": "let a query see keys of its own text only",
+        "": "keep texts apart: attention, convolutions, states and positions begin anew with each text",
+    },
+    "cache": {
+        "attention": "align the mask with the end of the keys, hide slots that are not filled, and "
+        "keep keys in order",
+        "": "carry state and positions on from where the last step ended",
+    },
+    "batch": {
+        "norm": "use a norm of each row alone (LayerNorm, RMSNorm)",
+        "routing": "route each row for itself, without a limit shared by the batch",
+        "": "keep the rows of a batch apart",
+    },
+    "nan": {"": "give a query that sees nothing zeros: a softmax over nothing but -inf is NaN"},
+    "labels": {
+        "": "let the scores at position t be judged by the token at t + 1 of the same row, "
+        "once, and leave -100 out"
+    },
+}
+NARROW_WINDOW_REMEDY = "narrow the window of the mask, or claim as much as it reaches through all layers"
 
 
 def add_future_finding(
@@ -35,9 +74,7 @@ def add_future_finding(
         make_probe(session, unwrapped_path, changed, row, reader),
     )
     visibility = "its future" if source > reader else "out of its sight"
-    advice = (
-        remedies.remedy("future", location.module_kind) if source > reader else remedies.NARROW_WINDOW_REMEDY
-    )
+    advice = remedy("future", location.module_kind) if source > reader else NARROW_WINDOW_REMEDY
     module_phrase = (
         f"the {location.module_kind} of {location.module}"
         if location.module_kind and location.module
@@ -51,7 +88,7 @@ def add_future_finding(
             size,
             session.record_path(path, batch, length),
             location.module,
-            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {remedies.format_size(size)}; "
+            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {format_size(size)}; "
             f"{advice}.",
             probe,
             line,
@@ -146,8 +183,18 @@ def add_nan_finding(
                 path_label,
                 name,
                 f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
-                f"{remedies.remedy('nan', '')}.",
+                f"{remedy('nan', '')}.",
                 "forward",
             )
         )
     return True
+
+
+def remedy(kind: str, module_kind: str) -> str:
+    return REMEDIES[kind].get(module_kind) or REMEDIES[kind][""]
+
+
+def format_size(value: float) -> str:
+    return (
+        "from a number to NaN or back" if value == float("inf") else f"by {value:.2g} of the largest output"
+    )

@@ -70,8 +70,7 @@ def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
             selectors = outputs.selectors(adapter.run_raw(adapter.make_inputs(2), path), 2, adapter.length)
         main_selector = adapter.selector
         for selector in selectors[:6]:
-            if selector != main_selector and ("output", selector) not in session.visited_paths:
-                session.visited_paths.add(("output", selector))
+            if selector != main_selector and session.run_cache.first_visit(("output", selector)):
                 try:
                     adapter.selector = selector
                     _check_path(session, path.but(output=str(selector)), adapter.length, path.batch, 1, ())
@@ -93,9 +92,10 @@ def _check_path(
     adapter = session.adapter
     label = f"future, {path.label(batch, length)}"
     key = (path, batch, length, seeds, len(change_names), session.budget.exhaustive and not sweep)
-    if key in session.visited_paths or (sweep and length >= session.rejected_length):
+    if sweep and length >= session.run_cache.rejected_length:
         return
-    session.visited_paths.add(key)
+    if not session.run_cache.first_visit(key):
+        return
     if sweep and not session.accepts_length(path, length):
         return
     with session.skip_on_error(label), adapter.on_path(path):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import outputs, rounding
-from keepleft.auditing.checks import remedies
 from keepleft.auditing.checks.agreement import CallPair, agree
+from keepleft.auditing.checks.findings import format_size, remedy
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter
 from keepleft.auditing.probe_inputs import TokenSampler
@@ -191,7 +191,7 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
                     f"{path_label}, {label_argument.name} without {adapter.main_argument}",
                     "",
                     f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
-                    f"{remedies.format_size(float(change.max()))} when labels from position {position} on change; shift labels "
+                    f"{format_size(float(change.max()))} when labels from position {position} on change; shift labels "
                     "to the right, behind a start token, before they become the decoder's input.",
                     "labels",
                 ),
@@ -265,7 +265,7 @@ class LabelLossProbe:
                         self.path_label,
                         "",
                         f"the label at position {position} is judged by nothing: "
-                        f"the loss is the same whatever it is; {remedies.remedy('labels', '')}.",
+                        f"the loss is the same whatever it is; {remedy('labels', '')}.",
                         "labels",
                     ),
                     "unjudged",
@@ -288,7 +288,7 @@ class LabelLossProbe:
                     self.path_label,
                     "",
                     _misalignment_message(row, position, judged_row, judged_position, shift)
-                    + f"; {remedies.remedy('labels', '')}.",
+                    + f"; {remedy('labels', '')}.",
                     "labels",
                 )
             )
@@ -403,10 +403,12 @@ def _check_long_sequence(session: AuditSession, path: CodePath, label_argument: 
     it can be.
     """
     longer_lengths = sorted(
-        n for n in session.lengths if session.adapter.length < n < session.rejected_length
+        n for n in session.lengths if session.adapter.length < n < session.run_cache.rejected_length
     )
     max_length = min(session.budget.max_length, MAX_LENGTH) + 1
-    for length in ([max_length] if max_length < session.rejected_length else []) + longer_lengths[:-4:-1]:
+    for length in ([max_length] if max_length < session.run_cache.rejected_length else []) + longer_lengths[
+        :-4:-1
+    ]:
         try:
             LabelLossProbe(session, path, label_argument, 2, length).check_all_labels()
         except CallError:

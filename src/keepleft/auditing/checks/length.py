@@ -29,7 +29,7 @@ def length_probe(session: AuditSession, path: CodePath) -> None:
         dtype_path = path.but(dtype=dtype)
         limit = rounding.tolerance(session, dtype_path)
         for short_length, extra_length in session.within_budget(length_pairs, "future by length"):
-            if short_length + extra_length >= session.rejected_length or not session.accepts_length(
+            if short_length + extra_length >= session.run_cache.rejected_length or not session.accepts_length(
                 dtype_path, short_length + extra_length
             ):
                 continue

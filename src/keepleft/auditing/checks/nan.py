@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import localize
-from keepleft.auditing.checks import remedies
-from keepleft.auditing.checks.findings import add_nan_finding
+from keepleft.auditing.checks.findings import add_nan_finding, remedy
 from keepleft.auditing.checks.padding import make_keep_mask, pad_inputs
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import CallError, Inputs
@@ -45,8 +44,7 @@ def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[Co
             [dtype for dtype in HALF_DTYPES if dtype != session.adapter.dtype], "nan in coarser numbers"
         ):
             path = CodePath(dtype=dtype)
-            if ("nan", path) not in session.visited_paths:
-                session.visited_paths.add(("nan", path))
+            if session.run_cache.first_visit(("nan", path)):
                 with session.skip_on_error(f"nan, {path.label()}"), session.adapter.on_path(path):
                     _check_half_precision(session, path)
 
@@ -98,15 +96,15 @@ def _check_long_sequence(session: AuditSession) -> None:
     """
     adapter, path = session.adapter, CodePath()
     lengths = sorted({max(LONG_LENGTH, session.budget.max_length), *session.lengths}, reverse=True)
-    for length in [n for n in lengths if adapter.length < n < session.rejected_length][:4]:
-        if ("nan", length) in session.visited_paths:
+    for length in [n for n in lengths if adapter.length < n < session.run_cache.rejected_length][:4]:
+        if ("nan", length) in session.run_cache.visited:
             return
         try:
             with adapter.on_path(path):
                 _check_forward(session, path, f"{length} positions", adapter.make_inputs(1, length, seed=74))
         except CallError:
             continue
-        session.visited_paths.add(("nan", length))
+        session.run_cache.visited.add(("nan", length))
         return
 
 
@@ -182,7 +180,7 @@ def _check_backward(
             path_label,
             name,
             f"what comes out are numbers, but gradients are NaN or infinite with {case}, through "
-            f"{name or adapter.name}; {remedies.remedy('nan', '')}, and choose between values before they are "
+            f"{name or adapter.name}; {remedy('nan', '')}, and choose between values before they are "
             "computed, not after.",
             "gradient",
         ),

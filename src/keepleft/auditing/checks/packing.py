@@ -13,7 +13,7 @@ from keepleft.auditing.checks.agreement import CallPair, agree
 from keepleft.auditing.checks.findings import add_nan_finding
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
-from keepleft.auditing.session import AuditSession
+from keepleft.auditing.session import AuditSession, RunCache
 
 # where each text ends, counted through the row
 CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")
@@ -214,9 +214,9 @@ def _dry_run_session(session: AuditSession) -> AuditSession:
         session.budget,
         session.checks,
         supports_float64=session.supports_float64,
-        float64_purity=session.float64_purity,
         quantized=session.quantized,
         started_at=session.started_at,
+        run_cache=RunCache(float64_purity=session.run_cache.float64_purity),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing import interventions, localize, rounding
-from keepleft.auditing.checks import findings, remedies
+from keepleft.auditing.checks import findings
 from keepleft.auditing.checks.perturbations import Perturbation, perturb, sampled_perturbations
 from keepleft.auditing.code_paths import HALF_DTYPES, CodePath
 from keepleft.auditing.model_adapter import Inputs
@@ -68,7 +68,7 @@ def _check_magnitude(
             f"once scores reach {interventions.AMPLIFIED_SCORE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
             "boolean mask"
             if sign
-            else f"once inputs reach {interventions.INPUT_SCALE:g}; {remedies.remedy('future', location.module_kind)}"
+            else f"once inputs reach {interventions.INPUT_SCALE:g}; {findings.remedy('future', location.module_kind)}"
         )
         session.add_finding(
             Finding(
@@ -221,7 +221,7 @@ def poison_probe(session: AuditSession, path: CodePath) -> None:
                     location.module,
                     f"position {leak.reader} gives another number when position {leak.source}, out of its sight, "
                     f"holds {value}: something looks at the whole sequence; "
-                    f"{remedies.remedy('future', location.module_kind)}.",
+                    f"{findings.remedy('future', location.module_kind)}.",
                     "poison",
                     line,
                     leak.reproducer(session, path),

@@ -1,0 +1,205 @@
+"""The first calls of an audit: can this model be audited at all, and what do they show about it?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from keepleft.auditing import rounding
+from keepleft.auditing.code_paths import CodePath
+from keepleft.auditing.interventions import OpCounter
+from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter, PaddingArgument, UnauditableError
+from keepleft.auditing.session import AuditSession
+
+MAX_FLOAT64_BYTES = 4 << 30  # weights of a model up to this size are copied to float64
+
+
+def smoke_test(session: AuditSession) -> None:
+    """Raise UnauditableError unless the model runs, deterministically and without changing its weights, and
+    gives a finite output for each position that depends on its input.
+    """
+    adapter, path = session.adapter, CodePath()
+    with adapter.on_path(path):
+        try:
+            _find_call(session, path)
+        except CallError as error:
+            shape = tuple(adapter.make_inputs(2).tokens.shape)
+            raise UnauditableError(
+                f"{adapter.name} does not run on {adapter.main_argument} of shape {shape}: {error}"
+            ) from error
+        inputs, other_inputs = adapter.make_inputs(2), adapter.make_inputs(2, seed=1)
+        versions = _weight_versions(adapter)
+        output = adapter.run(inputs, path)
+        if _weight_versions(adapter) != versions:
+            raise UnauditableError(
+                f"{adapter.name} changes its own weights when it is called: nothing can be compared; keep "
+                "forward free of that"
+            )
+        finite = output.isfinite().flatten(2).any(2)
+        if not finite.any():
+            raise UnauditableError(
+                f"{adapter.name} gives nothing but NaN or infinity: its weights or its input are broken"
+            )
+        if not finite.all() and "nan" not in session.checks:
+            first_nan = int((~finite).nonzero()[0, 1])
+            raise UnauditableError(
+                f"{adapter.name} gives NaN at position {first_nan}: let the nan check look at it"
+            )
+        other_output = adapter.run(other_inputs, path)
+        repeated_output = adapter.run(inputs, path)
+        change = float(rounding.max_change(output, repeated_output).max()) / rounding.scale(output)
+        if change > 1e-3:
+            raise UnauditableError(
+                f"{adapter.name} gives another output for the same input ({change:.2g} of the largest): it "
+                "keeps state between calls or draws random numbers of its own; reset it in forward, or wrap "
+                "it so that each call begins anew"
+            )
+        if _is_random(adapter, inputs, train=False):
+            raise UnauditableError(
+                f"{adapter.name} draws random numbers in eval mode: nothing can be compared; draw them in "
+                "train mode only"
+            )
+        if change:
+            session.note(
+                f"the same input gives outputs {change:.2g} of the largest apart: kernels are not "
+                "deterministic"
+            )
+        if not float(rounding.max_change(output, other_output).max()):
+            raise UnauditableError(
+                f"{adapter.name} gives the same output whatever it is given: nothing can be seen of what it "
+                "reads"
+            )
+        if adapter.padding_argument is not None and adapter.padding_argument.name == "mask":
+            _detect_mask_polarity(adapter, adapter.padding_argument, path)
+
+
+def _find_call(session: AuditSession, path: CodePath) -> None:
+    """Find arguments that the model runs on, and leave them with the adapter.
+
+    Of two sequences under names that say nothing, either may be the source. Some models take the example's
+    length only, and some give every position's logits only when they are given targets.
+    """
+    adapter = session.adapter
+    first_argument = adapter.main_argument
+    for candidate in adapter.other_sequences():
+        for main_argument, source_argument in ((first_argument, candidate), (candidate, first_argument)):
+            try:
+                adapter.set_inputs(main_argument, source_argument)
+                adapter.run(adapter.make_inputs(2), path)
+                return
+            except (CallError, UnauditableError, ValueError):
+                adapter.set_inputs(first_argument, None)
+    try:
+        adapter.run(adapter.make_inputs(2), path)
+    except CallError:
+        example = adapter.example_arguments.get(adapter.main_argument)
+        example_length = 0 if example is None else example.shape[adapter.time_axis]
+        if example_length < 2 or example_length == adapter.length:
+            raise
+        adapter.length = example_length
+        adapter.run(adapter.make_inputs(2), path)
+        session.note(f"it takes the example's length, {adapter.length}, but not every other")
+    except UnauditableError:
+        if adapter.signature.argument_for("targets") is None:
+            raise
+        adapter.needs_targets = True
+        adapter.run(adapter.make_inputs(2), path)
+
+
+def _detect_mask_polarity(adapter: ModelAdapter, padding_argument: PaddingArgument, path: CodePath) -> None:
+    """Does True in an argument called `mask` stand for a real token, or for padding? The value that changes
+    nothing marks no padding.
+    """
+    inputs = adapter.make_inputs(2)
+
+    def run_with_mask(value: bool) -> Tensor | None:
+        mask = torch.full((2, adapter.length), value)
+        return _run_or_none(adapter, inputs.but(extra={padding_argument.name: mask}), path)
+
+    without_mask = _run_or_none(adapter, inputs, path)
+    all_true, all_false = run_with_mask(True), run_with_mask(False)
+    if all_true is None and all_false is None:
+        adapter.padding_argument = None  # it is not a mask of tokens
+    elif _equal(without_mask, all_false) and not _equal(without_mask, all_true):
+        adapter.padding_argument = PaddingArgument(padding_argument.name, "drop")
+
+
+def _run_or_none(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> Tensor | None:
+    try:
+        return adapter.run(inputs, path)
+    except CallError:
+        return None
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and torch.equal(a, b)
+
+
+def inspect_behaviour(session: AuditSession) -> None:
+    """Record what a few more calls show: layers, quantization, float64 support, randomness in training."""
+    adapter, module = session.adapter, session.adapter.module
+    path = CodePath()
+    inputs = adapter.make_inputs(2)
+    with adapter.on_path(path), OpCounter() as op_counter:
+        adapter.run(inputs, path)
+    if session.layers is None and op_counter.num_attentions:
+        session.layers = max(op_counter.num_attentions, adapter.facts.layers or 0)
+    elif session.layers is None:
+        session.layers = adapter.facts.layers or 1
+    if module is None:
+        return
+    session.quantized = any("quantized" in type(submodule).__module__ for submodule in module.modules())
+    if session.quantized:
+        session.note(
+            "the model is quantised, and one scale may serve all tokens: changes up to 0.2 of the largest "
+            "output are taken for rounding"
+        )
+    if session.reduced_coverage:
+        session.note("it is large, so the quick budget tries less, and in the model's own precision only")
+    if (
+        not session.quantized
+        and not session.reduced_coverage
+        and adapter.dtype != torch.float64
+        and _num_bytes(module) < MAX_FLOAT64_BYTES
+    ):
+        float64_path = path.but(dtype=torch.float64)
+        try:
+            with adapter.on_path(float64_path):
+                adapter.run(inputs, float64_path)
+            session.supports_float64 = True
+        except CallError as error:
+            session.note(f"it does not run in float64 ({error}), so rounding is told from leaks less finely")
+    adapter.has_functional_dropout = _is_random(adapter, inputs, train=True)
+    # once more, now that on_path switches functional dropout off as well
+    adapter.random_in_training = adapter.has_functional_dropout and _is_random(adapter, inputs, train=True)
+    if adapter.random_in_training:
+        session.note(
+            "in training it draws random numbers besides dropout: only calls of the same shape are compared "
+            "there"
+        )
+
+
+def _weight_versions(adapter: ModelAdapter) -> list[int]:
+    """In-place changes are counted by a tensor's version; inference tensors have none."""
+    if adapter.module is None:
+        return []
+    return [p._version for p in adapter.module.parameters() if not p.is_inference()]
+
+
+def _is_random(adapter: ModelAdapter, inputs: Inputs, *, train: bool) -> bool:
+    """Does the output depend on the random seed?"""
+    path, outputs = CodePath(train=train), []
+    try:
+        for seed in (0, 1):
+            adapter.seed = seed
+            with adapter.on_path(path):
+                outputs.append(adapter.run(inputs, path))
+    except CallError:
+        return False
+    finally:
+        adapter.seed = 0
+    return not torch.equal(torch.nan_to_num(outputs[0]), torch.nan_to_num(outputs[1]))
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
