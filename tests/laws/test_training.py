@@ -21,8 +21,7 @@ from keepleft.nn.loss import IGNORE_INDEX
 from keepleft.training import checkpoint, step
 from keepleft.training.loop import train
 from keepleft.training.loss_module import LossModule
-from strategies import VOCAB, designs
-from strategies import random_model
+from strategies import VOCAB, designs, random_model
 
 POSITIONS = [
     kl.Rotary(100.0),
