@@ -62,7 +62,8 @@ def main() -> None:
                 best = event.measures if event.best else best
                 print(
                     f"step {event.step} {training:.1f} s loss {event.loss:.4f} "
-                    f"{ {k: round(v, 4) for k, v in event.measures.items()} } {event.tokens_per_second:,.0f} tokens/s share "
+                    f"{ {k: round(v, 4) for k, v in event.measures.items()} } {event.tokens_per_second:,.0f} "
+                    "tokens/s share "
                     f"{event.mfu or 0:.2f}{' best' if event.best else ''}",
                     flush=True,
                 )

@@ -154,7 +154,8 @@ def main() -> int:
     pages = [row for row in metrics.splitlines() if row.startswith("keepleft_") and "pages" in row]
     print(f"{sum(seen.values())} requests in {chosen.minutes:g} minutes: {dict(sorted(seen.items()))}")
     print(
-        f"memory {warm[0]:.1f} MiB after the warm-up, {warm[-1]:.1f} at the end; by medians it grew by {growth:.1f} MiB"
+        f"memory {warm[0]:.1f} MiB after the warm-up, {warm[-1]:.1f} at the end; by medians it grew by "
+        f"{growth:.1f} MiB"
     )
     print("\n".join(pages))
     wrong = [name for name in seen if name.split()[-1].startswith("5")]

@@ -1,7 +1,8 @@
-"""Do the tests notice? Break lines of masks, training, decoding and evaluation, one at a time in a copy: the suite must fail.
+"""Do the tests notice? Break lines of masks, training, decoding and evaluation, one at a time in a copy: the
+suite must fail.
 
-python tests/mutants.py            all of them, a line each; exit code 1 if any survives
-python tests/mutants.py slot       those with this word in their name
+python tests/mutants.py            all of them, a line each; exit code 1 if any survives python
+tests/mutants.py slot       those with this word in their name
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ MUTANTS = [
         "a bias forgets the table",
         "attention/backends/sdpa.py",
         'return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, float("-inf")), lowered_mask.empty_queries)',
-        "return DenseMask(bias.expand(torch.broadcast_shapes(bias.shape, lowered_mask.attn_mask.shape)), lowered_mask.empty_queries)",
+        "return DenseMask(bias.expand(torch.broadcast_shapes(bias.shape, lowered_mask.attn_mask.shape)), "
+        "lowered_mask.empty_queries)",
         ATTENTION,
     ),
     Mutant(
@@ -184,7 +186,8 @@ MUTANTS = [
     Mutant(
         "a growing cache keeps rows but not their positions",
         "attention/kv_cache.py",
-        "self.positions = _select_rows(self.positions, rows)\n        self.segments = _select_rows(self.segments, rows)\n\n    def crop",
+        "self.positions = _select_rows(self.positions, rows)\n        self.segments = "
+        "_select_rows(self.segments, rows)\n\n    def crop",
         "pass\n\n    def crop",
         CACHE,
     ),
@@ -715,7 +718,8 @@ def main() -> int:
         for mutant, (noticed, said) in zip(chosen, pool.map(broken, chosen), strict=True):
             survivors += not noticed
             print(
-                f"{'noticed ' if noticed else 'SURVIVED'}  {mutant.name}  ({said[:110] if noticed else said})",
+                f"{'noticed ' if noticed else 'SURVIVED'}  {mutant.name}  "
+                f"({said[:110] if noticed else said})",
                 flush=True,
             )
     print(f"{len(chosen) - survivors} noticed, {survivors} survived")

@@ -16,10 +16,11 @@ V, PAD = 53, 1  # a prime vocabulary; token 1 pads
 
 
 class Double(TorchFunctionMode):
-    """Lifts the casts to float32 that are written into `transformers`, so that a float64 model computes in float64.
+    """Lifts the casts to float32 that are written into `transformers`, so that a float64 model computes in
+    float64.
 
-    Without it the peers round norms, rotary angles and GPT-Neo's scores to float32 even when all their weights are
-    float64, and no implementation could agree with them to 1e-9.
+    Without it the peers round norms, rotary angles and GPT-Neo's scores to float32 even when all their
+    weights are float64, and no implementation could agree with them to 1e-9.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

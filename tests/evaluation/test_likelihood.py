@@ -77,9 +77,8 @@ assert not {{"lm_eval", "rouge_score", "sacrebleu", "scipy"}} & sys.modules.keys
 def test_the_page_on_evaluation_prints_what_it_says(capsys):
     pytest.importorskip("sacrebleu")
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
-    code = "\n".join(
-        re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[:-1]
-    )  # the last fetches a model
+    # the last fetches a model
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)[:-1])
     exec(code, {})
     printed = capsys.readouterr().out
     expected_lines = re.findall(r"^ *print\(.*\) +# (.*?)…?$", code, re.M)

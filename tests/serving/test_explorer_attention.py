@@ -114,9 +114,8 @@ def test_a_rollout_is_the_plain_product_and_its_claim_is_who_can_be_known_of(mas
         reach = (step.double() @ reach.double()) > 0
         assert torch.equal(rollout.claim, reach)
         assert not (rollout.weights[~rollout.claim] != 0).any()
-    back = attention_rollout(
-        "decoder.self", layers, 0, rollout
-    )  # one layer fewer is found again from the beginning
+    # one layer fewer is found again from the beginning
+    back = attention_rollout("decoder.self", layers, 0, rollout)
     torch.testing.assert_close(
         back.weights, plain_rollout([maps["decoder.0.self"][0]]), atol=1e-12, rtol=1e-9
     )

@@ -123,9 +123,8 @@ def test_many_at_once(there):
 
 def test_embeddings():
     with running(encoder(kl.PoolingHead("mean", unit=True))) as (port, _, _), ask(port) as made:
-        found = made.embeddings.create(
-            model="tiny", input=["the sea", "a ship"]
-        )  # in base64, as the client likes it
+        # in base64, as the client likes it
+        found = made.embeddings.create(model="tiny", input=["the sea", "a ship"])
         plain = made.embeddings.create(model="tiny", input=["the sea", "a ship"], encoding_format="float")
         for one, other in zip(found.data, plain.data, strict=True):
             assert np.linalg.norm(one.embedding) == pytest.approx(1, abs=1e-4)

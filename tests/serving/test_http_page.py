@@ -1,4 +1,6 @@
-"""What docs/serving.md says is true: its commands and its code run against a server, and its numbers are the numbers."""
+"""What docs/serving.md says is true: its commands and its code run against a server, and its numbers are the
+numbers.
+"""
 
 from __future__ import annotations
 

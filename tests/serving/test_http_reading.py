@@ -145,9 +145,8 @@ def test_texts_of_many_callers_are_read_together():
         return await asyncio.gather(*(gathered.submit([row]) for row in rows))
 
     with service(opened, limits=Limits(batch_tokens=60)) as made:
-        held = made.engine_thread.run_between_steps(
-            lambda: asyncio.run(asyncio.sleep(0.2))
-        )  # so that all of them wait
+        # so that all of them wait
+        held = made.engine_thread.run_between_steps(lambda: asyncio.run(asyncio.sleep(0.2)))
         found = asyncio.run(ask_all(made.embedding_batcher))
         held.result()
         assert 1 < made.embedding_batcher.num_batches < len(rows)

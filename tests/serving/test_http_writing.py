@@ -23,9 +23,8 @@ def reference(tokenizer, tokens, stops):
     """The slow definition: after each token the whole text is read again."""
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count], skip_special_tokens=True)
-        whole = (
-            text if count == len(tokens) else text.rstrip("\ufffd")
-        )  # the next token may make a character whole
+        # the next token may make a character whole
+        whole = text if count == len(tokens) else text.rstrip("\ufffd")
         if places := [at for stop in stops if (at := whole.find(stop)) >= 0]:
             return whole[: min(places)]
     return tokenizer.decode(tokens, skip_special_tokens=True)

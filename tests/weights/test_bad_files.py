@@ -1,7 +1,9 @@
-"""A bad file is refused in a sentence that says what is wrong where and what to do; saving never spoils what was there.
+"""A bad file is refused in a sentence that says what is wrong where and what to do; saving never spoils what
+was there.
 
-No format can tell a flipped bit in the numbers of a file that carries no checksums, which is every file that another
-program wrote: there is nothing to test in that. Files of ours carry one for each tensor, so there it is always found.
+No format can tell a flipped bit in the numbers of a file that carries no checksums, which is every file that
+another program wrote: there is nothing to test in that. Files of ours carry one for each tensor, so there it
+is always found.
 """
 
 from __future__ import annotations
@@ -143,7 +145,9 @@ def shelf(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def awake(shelf, tmp_path_factory):
-    """Everything is imported before anything is timed: an alarm in the middle of an import would spoil the whole session."""
+    """Everything is imported before anything is timed: an alarm in the middle of an import would spoil the
+    whole session.
+    """
     kl.load(shelf / "gpt2")
     kl.load(written(tmp_path_factory.mktemp("awake") / "x.gguf"))
 
@@ -155,7 +159,10 @@ def taken(shelf, tmp_path):
 
 
 def refused(place, *words, error=ValueError, **how) -> str:
-    """load() says no, in the given words, with just that kind of error. A word in the path of the test does not count."""
+    """load() says no, in the given words, with just that kind of error.
+
+    A word in the path of the test does not count.
+    """
     with pytest.raises(error) as caught:
         kl.load(place, **how)
     message, home = str(caught.value), str(Path(place).parent)
@@ -316,9 +323,8 @@ def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
 @pytest.mark.parametrize("chunk", [17, 1 << 24])
 @pytest.mark.parametrize("shard", [MANY, ALL])
 def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(shelf, tmp_path, monkeypatch, shard, chunk):
-    monkeypatch.setattr(
-        "keepleft.weights.rules.CHUNK_ELEMENTS", chunk
-    )  # however small the pieces in which a tensor is read
+    # however small the pieces in which a tensor is read
+    monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", chunk)
     model, _ = kl.load(shelf / "gpt2")
     kl.save(model, None, tmp_path, shard=shard)
     chance = random.Random(11)
@@ -1089,9 +1095,8 @@ def test_a_small_gguf_file_is_sound(tmp_path):
 def test_a_gguf_file_cut_off_anywhere_is_refused(tmp_path):
     path = written(tmp_path / "x.gguf")
     whole = path.read_bytes()
-    end = max(
-        tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors
-    )  # behind it is only padding
+    # behind it is only padding
+    end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
     begin = gguf.GGUFReader(path).data_offset
     chance = random.Random(17)
     for cut in sorted(
@@ -1103,7 +1108,9 @@ def test_a_gguf_file_cut_off_anywhere_is_refused(tmp_path):
 
 
 def test_a_flipped_bit_in_a_gguf_header_gives_a_model_or_a_sentence(tmp_path):
-    """The format has no checksums, so that a number may change unseen; but nothing may crash or go on for ever."""
+    """The format has no checksums, so that a number may change unseen; but nothing may crash or go on for
+    ever.
+    """
     path = written(tmp_path / "x.gguf")
     whole = path.read_bytes()
     chance = random.Random(19)
@@ -1121,9 +1128,8 @@ def test_a_flipped_bit_in_a_gguf_header_gives_a_model_or_a_sentence(tmp_path):
 def test_a_gguf_array_without_end_is_refused_at_once(tmp_path):
     path = written(tmp_path / "x.gguf")
     raw = bytearray(path.read_bytes())
-    at = (
-        raw.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4
-    )  # behind the word "array"
+    # behind the word "array"
+    at = raw.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4
     raw[at : at + 12] = (0).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")  # of so many bytes
     path.write_bytes(raw)
     with within(3):
@@ -1390,7 +1396,9 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(
 def test_an_end_between_two_renames_never_leaves_a_mixture(
     shelf, tmp_path, monkeypatch, before, after, changes
 ):
-    """The old model, the new one, or a refusal; of two models with the same shapes no one could tell a mixture."""
+    """The old model, the new one, or a refusal; of two models with the same shapes no one could tell a
+    mixture.
+    """
     old, _ = kl.load(shelf / "gpt2")
     new = sister(old, **changes)
     for at in range(1, 40):

@@ -1,4 +1,6 @@
-"""CTranslate2 writes and scores what the model does, for every design that it has words for; others are refused by name."""
+"""CTranslate2 writes and scores what the model does, for every design that it has words for; others are
+refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""GGUF files that we write read back as the same model, here and in transformers and llama.cpp, with their tokenizer."""
+"""GGUF files that we write read back as the same model, here and in transformers and llama.cpp, with their
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def trained(pre: str) -> Tokenizer:
 
 
 def sentence_pieces() -> Tokenizer:
-    """As LLaMA 2's: pieces with bytes to fall back on, a merge for each way to halve a piece, best piece first."""
+    """As LLaMA 2's: pieces with bytes to fall back on, a merge for each way to halve a piece, best piece
+    first.
+    """
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("w", "o")]
     words = [
         "<unk>",

@@ -1,4 +1,6 @@
-"""ONNX graphs say in onnxruntime what the model says, at every batch and length, padded or packed, and stay causal."""
+"""ONNX graphs say in onnxruntime what the model says, at every batch and length, padded or packed, and stay
+causal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""GGUF files of the LLaMA family say what `transformers` says of the same weights, and carry their tokenizer with them."""
+"""GGUF files of the LLaMA family say what `transformers` says of the same weights, and carry their tokenizer
+with them.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from keepleft.weights.gguf import GGUFFile
 V = 53
 B = 3
 T = 13
+# quantised rows are multiples of 32
 SIZES = dict(
     vocab_size=V,
     hidden_size=64,
@@ -36,10 +39,9 @@ SIZES = dict(
     num_key_value_heads=2,
     max_position_embeddings=128,
     rms_norm_eps=1e-5,
-)  # quantised rows are multiples of 32
-ROWS_OF_256 = dict(
-    hidden_size=256, intermediate_size=256, num_hidden_layers=1
-)  # or, for the newer kinds, of 256
+)
+# or, for the newer kinds, of 256
+ROWS_OF_256 = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)
 TEXTS = [
     "",
     " ",
@@ -405,7 +407,9 @@ def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
 
 
 def raw(facts=(), tensors=(), version=3) -> bytes:
-    """A file by hand: facts are names, kinds and bytes, tensors names, shapes, kinds and where they begin; 64 bytes of data."""
+    """A file by hand: facts are names, kinds and bytes, tensors names, shapes, kinds and where they begin; 64
+    bytes of data.
+    """
     word = lambda text: struct.pack("<Q", len(text)) + text
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(facts))
     head += b"".join(word(name) + struct.pack("<I", kind) + value for name, kind, value in facts)
@@ -633,7 +637,8 @@ def pieces(**more) -> dict:
 
 
 def slow(text: str, facts: dict, prefix: bool = True) -> list[int]:
-    """llama.cpp's definition: of all neighbours that make a piece, join the best, the leftmost first, until none is left.
+    """llama.cpp's definition: of all neighbours that make a piece, join the best, the leftmost first, until
+    none is left.
 
     What is then no piece is spelt out in bytes.
     """

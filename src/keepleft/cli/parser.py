@@ -32,12 +32,13 @@ from keepleft.cli.generation_flags import add_generation_flags
 
 DATACLASS_PARAMETERS = ("flags", "options")
 SPECIAL_PARAMETERS = {"inputs", "explicit_options", *DATACLASS_PARAMETERS}
+# how usage lines show `inputs`
 INPUTS_USAGE = {
     "generate": "[MODEL] [TEXT ...]",
     "eval": "MODEL DATA [DATA]",
     "audit": "[MODEL]",
     "show": "MODEL [TEXT]",
-}  # how usage lines show `inputs`
+}
 DEFAULT_INPUTS_USAGE = "MODEL [TEXT ...]"
 
 

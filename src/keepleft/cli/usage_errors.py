@@ -46,9 +46,8 @@ def _unknown_option(argument: str, options: Sequence[str]) -> str:
     if not argument.startswith("--") and all(option.startswith("--") for option in options):
         return f"{argument!r} is not an option: a value follows the option that it is for, as in --task lm"
     name = argument.partition("=")[0]
-    by_suffix = {
-        option.rpartition(".")[2]: option for option in options
-    }  # many type --steps for --recipe.steps
+    # many type --steps for --recipe.steps
+    by_suffix = {option.rpartition(".")[2]: option for option in options}
     suggestions = (
         [option for option in options if option.endswith("." + name.lstrip("-"))]
         or get_close_matches(name, options, 3, 0.85)

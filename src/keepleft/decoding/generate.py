@@ -185,9 +185,8 @@ def resolve_options(
     overrides = overrides if options is None else {**asdict(options), **overrides}
     base = from_model_directory(getattr(model, "notes", {}))
     if overrides.get("max_length") is not None and overrides.get("max_new_tokens") is None:
-        base = replace(
-            base, max_new_tokens=None
-        )  # a max_length given here goes before the directory's max_new_tokens
+        # a max_length given here goes before the directory's max_new_tokens
+        base = replace(base, max_new_tokens=None)
     return base.but(**overrides)
 
 

@@ -19,9 +19,8 @@ from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, StepModel
 from keepleft.decoding.sampling import SamplingStrategy
 
-Drafter = Callable[
-    [Hypotheses, int], list[int]
-]  # hypotheses so far and the maximum number of tokens → draft tokens
+# hypotheses so far and the maximum number of tokens → draft tokens
+Drafter = Callable[[Hypotheses, int], list[int]]
 
 
 def speculative_decode(
@@ -36,7 +35,8 @@ def speculative_decode(
     """One prompt, (1, T): yield the hypotheses after each new token."""
     if len(prompt) != 1 or strategy.num_sequences != 1:
         raise ValueError(
-            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: speculative decoding takes one at a "
+            f"{len(prompt)} prompts with {strategy.num_sequences} texts each: speculative decoding takes one "
+            "at a "
             "time"
         )
     hypotheses, _ = strategy.begin(prompt, None, torch.tensor([max_new_tokens], device=prompt.device))

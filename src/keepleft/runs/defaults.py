@@ -115,9 +115,8 @@ def design(
         dropout=0.3 if targets < 1_000_000 else 0.1,
     )
     if TASKS[job.task].is_paired and base_design.scale_embedding:
-        changes["initial"] = (
-            XavierInit()
-        )  # embeddings of length 1 after scaling: they learn from the first step
+        # embeddings of length 1 after scaling: they learn from the first step
+        changes["initial"] = XavierInit()
     if job.task == "classify":
         changes["head"] = ClassificationHead(labels, pool="tanh" if base_design.decoder is None else "last")
     field_names = {f.name for f in fields(Design)}

@@ -79,7 +79,8 @@ def config_to_design(
         if row.design_path is None:
             if config_value not in row.allowed_values:
                 raise ValueError(
-                    f"{row.config_key!r} is {config_value!r}, but keepleft can only do {' or '.join(map(repr, row.allowed_values))}"
+                    f"{row.config_key!r} is {config_value!r}, but keepleft can only do "
+                    f"{' or '.join(map(repr, row.allowed_values))}"
                 )
             continue
         try:
@@ -95,7 +96,8 @@ def config_to_design(
             previous = values.setdefault(path, (row.config_key, value))
             if previous[1] != value:
                 raise ValueError(
-                    f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft has one "
+                    f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft "
+                    "has one "
                     f"{path} for both"
                 )
     return _set(template, {path: value for path, (_, value) in values.items()})
@@ -146,7 +148,9 @@ def _get(design: Design, path: str) -> Any:
 
 
 def _set(value: Any, changes: Mapping[str, Any], inherited: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """A frozen value with the given places changed, all at once; a part that it leaves open begins as the inherited one."""
+    """A frozen value with the given places changed, all at once; a part that it leaves open begins as the
+    inherited one.
+    """
     assert is_dataclass(value)
     updates: dict[str, Any] = {}
     stacks_last = sorted({path.split(".")[0] for path in changes}, key=("encoder", "decoder").__contains__)

@@ -107,7 +107,8 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
         design = read_design(file)
         if tokenizer is not None and tokenizer.get_vocab_size() > design.vocab:
             raise ValueError(
-                f"'tokenizer.ggml.tokens' are {tokenizer.get_vocab_size()}, 'token_embd.weight' knows {design.vocab}"
+                f"'tokenizer.ggml.tokens' are {tokenizer.get_vocab_size()}, 'token_embd.weight' knows "
+                f"{design.vocab}"
             )
         model = load_weights(design, rules(design), file, prefix="", dtype=dtype, device=device)
     except ValueError as error:
@@ -160,7 +161,8 @@ def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
         divisors = file.rows(ROPE_FREQS_TENSOR, 0, file.shape(ROPE_FREQS_TENSOR)[0])
         if divisors.shape != (head_dim // 2,) or not (divisors > 0).all():
             raise ValueError(
-                f"{ROPE_FREQS_TENSOR!r} has shape {tuple(divisors.shape)}: {head_dim // 2} numbers above 0 are needed"
+                f"{ROPE_FREQS_TENSOR!r} has shape {tuple(divisors.shape)}: {head_dim // 2} numbers above 0 "
+                "are needed"
             )
         scaled = Rotary(unscaled.base, unscaled.length, Llama3RopeScaling(factor=float(divisors.max())))
         cpu = torch.device("cpu")
@@ -170,7 +172,8 @@ def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
             rtol=1e-4,
         ):
             raise ValueError(
-                f"the rotary divisors in {ROPE_FREQS_TENSOR!r} are not LLaMA 3.1's: this scaling is not understood"
+                f"the rotary divisors in {ROPE_FREQS_TENSOR!r} are not LLaMA 3.1's: this scaling is not "
+                "understood"
             )
         return scaled
     scaling_type = file.metadata.get("llama.rope.scaling.type", "none")

@@ -150,7 +150,8 @@ def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
         tokenizer.pre_tokenizer = byte_level(add_prefix_space=False, use_regex=True)
     else:
         raise ValueError(
-            f"the pre-tokenizer {pre_tokenizer_name!r} is not understood: there are smollm, llama-bpe and gpt-2"
+            f"the pre-tokenizer {pre_tokenizer_name!r} is not understood: there are smollm, llama-bpe and "
+            "gpt-2"
         )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

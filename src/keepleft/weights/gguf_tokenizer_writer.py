@@ -40,7 +40,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, vocab_size: int, notes: dict[str, A
     vocab = {token_id: token_name for token_name, token_id in tokenizer.get_vocab().items()}
     if max(vocab) >= vocab_size:
         raise ValueError(
-            f"the tokenizer knows {max(vocab) + 1} tokens, the model {vocab_size}: they do not belong together"
+            f"the tokenizer knows {max(vocab) + 1} tokens, the model {vocab_size}: they do not belong "
+            "together"
         )
     tokens = [vocab.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

@@ -246,7 +246,8 @@ def _read_json(path: Path, expected_type: type = dict) -> Any:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, expected_type):
         raise ValueError(
-            f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download it again"
+            f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download "
+            "it again"
         )
     return data
 

@@ -245,7 +245,8 @@ def _read_rows(source: TensorSource, name: str, begin: int, end: int) -> Tensor:
     rows = source.rows(name, begin, end)
     if not rows.is_floating_point():
         raise ValueError(
-            f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or wider"
+            f"the tensor {name!r} holds {rows.dtype}, not floats: is it quantised? Save it in float16 or "
+            "wider"
         )
     return rows
 

@@ -136,7 +136,8 @@ def vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
     )
     if id_to_token and max(id_to_token) >= vocab_size:
         raise ValueError(
-            f"the tokenizer knows {max(id_to_token) + 1} tokens, the model {vocab_size}: they do not belong together"
+            f"the tokenizer knows {max(id_to_token) + 1} tokens, the model {vocab_size}: they do not belong "
+            "together"
         )
     return [id_to_token.get(token_id, f"<{token_id}>") for token_id in range(vocab_size)]
 

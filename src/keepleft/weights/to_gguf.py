@@ -105,7 +105,8 @@ def unsupported_features(design: Design) -> list[str]:
         max_factor = float(rope_factors(design.position, design.head_width).max())
         if scaling != Llama3RopeScaling(scaling.factor) or max_factor != scaling.factor:
             out.append(
-                f"its rotary scaling is {scaling}, where only the factor of LLaMA 3.1's can be told from a file"
+                f"its rotary scaling is {scaling}, where only the factor of LLaMA 3.1's can be told from a "
+                "file"
             )
     return out
 

@@ -55,7 +55,8 @@ def write(model: AnyModel, path: Path) -> None:
         raise ImportError("writing ONNX needs the onnx package: pip install 'keepleft[export]'") from error
     if (size := sum(p.nbytes for p in model.parameters())) > MAX_ONNX_BYTES:
         raise ValueError(
-            f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or this "
+            f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or "
+            "this "
             "one to ctranslate2 or gguf"
         )
     names = inputs(model)

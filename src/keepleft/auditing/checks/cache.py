@@ -73,7 +73,8 @@ class CacheTrial:
             chunkings = chunkings[: 1 if self.stepper.single_token else 3]
         for n, chunk_sizes in enumerate(chunkings):
             with self.session.skip_on_error(
-                f"cache, {self.cache_kind}, {self.path.label(2, length)}, pieces of {_format_sizes(chunk_sizes)}"
+                f"cache, {self.cache_kind}, {self.path.label(2, length)}, pieces of "
+                f"{_format_sizes(chunk_sizes)}"
             ):
                 if not self.check_chunks(chunk_sizes, seed=120 + n):
                     return False
@@ -195,7 +196,8 @@ class CacheTrial:
                 relative,
                 path_label,
                 location.module,
-                f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, differs from one pass "
+                f"position {reader}, reached in pieces of {_format_sizes(chunk_sizes)} from a cache{note}, "
+                "differs from one pass "
                 f"{format_size(relative)}, through {location.module or session.adapter.name}; "
                 f"{remedy('cache', location.module_kind)}.",
                 "comparison",
@@ -329,7 +331,8 @@ class CacheTrial:
             "" if inputs.positions is None else f"positions = torch.tensor({inputs.positions.tolist()})\n"
         )
         return (
-            f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of {_format_sizes(chunk_sizes)} from a "
+            f"a = torch.tensor({inputs.tokens.tolist()})\n{setup}# in one pass, then in pieces of "
+            f"{_format_sizes(chunk_sizes)} from a "
             f"cache: the scores at position {reader} must be the same up to rounding"
         )
 
@@ -345,7 +348,8 @@ def _align_shape(output: Tensor, full_output: Tensor, chunk_size: int) -> Tensor
         or output.shape[2:] != full_output.shape[2:]
     ):
         raise CallError(
-            f"a step of {chunk_size} tokens gives {tuple(output.shape)}, one pass {tuple(full_output.shape)}: they cannot be "
+            f"a step of {chunk_size} tokens gives {tuple(output.shape)}, one pass "
+            f"{tuple(full_output.shape)}: they cannot be "
             "compared"
         )
     return output

@@ -88,7 +88,8 @@ def add_future_finding(
             size,
             session.record_path(path, batch, length),
             location.module,
-            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output moves {format_size(size)}; "
+            f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output "
+            f"moves {format_size(size)}; "
             f"{advice}.",
             probe,
             line,

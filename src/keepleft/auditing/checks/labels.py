@@ -190,8 +190,10 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
                     float(change.max()),
                     f"{path_label}, {label_argument.name} without {adapter.main_argument}",
                     "",
-                    f"the decoder reads its answers: without {adapter.main_argument}, the scores at position {reader} move "
-                    f"{format_size(float(change.max()))} when labels from position {position} on change; shift labels "
+                    f"the decoder reads its answers: without {adapter.main_argument}, the scores at position "
+                    f"{reader} move "
+                    f"{format_size(float(change.max()))} when labels from position {position} on change; "
+                    "shift labels "
                     "to the right, behind a start token, before they become the decoder's input.",
                     "labels",
                 ),
@@ -274,7 +276,8 @@ class LabelLossProbe:
             if not losses.isfinite().all():
                 raise CallError(f"the loss of the one label at position {position} is not a number")
             raise CallError(
-                f"no scores explain the loss of the label at position {position} (another loss than cross-entropy?)"
+                f"no scores explain the loss of the label at position {position} (another loss than "
+                "cross-entropy?)"
             )
         self.record_comparison()
         judged_row, judged_position, weight = match
@@ -388,7 +391,8 @@ def _labels_aligned(
                     probe.path_label,
                     "",
                     f"labels of {IGNORE_INDEX} are "
-                    f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; divide "
+                    f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; "
+                    "divide "
                     "by the number of labels that are judged.",
                     "labels",
                 ),
@@ -434,12 +438,14 @@ def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath)
 def _misalignment_message(row: int, position: int, judged_row: int, judged_position: int, shift: int) -> str:
     if judged_row != row:
         return (
-            f"the label at position {position} of row {row} is judged by the scores at position {judged_position} of row {judged_row}: the shift "
+            f"the label at position {position} of row {row} is judged by the scores at position "
+            f"{judged_position} of row {judged_row}: the shift "
             "crosses rows"
         )
     if judged_position == position and shift:
         return (
-            f"the label at position {position} is judged by the scores at that very position, which have seen it: labels are not "
+            f"the label at position {position} is judged by the scores at that very position, which have "
+            "seen it: labels are not "
             "shifted"
         )
     if judged_position < position - shift:
@@ -498,8 +504,10 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
                 relative_error,
                 session.record_path(path, 2),
                 "",
-                f"accumulation is not the full batch: two small batches add up to {float(sum(row_losses)):.4g}, the "
-                f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by nothing else.",
+                "accumulation is not the full batch: two small batches add up to "
+                f"{float(sum(row_losses)):.4g}, the "
+                f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by "
+                "nothing else.",
                 "labels",
             ),
             "accumulation",

@@ -72,8 +72,10 @@ def length_probe(session: AuditSession, path: CodePath) -> None:
                         relative,
                         dtype_path.label(1, short_length + extra_length),
                         location.module,
-                        f"position {reader} changes when {extra_length} more positions follow, from {short_length} to "
-                        f"{short_length + extra_length}: something depends on the length, through {location.module or adapter.name}; "
+                        f"position {reader} changes when {extra_length} more positions follow, from "
+                        f"{short_length} to "
+                        f"{short_length + extra_length}: something depends on the length, through "
+                        f"{location.module or adapter.name}; "
                         "let nothing depend on what comes later, not even its amount.",
                         "length",
                         line,
@@ -88,13 +90,15 @@ def _reproducer(session: AuditSession, short_inputs: Inputs, long_inputs: Inputs
     adapter = session.adapter
     if long_inputs.tokens.is_floating_point():
         return (
-            f"a = torch.randn({tuple(long_inputs.tokens.shape)}); (model(a)[:, {reader}] - model(a[:, :{short_inputs.tokens.shape[1]}])"
+            f"a = torch.randn({tuple(long_inputs.tokens.shape)}); (model(a)[:, {reader}] - model(a[:, "
+            f":{short_inputs.tokens.shape[1]}])"
             f"[:, {reader}]).abs().max()  # must be rounding only"
         )
     assert adapter.selector is not None
     call_code = f"model({adapter.main_argument}={{}}){adapter.selector.as_code()}[0, {reader}]"
     slice_code = f"a[:, :{short_inputs.tokens.shape[1]}]"
     return (
-        f"a = torch.tensor({long_inputs.tokens.tolist()})\n({call_code.format('a')} - {call_code.format(slice_code)}).abs().max()"
+        f"a = torch.tensor({long_inputs.tokens.tolist()})\n({call_code.format('a')} - "
+        f"{call_code.format(slice_code)}).abs().max()"
         "  # must be rounding only"
     )

@@ -200,7 +200,8 @@ def _check_without_positions(session: AuditSession, path: CodePath) -> None:
     with dry_run.skip_on_error("packing"):
         if not _check_documents(dry_run, path, packing_arguments, rows, 1):
             session.note(
-                f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: give "
+                f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: "
+                "give "
                 f"{session.adapter.positions_argument} that begin anew with each text as well"
             )
 
@@ -303,7 +304,8 @@ def _documents_are_separate(
 
             def describe(row: int, reader: int, module: str, size: str, source: int = source) -> str:
                 return (
-                    f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} when the text "
+                    f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} "
+                    "when the text "
                     f"that begins at position {source} changes, through {module}"
                 )
 
@@ -338,8 +340,10 @@ def _documents_match_alone(
 
             def describe(row: int, reader: int, module: str, size: str, document: int = document) -> str:
                 return (
-                    f"text {document + 1} of a packed row is another than alone: position {reader} of row {row} moves {size}, "
-                    f"through {module}; nothing of its neighbours leaks, so positions are probably not counted anew"
+                    f"text {document + 1} of a packed row is another than alone: position {reader} of row "
+                    f"{row} moves {size}, "
+                    f"through {module}; nothing of its neighbours leaks, so positions are probably not "
+                    "counted anew"
                 )
 
             call_pair = CallPair(

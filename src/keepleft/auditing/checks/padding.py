@@ -281,7 +281,8 @@ def _amount_pairs(
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
         return (
-            f"{amount} positions of {padding_name} on the {side} move position {reader} of row {row} {size}, through {module}, "
+            f"{amount} positions of {padding_name} on the {side} move position {reader} of row {row} {size}, "
+            f"through {module}, "
             "whatever they hold"
         )
 

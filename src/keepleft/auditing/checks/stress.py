@@ -65,7 +65,8 @@ def _check_magnitude(
             return
         location, line = leak.locate(session, path)
         explanation = (
-            f"once scores reach {interventions.AMPLIFIED_SCORE:g}, its mask of finite numbers no longer hides it; fill with -inf, or use a "
+            f"once scores reach {interventions.AMPLIFIED_SCORE:g}, its mask of finite numbers no longer "
+            "hides it; fill with -inf, or use a "
             "boolean mask"
             if sign
             else f"once inputs reach {interventions.INPUT_SCALE:g}; {findings.remedy('future', location.module_kind)}"
@@ -219,7 +220,8 @@ def poison_probe(session: AuditSession, path: CodePath) -> None:
                     leak.size,
                     path_label,
                     location.module,
-                    f"position {leak.reader} gives another number when position {leak.source}, out of its sight, "
+                    f"position {leak.reader} gives another number when position {leak.source}, out of its "
+                    "sight, "
                     f"holds {value}: something looks at the whole sequence; "
                     f"{findings.remedy('future', location.module_kind)}.",
                     "poison",

@@ -49,17 +49,21 @@ def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
     out = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
-        f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, {counts[SKIPPED]} "
+        f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, "
+        f"{counts[SKIPPED]} "
         f"skipped. <small>{escape(about_text)}</small></p>",
-        "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is something that this "
-        "build of the class does; whether anyone relies on the opposite is another question, so read its path.</p>",
+        "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is "
+        "something that this "
+        "build of the class does; whether anyone relies on the opposite is another question, so read its "
+        "path.</p>",
         "<table><tr><th>class<th>verdict<th>what was found<th>not checked",
     ]
     for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
         findings_html = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
         unchecked_html = "".join(f"<div>{escape(line)}</div>" for line in row.left)
         out.append(
-            f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td class={row.verdict}>"
+            f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td "
+            f"class={row.verdict}>"
             f"{row.verdict}<td>{findings_html}<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>"
         )
     return "\n".join([*out, "</table></html>\n"])

@@ -101,9 +101,8 @@ def build_snapshot(
         builder.ask("unmasked", texts)
     if "training" in selected:
         for run in (builder.ask("runs", {}) or {"runs": []})["runs"][:MAX_RUNS]:
-            builder.ask(
-                "run", {"name": run["name"], "after": 0}, ended=True
-            )  # a static page polls for no more
+            # a static page polls for no more
+            builder.ask("run", {"name": run["name"], "after": 0}, ended=True)
         builder.ask("compare", {})
     if attention_answer is not None:
         _add_all_maps(builder, attention_answer)

@@ -102,7 +102,8 @@ def read_vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str
     checks.check_int("'decoder_vocab_size'", target_vocab)
     if shared and target_vocab != source_vocab:
         raise ValueError(
-            f"'vocab_size' is {source_vocab!r} and 'decoder_vocab_size' {target_vocab!r}: a shared vocabulary has one size"
+            f"'vocab_size' is {source_vocab!r} and 'decoder_vocab_size' {target_vocab!r}: a shared "
+            "vocabulary has one size"
         )
     return config | {"vocab_size": target_vocab, "source_vocab": None if shared else source_vocab}
 

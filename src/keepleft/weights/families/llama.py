@@ -113,7 +113,8 @@ def scaling(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling |
     }
     if not isinstance(rope_type, str) or rope_type not in required_keys:
         raise ValueError(
-            f"rotary scaling of the kind {rope_type!r} is not understood: there are default, linear and llama3"
+            f"rotary scaling of the kind {rope_type!r} is not understood: there are default, linear and "
+            "llama3"
         )
     if unknown := sorted(settings.keys() - {"rope_type", "type", "rope_theta", *required_keys[rope_type]}):
         raise ValueError(

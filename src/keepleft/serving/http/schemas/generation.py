@@ -71,6 +71,5 @@ class GenerationFields(StrictModel):
 
 
 RESOLVED_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "max_new_tokens", "stop_strings", "prefix")
-PASS_THROUGH_FIELDS = tuple(
-    name for name in GenerationFields.model_fields if name not in RESOLVED_FIELDS
-)  # become generation options as they are
+# become generation options as they are
+PASS_THROUGH_FIELDS = tuple(name for name in GenerationFields.model_fields if name not in RESOLVED_FIELDS)
