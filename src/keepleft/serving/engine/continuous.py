@@ -330,7 +330,7 @@ def resolve_max_length(design: Design, max_model_len: int | None) -> int:
 def _failure(handle: RequestHandle, error: Exception) -> tuple[RequestHandle, FinishEvent]:
     """The end of a failed request.
 
-    A ValueError is the request's fault, and its message is ours; of other errors only the type is told.
+    A ValueError is the request's fault, and its message is ours; of other errors only the type is reported.
     """
     if isinstance(error, ValueError):
         return handle, FinishEvent(0, "invalid", message=str(error), last=True)

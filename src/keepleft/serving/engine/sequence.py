@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from keepleft.decoding.batch import DEFAULT_NEW_TOKENS, DecodeBatch
+from keepleft.decoding.batch import DecodeBatch, default_new_tokens
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import make_strategy
 from keepleft.decoding.generation_config import GenerationConfig, decoder_start_token
@@ -168,15 +168,13 @@ def max_slots(prompt_length: int, num_rows: int, max_new_tokens: int) -> int:
 def request_lengths(
     design: Design, options: GenerationConfig, num_tokens: int, num_prefix: int
 ) -> RequestLengths:
-    """Lengths of a request of so many tokens; ValueError for an encoder-decoder without a start token."""
-    max_positions = design.max_positions
-    if design.encoder is None:
-        prompt = num_tokens + num_prefix
-        return RequestLengths(
-            prompt, options.resolve_max_new_tokens(prompt, DEFAULT_NEW_TOKENS, max_positions), 0
-        )
-    decoder_start_token(options)  # raises if there is none
-    prompt = 1 + num_prefix
-    return RequestLengths(
-        prompt, options.resolve_max_new_tokens(prompt, 2 * num_tokens + 10, max_positions), num_tokens
+    """Lengths of a request; ValueError for an encoder-decoder without a decoder start token."""
+    if design.is_encoder_decoder:
+        decoder_start_token(options)  # raises if there is none
+        prompt_length, source_length = 1 + num_prefix, num_tokens
+    else:
+        prompt_length, source_length = num_tokens + num_prefix, 0
+    max_new_tokens = options.resolve_max_new_tokens(
+        prompt_length, default_new_tokens(design, num_tokens), design.max_positions
     )
+    return RequestLengths(prompt_length, max_new_tokens, source_length)

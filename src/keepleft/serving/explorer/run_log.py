@@ -115,7 +115,7 @@ class RunFolder:
 
 
 def _skip_lines(file: BinaryIO, inode: int, after: int) -> FileCursor:
-    """The position after so many lines; the start of the file if it has fewer, for then it was rewritten."""
+    """The position after the first `after` lines; the start if there are fewer: the file was rewritten."""
     file.seek(0)
     for _ in range(after):
         if not file.readline().endswith(b"\n"):
