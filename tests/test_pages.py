@@ -119,6 +119,13 @@ def test_every_python_block_of_a_page_runs(page, tmp_path):
         assert_prints_its_comments(code, printed)
 
 
+def test_every_make_target_exists():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for path in PAGES:
+        for target in re.findall(r"`make ([a-z]+)`", path.read_text("utf-8")):
+            assert re.search(rf"^{target}:", makefile, re.M), f"{path.name} names make {target}"
+
+
 def test_every_command_of_the_readme_exists():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
