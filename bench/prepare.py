@@ -42,7 +42,8 @@ def made_up(path: Path, megabytes: int) -> Path:
         while written < megabytes * 1_000_000:
             drawn = iter(chance.choices(words, weights, k=200_000))
             block = "".join(
-                f"{' '.join([first.capitalize(), *(word for _, word in zip(range(14), drawn, strict=False))])}.\n"
+                " ".join([first.capitalize(), *(word for _, word in zip(range(14), drawn, strict=False))])
+                + ".\n"
                 for first in drawn
             )
             written += file.write(block)

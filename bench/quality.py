@@ -1,6 +1,7 @@
 """How good the recipes are: train one from its YAML file and measure it on a test set that it has not seen.
 
-    python bench/quality.py recipes/multi30k-en-de.yaml --data DATA --test multi30k/tok/test_2016_flickr.{en,de}.gz
+    python bench/quality.py recipes/multi30k-en-de.yaml --data DATA \
+        --test multi30k/tok/test_2016_flickr.{en,de}.gz
     python bench/quality.py recipes/shakespeare-char.yaml --data DATA
 
 DATA is a folder laid out as the recipes expect below data/. --set recipe.steps=500 changes a field. BLEU is

@@ -32,7 +32,8 @@ DESIGNS = {
     "base": kl.presets.marian.but(vocab=32_000, feedforward=kl.FeedForward(2048, "relu")),
     "7b": kl.presets.llama,
 }
-RACES = (  # design, rows, beams, transformers' ways, aim: tokens a second, or times as many as its quickest way
+# design, rows, beams, transformers' ways, aim: tokens a second, or times as many as its quickest way
+RACES = (
     ("gpt2", 1, 1, ("default", "static"), "2,500 tok/s"),
     ("gpt2", 32, 1, ("static",), "3 x static"),
     ("base", 1, 1, ("default", "static"), "3 x static"),

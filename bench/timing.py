@@ -22,7 +22,7 @@ class Race(NamedTuple):
     quickest: (
         float  # our quickest sample over theirs: what is left when the machine is busy with other things
     )
-    busy: float  # their median over their quickest: far above 1, the machine was not ours and the medians say little
+    busy: float  # median over minimum: far above 1, the machine was busy with other things
 
 
 def race(

@@ -122,7 +122,8 @@ MUTANTS = [
     Mutant(
         "a bias forgets the table",
         "attention/backends/sdpa.py",
-        'return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, float("-inf")), lowered_mask.empty_queries)',
+        "return DenseMask(bias.masked_fill(~lowered_mask.attn_mask, "
+        'float("-inf")), lowered_mask.empty_queries)',
         "return DenseMask(bias.expand(torch.broadcast_shapes(bias.shape, lowered_mask.attn_mask.shape)), "
         "lowered_mask.empty_queries)",
         ATTENTION,

@@ -60,7 +60,9 @@ class ByLength(Causal):
 
 
 class FiniteMask(Causal):
-    """Scores of hidden keys become 10,000 less: nothing of them is left, until a score is larger than that."""
+    """Scores of hidden keys become 10,000 less: nothing of them is left, until a score is larger than
+    that.
+    """
 
     class Leak(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""A build server reads it: a suite for each report, a case for each kind, and never green without a verdict."""
+"""A build server reads it: a suite for each report, a case for each kind, and never green without a
+verdict.
+"""
 
 from __future__ import annotations
 

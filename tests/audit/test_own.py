@@ -1,4 +1,6 @@
-"""What we build and how we teach it is audited like anyone's: models, caches, labels, packing, accumulation."""
+"""What we build and how we teach it is audited like anyone's: models, caches, labels, packing,
+accumulation.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class Mean(nn.Module):
 
     def forward(self, tokens):
         x = self.embed(tokens)
-        return x + (x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None] if self.honest else x.mean(1, keepdim=True))
+        past = x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        return x + (past if self.honest else x.mean(1, keepdim=True))
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A beam of one is greedy; a beam wide enough finds the best of all texts; scores are those of a full pass."""
+"""A beam of one is greedy; a beam wide enough finds the best of all texts; scores are those of a full
+pass.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def request(body, path="/v1/completions"):
 
 def post(length, path="/v1/completions"):
     """The headers of a request."""
-    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{length}\r\n\r\n".encode()
+    headers = f"host: localhost\r\ncontent-type: application/json\r\n{length}"
+    return f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
 
 
 def everything(made):

@@ -181,7 +181,8 @@ def test_what_a_chat_cannot_do_is_told(ask, said, param, code):
 
 def test_a_template_that_refuses_is_heard():
     talk = decoder(
-        chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}x"
+        chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}"
+        "{% endif %}x"
     )
     with client(talk) as made:
         answer = made.post("/v1/chat/completions", json={"messages": [{"role": "system", "content": "a"}]})

@@ -16,22 +16,22 @@ Head = LMHead | MaskedLMHead | PoolingHead | ClassificationHead | None
 # fields that say nothing about what is computed: kept as notes, written back
 PASSTHROUGH_KEYS = frozenset(
     """
-    _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty extra_pos_embeddings
-    finetuning_task force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    id2label initializer_factor initializer_range init_std is_encoder_decoder keys_to_ignore_at_inference label2id
-    length_penalty max_length max_new_tokens min_length model_max_length model_type n_ctx n_special no_repeat_ngram_size
-    normalize_before normalize_embedding num_beam_groups
-    num_beams num_hidden_layers_ num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id predict_special_tokens prefix pretraining_tp problem_type pruned_heads
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id static_position_embeddings
-    summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
-    transformers_version typical_p unk_token_id use_bfloat16 use_cache
-    encoder_layerdrop decoder_layerdrop layerdrop activation_dropout classif_dropout vocab_size_ add_bias_logits
-    add_final_layer_norm transformers.js_config quantization_config_
+    _name_or_path architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty extra_pos_embeddings finetuning_task force_bos_token_to_be_generated
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    initializer_range init_std is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty
+    max_length max_new_tokens min_length model_max_length model_type n_ctx n_special no_repeat_ngram_size
+    normalize_before normalize_embedding num_beam_groups num_beams num_hidden_layers_ num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id
+    predict_special_tokens prefix pretraining_tp problem_type pruned_heads remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id static_position_embeddings
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
+    top_k top_p torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache
+    encoder_layerdrop decoder_layerdrop layerdrop activation_dropout classif_dropout vocab_size_
+    add_bias_logits add_final_layer_norm transformers.js_config quantization_config_
 """.split()
 )
 

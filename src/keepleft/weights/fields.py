@@ -1,4 +1,6 @@
-"""A foreign configuration as a table read both ways: each row ties one of their fields to places in a design."""
+"""A foreign configuration as a table read both ways: each row ties one of their fields to places in a
+design.
+"""
 
 from __future__ import annotations
 

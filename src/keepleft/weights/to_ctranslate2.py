@@ -143,7 +143,9 @@ def vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
 
 
 def special_tokens(model: Any, vocab: list[str]) -> dict[str, str]:
-    """The special tokens of its configuration, or what such tokens are mostly called; "" where there is none."""
+    """The special tokens of its configuration, or what such tokens are mostly called; "" where there is
+    none.
+    """
     out = {}
     for name, candidates in DEFAULT_SPECIAL_TOKENS.items():
         token_id = model.notes.get(f"{name}_id")

@@ -640,7 +640,9 @@ class Doubling(nn.Module):
 
 
 class Long(nn.Module):
-    """A convolution as long as the text, by Fourier transform over twice the length: causal up to rounding."""
+    """A convolution as long as the text, by Fourier transform over twice the length: causal up to
+    rounding.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -739,7 +741,9 @@ class Routed(nn.Module):
 
 
 class Codes(nn.Module):
-    """Each token is put to the nearest of eleven codes, straight through for gradients; then a convolution."""
+    """Each token is put to the nearest of eleven codes, straight through for gradients; then a
+    convolution.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -1065,7 +1069,7 @@ class AroundEach(Heads):
 
 
 # -- caches
-# ----------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 class Remembering(Heads):

@@ -140,7 +140,9 @@ class StrictPast(Attention):
 
 
 class Entropy(Attention):
-    """Weighs heads by the entropy of their weights; 0 log 0 is left out by where(), but not on the way back."""
+    """Weighs heads by the entropy of their weights; 0 log 0 is left out by where(), but not on the way
+    back.
+    """
 
     def mix(self, q, k, v):
         weights = soft(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), lower(q.shape[2], q.device))

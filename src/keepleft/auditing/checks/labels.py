@@ -123,7 +123,10 @@ def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument:
     new_labels = adapter.sampler.resample(inputs.tokens, 182)
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
-        return f"the scores at position {reader} move {size} when labels change, through {module}: the model reads its answers"
+        return (
+            f"the scores at position {reader} move {size} when labels change, through {module}: "
+            "the model reads its answers"
+        )
 
     return agree(
         session,
@@ -358,7 +361,9 @@ class LabelLossProbe:
 def _labels_aligned(
     session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int
 ) -> bool:
-    """One label at a time: several values for it, and the scores that explain the losses; then all of them."""
+    """One label at a time: several values for it, and the scores that explain the losses; then all of
+    them.
+    """
     probe = LabelLossProbe(session, path, label_argument, batch_size, None)
     length = probe.length
     ignore_value = _ignore_value(label_argument, probe.inputs, path)
@@ -449,8 +454,14 @@ def _misalignment_message(row: int, position: int, judged_row: int, judged_posit
             "shifted"
         )
     if judged_position < position - shift:
-        return f"the label at position {position} is judged by the scores at position {judged_position}: labels are shifted twice"
-    return f"the label at position {position} is judged by the scores at position {judged_position}, not {position - shift}"
+        return (
+            f"the label at position {position} is judged by the scores at position {judged_position}: "
+            "labels are shifted twice"
+        )
+    return (
+        f"the label at position {position} is judged by the scores at position {judged_position}, "
+        f"not {position - shift}"
+    )
 
 
 def _is_constant(losses: Tensor) -> bool:

@@ -257,7 +257,10 @@ def _content_pair(
     ).nonzero()
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
-        return f"what {padding_name} on the {side} holds moves position {reader} of row {row} {size}, through {module}"
+        return (
+            f"what {padding_name} on the {side} holds moves position {reader} of row {row} {size}, "
+            f"through {module}"
+        )
 
     return CallPair(
         "padding",

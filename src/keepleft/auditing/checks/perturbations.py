@@ -1,4 +1,6 @@
-"""What is changed, where a reader may not look: all of it at once, for each reader, or one source at a time."""
+"""What is changed, where a reader may not look: all of it at once, for each reader, or one source at a
+time.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def _check_magnitude(
             "hides it; fill with -inf, or use a "
             "boolean mask"
             if sign
-            else f"once inputs reach {interventions.INPUT_SCALE:g}; {findings.remedy('future', location.module_kind)}"
+            else f"once inputs reach {interventions.INPUT_SCALE:g}; "
+            + findings.remedy("future", location.module_kind)
         )
         session.add_finding(
             Finding(

@@ -24,7 +24,9 @@ def _expert_fields(**overrides: Any) -> dict[str, Any]:
 
 
 def _hybrid_layer_types(config: Any, pattern: str, field: str = "layers_block_type") -> list[str]:
-    """Layers that are (s) state spaces, (a) attention, (h) both, by the names that this release has for them."""
+    """Layers that are (s) state spaces, (a) attention, (h) both, by the names that this release has for
+    them.
+    """
     legacy_names = getattr(config, field)[0] == "mamba"
     return [
         {
