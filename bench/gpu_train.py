@@ -371,7 +371,7 @@ def main() -> None:
             "marian:transformers:256",
             "marian:half+compile+graph:128",
         ],
-        help="race:way:batch; ways join half, autocast, compile, unmixed, descent, graph, wN (tokens in a row)",
+        help="race:way:batch; ways join half, autocast, compile, unmixed, descent, graph, wN (row width)",
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the file itself")

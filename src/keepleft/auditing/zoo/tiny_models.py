@@ -36,7 +36,7 @@ REQUIRED_SUB_CONFIGS = {  # parts of a configuration that some releases want to 
     },
 }
 UNSUPPORTED_CLASSES = {
-    "ClvpModelForConditionalGeneration": "it compares speech with text: its output has no position for each token",
+    "ClvpModelForConditionalGeneration": "it compares speech with text: no output for each token",
     "Gemma4AssistantForCausalLM": DRAFT_MODEL_REASON,
     "Gemma4UnifiedAssistantForCausalLM": DRAFT_MODEL_REASON,
     "PI0ForConditionalGeneration": "it moves a robot: what it gives out has no place for each token",
