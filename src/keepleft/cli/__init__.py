@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     from keepleft.cli.compare import compare
     from keepleft.cli.demo import demo
     from keepleft.cli.doctor import doctor
-    from keepleft.cli.eval import evaluate
+    from keepleft.cli.eval import evaluate_model
     from keepleft.cli.export import export
     from keepleft.cli.generate import generate_text, summarize, translate
     from keepleft.cli.parser import build_parser, command_arguments, normalise_arguments
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         "classify": classify,
         "fill": fill,
         "score": score,
-        "eval": evaluate,
+        "eval": evaluate_model,
         "audit": audit_model,
         "compare": compare,
         "serve": serve,

@@ -10,7 +10,7 @@ from keepleft.cli.progress import Bar
 from keepleft.decoding.generation_config import GenerationConfig
 
 
-def evaluate(
+def evaluate_model(
     inputs: list[str],
     options: GenerationConfig,
     task: Literal["translate", "summarize", "classify", "lm"] | None = None,
@@ -37,13 +37,13 @@ def evaluate(
         device: cpu or cuda; a GPU is used if there is one
         json: print one JSON object
     """
-    from keepleft.pipelines.evaluation import evaluate as evaluate_model
+    from keepleft.pipelines.evaluation import evaluate
 
     model, data = text_io.split_model_and_texts(inputs, require_model=True)
     if not data:
         raise ValueError("say what to evaluate on: a table, two files, or a text, after the model")
     with Bar("texts", None) as bar:
-        result = evaluate_model(
+        result = evaluate(
             str(model),
             data,
             task=task,

@@ -1,9 +1,7 @@
-"""The fields of GenerationConfig as command-line options; the comment beside each field is its help text."""
+"""The options of GenerationConfig as command-line flags: the option table's help texts are their help."""
 
 from __future__ import annotations
 
-import inspect
-import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def add_generation_flags(parser: ArgumentParser) -> None:
-    help_texts = field_comments()
     hints = get_type_hints(GenerationConfig)
     group = parser.add_argument_group(
         "generation options",
@@ -22,17 +19,8 @@ def add_generation_flags(parser: ArgumentParser) -> None:
     )
     for field in fields(GenerationConfig):
         option = f"--{field.name}"
-        help_text = help_texts.get(field.name)
+        help_text = field.metadata["help"]
         if hints[field.name] == bool | None:
             group.add_argument(option, nargs="?", const=True, type=bool, default=None, help=help_text)
         else:
             group.add_argument(option, type=hints[field.name], default=None, help=help_text)
-
-
-def field_comments() -> dict[str, str]:
-    """The comment that follows each field of GenerationConfig in its source."""
-    try:
-        source = inspect.getsource(GenerationConfig)
-    except OSError:  # a frozen application without source files
-        return {}
-    return dict(re.findall(r"^    (\w+): [^#\n]*?# (.*)$", source, re.M))
