@@ -45,10 +45,10 @@ BEAM, DRAWS, TEXT, SAME = (
 AHEAD, CONTRAST, LABELS = (
     "decoding/test_speculative.py",
     "decoding/test_contrastive.py",
-    "evaluate/test_labels.py",
+    "evaluation/test_classification.py",
 )
 STEADY = "decoding/test_recorded.py"
-COMPARE, PERPLEXITY = "evaluate/test_compare.py", "evaluate/test_perplexity.py"
+COMPARE, PERPLEXITY = "evaluation/test_significance.py", "evaluation/test_perplexity.py"
 
 MUTANTS = [
     Mutant("causal sees one ahead", "attention/masks.py", "q, k: k <= q\n", "q, k: k <= q + 1\n", MASKS),
@@ -633,14 +633,14 @@ MUTANTS = [
         "evaluation/rouge.py",
         'category[0] not in "LMN"',
         'category[0] not in "LN"',
-        "evaluate/test_summary.py",
+        "evaluation/test_rouge.py",
     ),
     Mutant(
         "the worse system is called the better",
         "evaluation/translation.py",
         "float(system.score - base.score)",
         "float(base.score - system.score)",
-        "evaluate/test_translation.py",
+        "evaluation/test_translation.py",
     ),
     Mutant(
         "a steady step sees the padding",
