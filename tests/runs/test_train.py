@@ -24,7 +24,7 @@ from keepleft.disk import atomic
 from keepleft.runs import job as jobs
 from keepleft.runs.train import TrainingFinished, run_job
 
-QUICK = "--size tiny --recipe.steps 4 --recipe.save_every 2 --recipe.eval_every 2 --batch.tokens 256".split()
+QUICK = "--size tiny --recipe.steps 4 --recipe.save-every 2 --recipe.eval-every 2 --batch.tokens 256".split()
 QUICK += "--design.dim 32 --design.layers 1 --device cpu".split()
 PAIRS = split("fr", test=100)[0][:300]
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -132,7 +132,7 @@ def test_a_run_is_not_overwritten_and_resumes_only_unchanged(texts, capsys):
     assert main([*again[:4], str(texts / "a.tsv"), *again[5:], "--resume"]) == 2
     assert "train was" in capsys.readouterr().err
     assert main(["train", "--out", str(texts / "nowhere"), "--resume"]) == 2
-    assert "no run to go on with" in capsys.readouterr().err
+    assert "no run to resume" in capsys.readouterr().err
 
 
 def test_two_cannot_train_in_one_folder(texts, capsys):
@@ -151,7 +151,7 @@ def test_a_config_file_gives_the_same_run(texts, capsys):
     assert all(torch.equal(one[name], other[name]) for name in one)
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        main(["train", "--config", str(texts / "run.yaml"), "--recipe.steps", "9", "--print_config"])
+        main(["train", "--config", str(texts / "run.yaml"), "--recipe.steps", "9", "--print-config"])
     assert "steps: 9" in capsys.readouterr().out
 
 
@@ -273,7 +273,7 @@ def test_a_mistake_is_named_and_nothing_is_left_half_done(flags, message, texts,
 def test_texts_longer_than_the_model_are_refused(texts, capsys):
     out = train_tiny("lm", texts)
     run = ["--task", "lm", *data_flags("lm", texts), "--out", str(texts / "o")]
-    too_long = ["--init-from", str(out / "model"), "--batch.max_length", "4096"]
+    too_long = ["--init-from", str(out / "model"), "--batch.max-length", "4096"]
     assert main(["train", *run, *QUICK, *too_long]) == 2
     assert "do not fit a model of" in capsys.readouterr().err
 
@@ -281,11 +281,11 @@ def test_texts_longer_than_the_model_are_refused(texts, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_two_processes_train_what_one_does(strategy, texts):
-    alone = train_tiny("translate", texts, "--batch.micro_tokens", "128")
+    alone = train_tiny("translate", texts, "--batch.micro-tokens", "128")
     out = texts / strategy
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m keepleft train".split()
     run = ["--task", "translate", *data_flags("translate", texts), "--out", str(out)]
-    flags = ["--batch.micro_tokens", "128", "--parallel", strategy]
+    flags = ["--batch.micro-tokens", "128", "--parallel", strategy]
     result = subprocess.run(
         [sys.executable, *launch, *run, *QUICK, *flags],
         capture_output=True,

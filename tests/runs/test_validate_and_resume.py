@@ -84,7 +84,7 @@ def test_a_wrong_option_is_named_before_any_data_is_read(flags, message, data_fo
 
 
 def test_a_start_that_fails_late_removes_only_what_it_created(data_folder, capsys):
-    too_long = ["train", "--task", "lm", "--train", "a.txt", *TINY, "--batch.max_length", "100000"]
+    too_long = ["train", "--task", "lm", "--train", "a.txt", *TINY, "--batch.max-length", "100000"]
     assert main(too_long) == 2
     assert "fewer than one window" in capsys.readouterr().err
     assert [path.name for path in data_folder.iterdir()] == ["a.txt"]
@@ -117,7 +117,7 @@ def test_a_changed_option_is_named_with_both_values(flags, change, run_folder, c
 def test_options_that_are_the_same_or_may_change_are_accepted(run_folder, capsys):
     same = "--task lm --train a.txt --size tiny --design.dim 32 --recipe.lr 0.002 --batch.tokens 2048".split()
     same += ["--tokenizer.kind", "bpe"]
-    assert main(["train", "--resume", *same, "--recipe.log_every", "1"]) == 0
+    assert main(["train", "--resume", *same, "--recipe.log-every", "1"]) == 0
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
     assert "finished already" not in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_a_run_is_found_by_its_folder_or_its_task(run_folder, capsys):
     assert main(["train", "--resume"]) == 2
     assert "--out DIR, or --task for the one in runs/TASK; there are runs/lm" in capsys.readouterr().err
     assert main(["train", "--resume", "--task", "mlm"]) == 2
-    assert "no run to go on with in runs/mlm" in capsys.readouterr().err
+    assert "no run to resume in runs/mlm" in capsys.readouterr().err
 
 
 def test_a_run_reports_its_validation_data(data_folder):

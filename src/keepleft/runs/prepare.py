@@ -102,7 +102,7 @@ def prepare_run(
     if design.max_positions is not None and max_length > design.max_positions:
         raise ValueError(
             f"texts of up to {max_length} tokens do not fit a model of {design.max_positions} positions: "
-            f"give --batch.max_length {design.max_positions}, or a model with more"
+            f"give --batch.max-length {design.max_positions}, or a model with more"
         )
     padding_factor = 0.8 if job.task != "lm" else 1.0  # about a fifth of the tokens of a batch are padding
     steps_per_epoch = max(1, round(targets / (micro_tokens * accumulate * padding_factor)))
@@ -131,9 +131,9 @@ def _describe_tokens(
     if counts.empty:
         parts.append(f", {counts.empty:,} empty")
     if counts.overlong:
-        parts.append(f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max_length)")
+        parts.append(f", {counts.overlong:,} longer than {max_length} tokens left out (--batch.max-length)")
     if counts.truncated:
-        parts.append(f", {counts.truncated:,} cut to {max_length} tokens (--batch.max_length)")
+        parts.append(f", {counts.truncated:,} cut to {max_length} tokens (--batch.max-length)")
     return "".join(parts)
 
 

@@ -128,9 +128,9 @@ def _select_layers(
         for name, module in attentions.items()
         if any(fnmatchcase(name, pattern) for pattern in body.layers)
     }
+    heads_by_layer = {name: module.config.heads for name, module in selected.items()}
     cells = 0
-    for name, module in selected.items():
-        heads = module.config.heads
+    for name, heads in heads_by_layer.items():
         if body.heads is not None and max(body.heads) >= heads:
             message = f"head {max(body.heads)} was requested, and {name} has {heads}"
             raise APIError(400, message, param="heads")
@@ -145,7 +145,7 @@ def _select_layers(
             param="layers",
             code="too_large",
         )
-    return dict.fromkeys(selected, heads)
+    return heads_by_layer
 
 
 @torch.no_grad()
