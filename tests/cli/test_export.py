@@ -18,12 +18,12 @@ OUT = {"ctranslate2": "out", "onnx": "out.onnx", "hf": "out", "gguf": "out.gguf"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small LLaMA with a tokenizer, saved."""
-    place = tmp_path_factory.mktemp("models") / "llama"
+    path = tmp_path_factory.mktemp("models") / "llama"
     design = kl.presets.small(kl.presets.llama).but(vocab=300)
     model = kl.build(design, generator=torch.Generator().manual_seed(3))
     model.notes = {"bos_token_id": 1, "eos_token_id": 2}
-    kl.save(model, train_tokenizer("bpe", ["the sea is calm"] * 9, 300, running_text=True), place)
-    return place
+    kl.save(model, train_tokenizer("bpe", ["the sea is calm"] * 9, 300, running_text=True), path)
+    return path
 
 
 @pytest.mark.parametrize("to", OUT)
@@ -47,20 +47,16 @@ def test_json_says_the_same(folder, tmp_path, capsys):
             [
                 "export",
                 str(folder),
-                "--to",
-                "gguf",
-                "--dtype",
-                "f32",
-                "--out",
+                *"--to gguf --dtype f32 --out".split(),
                 str(tmp_path / "x.gguf"),
                 "--json",
             ]
         )
         == 0
     )
-    said = json.loads(capsys.readouterr().out)
-    assert [check["ok"] for check in said["checks"]] == [True, True, True]
-    assert said["out"] == str(tmp_path / "x.gguf")
+    report = json.loads(capsys.readouterr().out)
+    assert [check["ok"] for check in report["checks"]] == [True, True, True]
+    assert report["out"] == str(tmp_path / "x.gguf")
 
 
 def test_what_differs_ends_with_1_and_is_written_all_the_same(folder, tmp_path, capsys, monkeypatch):
@@ -70,14 +66,14 @@ def test_what_differs_ends_with_1_and_is_written_all_the_same(folder, tmp_path, 
     assert (tmp_path / "x.gguf").exists()
 
 
-def test_unchecked_only_writes(folder, tmp_path, capsys):
+def test_no_verify_only_writes(folder, tmp_path, capsys):
     assert (
         main(["export", str(folder), "--to", "onnx", "--out", str(tmp_path / "x.onnx"), "--no-verify"]) == 0
     )
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_what_is_there_stays_unless_forced(folder, tmp_path, capsys):
+def test_existing_files_stay_unless_forced(folder, tmp_path, capsys):
     (tmp_path / "x.gguf").write_text("mine")
     command = ["export", str(folder), "--to", "gguf", "--out", str(tmp_path / "x.gguf")]
     assert main(command) == 2
@@ -106,16 +102,16 @@ def test_a_design_that_no_one_knows_is_said_not_to_be_checked(tmp_path, capsys):
         (["--to", "hf", "--out", "things", "--force"], "a folder of other things"),
     ],
 )
-def test_wrong_use_is_told_in_one_line(folder, tmp_path, capsys, monkeypatch, wrong, why):
+def test_usage_errors_are_one_line(folder, tmp_path, capsys, monkeypatch, wrong, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "things").mkdir()
-    for place in (tmp_path / "note.txt", tmp_path / "things" / "photo"):
-        place.write_text("mine")
+    for path in (tmp_path / "note.txt", tmp_path / "things" / "photo"):
+        path.write_text("mine")
     assert main(["export", str(folder), *wrong]) == 2
-    said = capsys.readouterr()
-    assert why in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out
+    captured = capsys.readouterr()
+    assert why in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
     assert {path.name for path in tmp_path.rglob("*")} == {"things", "note.txt", "photo"}
 
 

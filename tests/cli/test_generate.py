@@ -1,4 +1,4 @@
-"""The commands that write and judge: in by argument, file or pipe, out by line or JSON."""
+"""Commands that generate, predict and evaluate: input by argument, file or pipe; output as text or JSON."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def decoder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
+def encoder_decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder_decoder")
     design = kl.presets.small(kl.presets.pegasus).but(
         vocab=TOKENS.get_vocab_size(), initial=kl.NormalInit(0.4)
     )
@@ -64,7 +64,7 @@ def run(capsys, *arguments: str, stdin: str | None = None, monkeypatch=None) -> 
 
 
 @pytest.mark.slow
-def test_a_command_that_writes_does_not_wait_for_the_compiler(decoder):
+def test_a_generating_command_does_not_wait_for_the_compiler(decoder):
     """Importing it takes longer than all the rest."""
     arguments = ["generate", decoder, "the sea", "--max-new-tokens", "2"]
     code = (
@@ -102,34 +102,28 @@ def test_a_file_in_and_a_file_out(decoder, capsys, tmp_path):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 2
 
 
-def test_json_has_scores_tokens_and_likely_ones(pair, capsys):
+def test_json_has_scores_tokens_and_likely_ones(encoder_decoder, capsys):
     code, out, _ = run(
         capsys,
         "translate",
-        pair,
+        encoder_decoder,
         "the sea",
-        "--json",
-        "--logprobs",
-        "2",
-        "--num-beams",
-        "3",
-        "--n-best",
-        "2",
-        "--max-new-tokens",
-        "6",
+        *"--json --logprobs 2 --num-beams 3 --n-best 2 --max-new-tokens 6".split(),
     )
-    found = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert found["input"] == "the sea"
-    assert len(found["n_best"]) == 2
-    assert len(found["logprobs"]) == len(found["tokens"])
-    total = sum(part["logprob"] for part in found["logprobs"])
-    assert found["score"] == pytest.approx(total / len(found["tokens"]), abs=1e-3)
-    assert all(len(part["top"]) == 2 for part in found["logprobs"])
+    assert result["input"] == "the sea"
+    assert len(result["n_best"]) == 2
+    assert len(result["logprobs"]) == len(result["tokens"])
+    total = sum(part["logprob"] for part in result["logprobs"])
+    assert result["score"] == pytest.approx(total / len(result["tokens"]), abs=1e-3)
+    assert all(len(part["top"]) == 2 for part in result["logprobs"])
 
 
-def test_several_texts_are_numbered_with_their_scores(pair, capsys):
-    code, out, _ = run(capsys, "translate", pair, "the sea", "calm", "--n-best", "3", "--max-new-tokens", "4")
+def test_several_texts_are_numbered_with_their_scores(encoder_decoder, capsys):
+    code, out, _ = run(
+        capsys, "translate", encoder_decoder, "the sea", "calm", "--n-best", "3", "--max-new-tokens", "4"
+    )
     rows = [line.split(" ||| ") for line in out.splitlines()]
     assert code == 0
     assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
@@ -141,51 +135,44 @@ def test_alternatives_begin_differently(decoder, capsys):
         capsys, "generate", decoder, "the sea", "--alternatives", "4", "--max-new-tokens", "3", "--json"
     )
     assert code == 0
-    assert len({one["tokens"][0] for one in json.loads(out)["n_best"]}) == 4
+    assert len({candidate["tokens"][0] for candidate in json.loads(out)["n_best"]}) == 4
 
 
 @pytest.mark.parametrize("beams", ["1", "2"])
-def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, pair, capsys, beams):
-    for command, model in (("generate", decoder), ("translate", pair)):
-        wish = lambda *more, of=(command, model, "the sea"): json.loads(
+def test_alternatives_end_at_stop_strings_from_their_first_token_on(decoder, encoder_decoder, capsys, beams):
+    for command, model in (("generate", decoder), ("translate", encoder_decoder)):
+        n_best = lambda *extra, of=(command, model, "the sea"): json.loads(
             run(
                 capsys,
                 *of,
-                "--alternatives",
-                "3",
-                "--max-new-tokens",
-                "5",
-                "--num-beams",
+                *"--alternatives 3 --max-new-tokens 5 --num-beams".split(),
                 beams,
                 "--shortlist",
                 LETTERS,
                 "--json",
-                *more,
+                *extra,
             )[1]
         )["n_best"]
-        plain = wish()
-        assert [len(one["tokens"]) for one in plain] == [5, 5, 5]
-        for n, one in enumerate(plain):
-            ended = wish("--stop-strings", TOKENS.decode(one["tokens"][:1]))[n]
-            assert ended["tokens"] == one["tokens"][:1]
+        plain = n_best()
+        assert [len(candidate["tokens"]) for candidate in plain] == [5, 5, 5]
+        for n, candidate in enumerate(plain):
+            ended = n_best("--stop-strings", TOKENS.decode(candidate["tokens"][:1]))[n]
+            assert ended["tokens"] == candidate["tokens"][:1]
             if beams == "1":  # a string of which the first token is the beginning
                 assert (
-                    wish("--stop-strings", TOKENS.decode(one["tokens"][:2]))[n]["tokens"] == one["tokens"][:2]
+                    n_best("--stop-strings", TOKENS.decode(candidate["tokens"][:2]))[n]["tokens"]
+                    == candidate["tokens"][:2]
                 )
 
 
-def test_alternatives_begin_with_the_prefix(decoder, pair, capsys):
-    for command, model in (("generate", decoder), ("translate", pair)):
+def test_alternatives_begin_with_the_prefix(decoder, encoder_decoder, capsys):
+    for command, model in (("generate", decoder), ("translate", encoder_decoder)):
         code, out, _ = run(
             capsys,
             command,
             model,
             "the sea",
-            "--alternatives",
-            "3",
-            "--max-new-tokens",
-            "4",
-            "--prefix",
+            *"--alternatives 3 --max-new-tokens 4 --prefix".split(),
             " calm",
             "--shortlist",
             LETTERS,
@@ -193,49 +180,45 @@ def test_alternatives_begin_with_the_prefix(decoder, pair, capsys):
             "--logprobs",
             "1",
         )
-        found, begun = json.loads(out), len(TOKENS.encode(" calm").ids)
+        result, num_prefix_tokens = json.loads(out), len(TOKENS.encode(" calm").ids)
         assert code == 0
         assert all(
-            one["text"].startswith(" calm") and len(one["tokens"]) == begun + 4 for one in found["n_best"]
+            candidate["text"].startswith(" calm") and len(candidate["tokens"]) == num_prefix_tokens + 4
+            for candidate in result["n_best"]
         )
-        assert found["score"] == pytest.approx(
-            sum(part["logprob"] for part in found["logprobs"][begun:]), abs=1e-4
+        assert result["score"] == pytest.approx(
+            sum(part["logprob"] for part in result["logprobs"][num_prefix_tokens:]), abs=1e-4
         )
     _, out, _ = run(
         capsys,
         "translate",
-        pair,
+        encoder_decoder,
         "the sea",
         "the ship",
-        "--alternatives",
-        "2",
-        "--max-new-tokens",
-        "2",
-        "--json",
-        "--prefix",
+        *"--alternatives 2 --max-new-tokens 2 --json --prefix".split(),
         '["calm","sails"]',
     )
     assert [json.loads(line)["text"][:4] for line in out.splitlines()] == ["calm", "sail"]
 
 
 def test_alternatives_are_only_what_may_come(decoder, capsys):
-    said = ["--alternatives", "5", "--max-new-tokens", "3", "--json"]
-    found = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *said)[1])[
+    options = ["--alternatives", "5", "--max-new-tokens", "3", "--json"]
+    result = json.loads(run(capsys, "generate", decoder, "the sea", "--shortlist", "[70,71]", *options)[1])[
         "n_best"
     ]
-    assert {token for one in found for token in one["tokens"]} <= {70, 71}
-    assert len(found) == 2
+    assert {token for candidate in result for token in candidate["tokens"]} <= {70, 71}
+    assert len(result) == 2
     code, out, _ = run(
-        capsys, "generate", decoder, "the sea", *said, "--max-new-tokens", "0", "--prefix", " calm"
+        capsys, "generate", decoder, "the sea", *options, "--max-new-tokens", "0", "--prefix", " calm"
     )
     assert (code, json.loads(out)["text"]) == (0, " calm")
 
 
 @pytest.mark.parametrize("beams", ["1", "3"])
-def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
-    for n, (command, model) in enumerate((("generate", decoder), ("translate", pair))):
+def test_a_plot_of_the_generation(decoder, encoder_decoder, capsys, tmp_path, beams):
+    for n, (command, model) in enumerate((("generate", decoder), ("translate", encoder_decoder))):
         path = tmp_path / f"{n}.svg"
-        code, _, told = run(
+        code, _, stderr = run(
             capsys,
             command,
             model,
@@ -247,13 +230,13 @@ def test_a_picture_of_the_writing(decoder, pair, capsys, tmp_path, beams):
             "--max-new-tokens",
             "5",
         )
-        assert (code, str(path) in told) == (0, True)
+        assert (code, str(path) in stderr) == (0, True)
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize("beams", ["1", "3"])
-def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, capsys, tmp_path, beams):
-    for command, model in (("generate", decoder), ("translate", pair)):
+def test_the_plot_begins_with_the_prefix_that_the_text_has(decoder, encoder_decoder, capsys, tmp_path, beams):
+    for command, model in (("generate", decoder), ("translate", encoder_decoder)):
         path = tmp_path / f"{command}.svg"
         code, out, _ = run(
             capsys,
@@ -272,27 +255,29 @@ def test_the_picture_begins_with_the_prefix_that_the_text_has(decoder, pair, cap
             "--shortlist",
             LETTERS,
         )
-        found = json.loads(out)
+        result = json.loads(out)
         shown = [
             "".join(text.itertext())
             for text in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
         ]
         assert code == 0
-        assert found["text"].startswith(" ship sails")
+        assert result["text"].startswith(" ship sails")
         if command == "translate" and beams == "1":  # a token a row, those of the prefix too
-            rows = [svg.show_invisibles(word) for word in token_pieces(TOKENS, found["tokens"])]
+            rows = [svg.show_invisibles(word) for word in token_pieces(TOKENS, result["tokens"])]
             assert shown[-len(rows) :] == rows
         else:
-            assert any(found["text"] in line for line in shown)
+            assert any(result["text"] in line for line in shown)
 
 
-def test_an_alignment_has_a_pair_for_each_token(pair, capsys):
+def test_an_alignment_has_a_pair_for_each_token(encoder_decoder, capsys):
     code, out, _ = run(
-        capsys, "translate", pair, "the sea", "--alignments", "--json", "--max-new-tokens", "5"
+        capsys, "translate", encoder_decoder, "the sea", "--alignments", "--json", "--max-new-tokens", "5"
     )
-    found = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert [int(one.split("-")[1]) for one in found["alignment"].split()] == list(range(len(found["tokens"])))
+    assert [int(pair.split("-")[1]) for pair in result["alignment"].split()] == list(
+        range(len(result["tokens"]))
+    )
 
 
 def test_a_stream_is_the_text(decoder, capsys):
@@ -302,31 +287,26 @@ def test_a_stream_is_the_text(decoder, capsys):
     assert plain.startswith(out.rstrip("\n"))
 
 
-def test_what_changes_nothing_is_told_once(decoder, capsys, monkeypatch):
-    code, _, told = run(
+def test_an_option_without_effect_is_noted_once(decoder, capsys, monkeypatch):
+    code, _, stderr = run(
         capsys,
         "generate",
         decoder,
-        "--top-p",
-        "0.5",
-        "--max-new-tokens",
-        "2",
-        "--batch-size",
-        "1",
+        *"--top-p 0.5 --max-new-tokens 2 --batch-size 1".split(),
         stdin="a\nb\nc",
         monkeypatch=monkeypatch,
     )
     assert code == 0
-    assert told.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
+    assert stderr.count("do_sample is not set, so top_p=0.5 changes nothing") == 1
 
 
-@pytest.mark.parametrize("more", [(), ("--alternatives", "2"), ("--stream",)])
-def test_a_prompt_without_room_is_told_once(decoder, capsys, more):
-    code, out, told = run(
-        capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *more
+@pytest.mark.parametrize("extra", [(), ("--alternatives", "2"), ("--stream",)])
+def test_a_prompt_without_room_is_noted_once(decoder, capsys, extra):
+    code, out, stderr = run(
+        capsys, "generate", decoder, "the sea is calm, and the ship sails on", "--max-length", "3", *extra
     )
     assert (code, out) == (0, "\n")
-    assert told.count("max_length is 3, and a prompt has") == 1
+    assert stderr.count("max_length is 3, and a prompt has") == 1
 
 
 def test_labels_with_their_probabilities(classifier, capsys):
@@ -337,17 +317,17 @@ def test_labels_with_their_probabilities(classifier, capsys):
     assert {row["label"] for row in rows} <= {"sad", "glad"}
 
 
-def test_how_likely_a_text_is(decoder, pair, capsys):
+def test_how_likely_a_text_is(decoder, encoder_decoder, capsys):
     code, out, _ = run(capsys, "score", decoder, "the sea is calm")
     model, tokenizer = kl.load(decoder)
     tokens = tokenizer.encode("the sea is calm").ids
     with torch.no_grad():
-        chances = model(torch.tensor([[1, *tokens[:-1]]]))[0].log_softmax(-1)
-    want = float(chances.gather(1, torch.tensor(tokens)[:, None]).sum())
+        logprobs = model(torch.tensor([[1, *tokens[:-1]]]))[0].log_softmax(-1)
+    expected = float(logprobs.gather(1, torch.tensor(tokens)[:, None]).sum())
     assert code == 0
-    assert float(out.split("\t")[0]) == pytest.approx(want, abs=1e-3)
-    assert run(capsys, "score", pair, "the sea\tcalm")[0] == 0
-    assert "line 1 has no tab" in run(capsys, "score", pair, "the sea")[2]
+    assert float(out.split("\t")[0]) == pytest.approx(expected, abs=1e-3)
+    assert run(capsys, "score", encoder_decoder, "the sea\tcalm")[0] == 0
+    assert "line 1 has no tab" in run(capsys, "score", encoder_decoder, "the sea")[2]
 
 
 def test_what_fits_in_a_gap(tmp_path, capsys):
@@ -360,17 +340,21 @@ def test_what_fits_in_a_gap(tmp_path, capsys):
     assert "there is no <mask>" in run(capsys, "fill", str(tmp_path), "the sea")[2]
 
 
-def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder, capsys, tmp_path):
+def test_evaluation_alone_against_a_baseline_and_as_a_quality_gate(
+    encoder_decoder, classifier, decoder, capsys, tmp_path
+):
     (tmp_path / "t.tsv").write_text("src\ttgt\n" + "the sea\tcalm\nthe ship\tsails on\n" * 5)
-    code, out, _ = run(capsys, "eval", pair, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--json")
-    found = json.loads(out)
-    assert (code, found["count"]) == (0, 10)
-    assert {"bleu", "chrf", "ter", "exact"} <= found["measures"].keys()
+    code, out, _ = run(
+        capsys, "eval", encoder_decoder, str(tmp_path / "t.tsv"), "--max-new-tokens", "4", "--json"
+    )
+    result = json.loads(out)
+    assert (code, result["count"]) == (0, 10)
+    assert {"bleu", "chrf", "ter", "exact"} <= result["measures"].keys()
     (tmp_path / "other.txt").write_text("calm\nsails on\n" * 5)
     code, out, _ = run(
         capsys,
         "eval",
-        pair,
+        encoder_decoder,
         str(tmp_path / "t.tsv"),
         "--max-new-tokens",
         "4",
@@ -384,13 +368,9 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
     code, out, _ = run(
         capsys,
         "eval",
-        pair,
+        encoder_decoder,
         str(tmp_path / "t.tsv"),
-        "--max-new-tokens",
-        "4",
-        "--dtype",
-        "int8",
-        "--baseline",
+        *"--max-new-tokens 4 --dtype int8 --baseline".split(),
         str(tmp_path / "other.txt"),
     )
     assert code == 0
@@ -406,7 +386,7 @@ def test_evaluation_alone_beside_another_and_as_a_gate(pair, classifier, decoder
     assert "bits_per_byte" in out
 
 
-def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
+def test_usage_errors(decoder, encoder_decoder, classifier, capsys, monkeypatch):
     assert "there is no model directory" in run(capsys, "translate", "nowhere", "text")[2]
     assert "is an encoder and writes no text" in run(capsys, "generate", classifier, "text")[2]
     assert (
@@ -415,9 +395,9 @@ def test_wrong_use_is_told(decoder, pair, classifier, capsys, monkeypatch):
     )
     assert "a stream is for one text" in run(capsys, "generate", decoder, "x", "--stream", "--json")[2]
     assert "this model has no labels" in run(capsys, "classify", decoder, "x")[2]
-    code, _, told = run(capsys, "generate", decoder, "--max-new-token", "3", "x")
+    code, _, stderr = run(capsys, "generate", decoder, "--max-new-token", "3", "x")
     assert code == 2
-    assert "--max-new-tokens" in told
+    assert "--max-new-tokens" in stderr
     monkeypatch.setattr("keepleft.cli.generate.installed_weights", dict)
     monkeypatch.setattr("keepleft.cli.text_io.installed_weights", dict)
     assert "no model was named, and none is installed" in run(capsys, "generate", "some text")[2]
@@ -427,8 +407,8 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
     decoder, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, _, told = run(capsys, "generate", "word " * 60, "--max-new-tokens", "2", "--do-sample=false")
-    assert code == 0, told
+    code, _, stderr = run(capsys, "generate", "word " * 60, "--max-new-tokens", "2", "--do-sample=false")
+    assert code == 0, stderr
     assert "both must be at least 1" in run(capsys, "generate", decoder, "x", "--batch-size", "0")[2]
     drawn = []
     monkeypatch.setattr(
@@ -442,11 +422,7 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
         "first",
         "second",
         "third",
-        "--batch-size",
-        "2",
-        "--max-new-tokens",
-        "1",
-        "--plot",
+        *"--batch-size 2 --max-new-tokens 1 --plot".split(),
         str(tmp_path / "p.svg"),
     )
     assert drawn == ["first"]
@@ -454,13 +430,13 @@ def test_a_long_text_without_a_model_is_a_text_and_flags_can_be_taken_back(
 
 def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
     monkeypatch.setattr("keepleft.cli.text_io.installed_weights", lambda: {"Little": Path(decoder)})
-    said = ["the sea", "--max-new-tokens", "3"]
-    assert run(capsys, "generate", "Little", *said) == run(capsys, "generate", decoder, *said)
+    options = ["the sea", "--max-new-tokens", "3"]
+    assert run(capsys, "generate", "Little", *options) == run(capsys, "generate", decoder, *options)
     assert run(capsys, "score", "Little", "the sea") == run(capsys, "score", decoder, "the sea")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["and/or"],
         ["and/or", "he/she"],
@@ -475,15 +451,15 @@ def test_an_installed_model_goes_by_its_name(decoder, capsys, monkeypatch):
         ["a/"],
     ],
 )
-def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
+def test_a_text_with_a_slash_is_a_text(arguments, decoder, capsys, monkeypatch):
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, out, told = run(capsys, "generate", *words, "--max-new-tokens", "2", "--json")
-    assert code == 0, told
-    assert [json.loads(line)["input"] for line in out.splitlines()] == words
+    code, out, stderr = run(capsys, "generate", *arguments, "--max-new-tokens", "2", "--json")
+    assert code == 0, stderr
+    assert [json.loads(line)["input"] for line in out.splitlines()] == arguments
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["no-such/model"],
         ["nobody/gtp2"],
@@ -494,39 +470,41 @@ def test_a_text_with_a_slash_is_a_text(words, decoder, capsys, monkeypatch):
         ["runs/nvoel"],
     ],
 )
-def test_a_mistaken_name_on_the_hub_is_told(words, decoder, capsys, monkeypatch, tmp_path):
+def test_a_wrong_name_on_the_hub_is_an_error(arguments, decoder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, out, told = run(
-        capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
+    code, out, stderr = run(
+        capsys, "generate", *arguments, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
     )
     assert (code, out) == (2, "")
-    assert f"there is no directory {words[0]}, and the hub gives no model of that name" in told
+    assert f"there is no directory {arguments[0]}, and the hub gives no model of that name" in stderr
 
 
 @pytest.mark.parametrize(
-    "words", [["/no/such/model", "hi"], ["runs/novel/model"], ["./nothing"], ["no.gguf", "hi"]]
+    "arguments", [["/no/such/model", "hi"], ["runs/novel/model"], ["./nothing"], ["no.gguf", "hi"]]
 )
-def test_a_path_that_leads_nowhere_is_no_text(words, decoder, capsys, monkeypatch, tmp_path):
+def test_a_path_that_leads_nowhere_is_no_text(arguments, decoder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("keepleft.cli.generate.best_installed", lambda: decoder)
-    code, out, told = run(
-        capsys, "generate", *words, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
+    code, out, stderr = run(
+        capsys, "generate", *arguments, "--max-new-tokens", "2", stdin="the sea", monkeypatch=monkeypatch
     )
     assert (code, out) == (2, "")
-    assert words[0].removeprefix("./") in told
+    assert arguments[0].removeprefix("./") in stderr
 
 
 def test_a_seed_for_each_text_goes_with_its_text(decoder, capsys):
-    said = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
+    options = ["--do-sample", "--max-new-tokens", "4", "--temperature", "2.0"]
     together = run(
-        capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2,3]", "--batch-size", "2", "--json", *said
+        capsys, "generate", decoder, "a", "b", "c", *"--seed [1,2,3] --batch-size 2 --json".split(), *options
     )[1]
     alone = [
-        run(capsys, "generate", decoder, text, "--seed", seed, "--json", *said)[1]
+        run(capsys, "generate", decoder, text, "--seed", seed, "--json", *options)[1]
         for text, seed in (("a", "1"), ("b", "2"), ("c", "3"))
     ]
     tokens = lambda out: [json.loads(line)["tokens"] for line in out.splitlines()]
     assert tokens(together) == [row for out in alone for row in tokens(out)]
-    assert "seed has 2 values" in run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2]", *said)[2]
+    assert (
+        "seed has 2 values" in run(capsys, "generate", decoder, "a", "b", "c", "--seed", "[1,2]", *options)[2]
+    )

@@ -1,4 +1,4 @@
-"""Wrong use is told in one line that names the thing, its value and what was perhaps meant."""
+"""Usage errors are one line that names the option, its value and what was probably meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from keepleft.cli import main
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["trian"], "there is no command 'trian': did you mean train?"),
         (["xyzzy"], "there is no command 'xyzzy': there are demo, train, generate, "),
@@ -37,7 +37,7 @@ from keepleft.cli import main
         (["train", "--config", "broken.yaml"], "--config is not YAML"),
     ],
 )
-def test_a_line_says_what_was_wrong_and_what_was_meant(arguments, said, tmp_path, monkeypatch, capsys):
+def test_a_line_says_what_was_wrong_and_what_was_meant(arguments, expected, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("recipe: {stepps: 5}\n")
     (tmp_path / "short.yaml").write_text("stepps: 5\n")
@@ -45,7 +45,7 @@ def test_a_line_says_what_was_wrong_and_what_was_meant(arguments, said, tmp_path
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"keepleft: {said}")
+    assert err.startswith(f"keepleft: {expected}")
     assert err.count("\n") == 1
 
 
@@ -54,10 +54,10 @@ def test_only_options_of_the_command_are_suggested(capsys):
     assert "--size" not in capsys.readouterr().err
 
 
-def test_the_help_of_train_tells_how_to_name_texts(capsys):
+def test_the_help_of_train_says_how_to_name_data(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    said = capsys.readouterr().out
+    help_text = capsys.readouterr().out
     for option in ("--train.src", "--train.tgt", "--train.columns", "--train.tag", "--valid.src"):
-        assert option in said
-    assert "CLASS" not in said
+        assert option in help_text
+    assert "CLASS" not in help_text

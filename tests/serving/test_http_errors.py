@@ -1,4 +1,4 @@
-"""Whatever cannot be served is told in one shape, with what to do about it; and never more than that."""
+"""Errors have one format, say what to do about them, and reveal nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keepleft.serving.http.middleware.body_limit import check_json
 from serving.tiny_services import Slow, client, decoder, encoder, talker, translator
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LITTLE = Limits(
+LIMITS = Limits(
     body=20_000,
     depth=8,
     prompts=3,
@@ -38,17 +38,17 @@ LITTLE = Limits(
 
 
 @pytest.fixture(scope="module")
-def ask():
-    with client(talker(), limits=LITTLE, reach=64) as made:
-        yield made
+def limited_client():
+    with client(talker(), limits=LIMITS, max_model_len=64) as http_client:
+        yield http_client
 
 
-def refused(answer, status=400, code=None, param=None, said=""):
+def refused(answer, status=400, code=None, param=None, message=""):
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(answer.json()) == {"error"}
     assert set(error) == {"message", "type", "param", "code"}
-    assert said in error["message"]
+    assert message in error["message"]
     assert code is None or error["code"] == code
     assert param is None or error["param"] == param
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -57,7 +57,7 @@ def refused(answer, status=400, code=None, param=None, said=""):
 
 
 @pytest.mark.parametrize(
-    ("said", "param"),
+    ("fields", "param"),
     [
         ({"max_tokens": 51}, "max_tokens"),
         ({"max_new_tokens": 51}, "max_tokens"),
@@ -109,12 +109,12 @@ def refused(answer, status=400, code=None, param=None, said=""):
         ({"stream": 1}, "stream"),
     ],
 )
-def test_what_is_beyond_a_limit_is_refused_by_name(ask, said, param):
-    refused(ask.post("/v1/completions", json={"prompt": "the sea", **said}), param=param)
+def test_what_is_beyond_a_limit_is_refused_by_name(limited_client, fields, param):
+    refused(limited_client.post("/v1/completions", json={"prompt": "the sea", **fields}), param=param)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("fields", "message"),
     [
         ({"top_pp": 0.5}, "there is no field 'top_pp': did you mean top_p?"),
         ({"xyzzy": 1}, "there is no field 'xyzzy': leave it out"),
@@ -131,25 +131,34 @@ def test_what_is_beyond_a_limit_is_refused_by_name(ask, said, param):
         ({"prompt": [9999]}, "prompt 0 holds token 9999, and the model knows"),
     ],
 )
-def test_what_contradicts_itself_is_told_in_words(ask, said, message):
-    refused(ask.post("/v1/completions", json={"prompt": "the sea", **said}), said=message)
+def test_contradictions_are_explained(limited_client, fields, message):
+    refused(limited_client.post("/v1/completions", json={"prompt": "the sea", **fields}), message=message)
 
 
-def test_a_prompt_that_is_longer_than_the_model_has_its_own_code(ask):
+def test_a_prompt_that_is_longer_than_the_model_has_its_own_code(limited_client):
     for prompt in ([20] * 65, "the sea is calm " * 30):
-        error = refused(ask.post("/v1/completions", json={"prompt": prompt}), code="context_length_exceeded")
+        error = refused(
+            limited_client.post("/v1/completions", json={"prompt": prompt}), code="context_length_exceeded"
+        )
         assert "64" in error["message"]
     messages = [{"role": "user", "content": "a ship " * 40}]
-    refused(ask.post("/v1/chat/completions", json={"messages": messages}), code="context_length_exceeded")
-    refused(ask.post("/v1/embeddings", json={"input": [20] * 65}), code="context_length_exceeded")
-    refused(ask.post("/v1/score", json={"input": "the sea is calm " * 20}), code="context_length_exceeded")
     refused(
-        ask.post("/v1/attention", json={"input": "the sea is calm " * 20}), code="context_length_exceeded"
+        limited_client.post("/v1/chat/completions", json={"messages": messages}),
+        code="context_length_exceeded",
+    )
+    refused(limited_client.post("/v1/embeddings", json={"input": [20] * 65}), code="context_length_exceeded")
+    refused(
+        limited_client.post("/v1/score", json={"input": "the sea is calm " * 20}),
+        code="context_length_exceeded",
+    )
+    refused(
+        limited_client.post("/v1/attention", json={"input": "the sea is calm " * 20}),
+        code="context_length_exceeded",
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "param", "code"),
+    ("fields", "param", "code"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools_not_supported"),
         ({"tool_choice": "required"}, "tool_choice", "tools_not_supported"),
@@ -174,41 +183,49 @@ def test_a_prompt_that_is_longer_than_the_model_has_its_own_code(ask):
         ({"max_completion_tokens": 51}, "max_completion_tokens", None),
     ],
 )
-def test_what_a_chat_cannot_do_is_told(ask, said, param, code):
-    body = {"messages": [{"role": "user", "content": "a"}], **said}
-    refused(ask.post("/v1/chat/completions", json=body), param=param, code=code)
+def test_what_a_chat_cannot_do_is_rejected(limited_client, fields, param, code):
+    body = {"messages": [{"role": "user", "content": "a"}], **fields}
+    refused(limited_client.post("/v1/chat/completions", json=body), param=param, code=code)
 
 
-def test_a_template_that_refuses_is_heard():
-    talk = decoder(
+def test_the_message_of_a_template_that_rejects_is_passed_on():
+    loaded = decoder(
         chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}"
         "{% endif %}x"
     )
-    with client(talk) as made:
-        answer = made.post("/v1/chat/completions", json={"messages": [{"role": "system", "content": "a"}]})
-        refused(answer, code="invalid_messages", said="begin with the user")
+    with client(loaded) as http_client:
+        answer = http_client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "system", "content": "a"}]}
+        )
+        refused(answer, code="invalid_messages", message="begin with the user")
 
 
 def test_a_template_that_never_ends_or_grows_without_end_is_stopped():
     endless = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    with client(decoder(chat_template=endless), limits=Limits(template_seconds=0.3)) as made:
-        refused(made.post("/v1/chat/completions", json=body), code="template_too_slow")
-        refused(made.post("/v1/chat/completions", json=body), code="template_too_slow")  # it is there again
-    with client(decoder(chat_template="{% for a in range(99999) %}{{ 'long ' * 999 }}{% endfor %}")) as made:
-        refused(made.post("/v1/chat/completions", json=body), said="characters")
-    with client(decoder(chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}")) as made:
-        refused(made.post("/v1/chat/completions", json=body), code="invalid_messages")
+    with client(decoder(chat_template=endless), limits=Limits(template_seconds=0.3)) as http_client:
+        refused(http_client.post("/v1/chat/completions", json=body), code="template_too_slow")
+        # the sandbox has been started again
+        refused(http_client.post("/v1/chat/completions", json=body), code="template_too_slow")
+    with client(
+        decoder(chat_template="{% for a in range(99999) %}{{ 'long ' * 999 }}{% endfor %}")
+    ) as http_client:
+        refused(http_client.post("/v1/chat/completions", json=body), message="characters")
+    with client(decoder(chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}")) as http_client:
+        refused(http_client.post("/v1/chat/completions", json=body), code="invalid_messages")
 
 
-def test_a_rule_that_takes_too_long_is_stopped():
-    with client(decoder(), limits=Limits(grammar_seconds=1e-9)) as made:
-        rule = "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"
-        refused(made.post("/v1/completions", json={"prompt": "a", "regex": rule}), code="grammar_too_complex")
+def test_a_grammar_that_takes_too_long_is_stopped():
+    with client(decoder(), limits=Limits(grammar_seconds=1e-9)) as http_client:
+        regex = "(" + "|".join("ab" * n for n in range(1, 200)) + "){9}"
+        refused(
+            http_client.post("/v1/completions", json={"prompt": "a", "regex": regex}),
+            code="grammar_too_complex",
+        )
 
 
 @pytest.mark.parametrize(
-    ("opened", "route", "code"),
+    ("load", "route", "code"),
     [
         (decoder, "/v1/chat/completions", "no_chat_template"),
         (decoder, "/v1/translate", "model_not_suited"),
@@ -220,17 +237,17 @@ def test_a_rule_that_takes_too_long_is_stopped():
         (lambda: encoder(kl.ClassificationHead(3)), "/v1/score", "model_not_suited"),
     ],
 )
-def test_a_model_that_is_for_something_else_says_for_what(opened, route, code):
+def test_a_model_that_is_for_something_else_says_for_what(load, route, code):
     body = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
         "/v1/completions": {"prompt": "a"},
     }
-    with client(opened()) as made:
-        refused(made.post(route, json=body.get(route, {"input": "a"})), code=code)
+    with client(load()) as http_client:
+        refused(http_client.post(route, json=body.get(route, {"input": "a"})), code=code)
 
 
 @pytest.mark.parametrize(
-    ("route", "said", "param"),
+    ("route", "fields", "param"),
     [
         ("/v1/embeddings", {"input": ["a"] * 4}, "input"),
         ("/v1/embeddings", {"input": [[]]}, "prompt"),
@@ -249,45 +266,48 @@ def test_a_model_that_is_for_something_else_says_for_what(opened, route, code):
         ("/v1/attention", {"input": "a", "source": "b"}, "source"),
     ],
 )
-def test_other_routes_have_limits_too(ask, route, said, param):
-    refused(ask.post(route, json=said), param=param)
+def test_other_routes_have_limits_too(limited_client, route, fields, param):
+    refused(limited_client.post(route, json=fields), param=param)
 
 
-def test_a_pair_wants_its_source():
-    with client(translator()) as made:
-        refused(made.post("/v1/score", json={"input": "a"}), param="source")
-        refused(made.post("/v1/score", json={"input": ["a", "b"], "source": "c"}), param="source")
-        refused(made.post("/v1/attention", json={"input": "a"}), param="source")
+def test_an_encoder_decoder_needs_its_source():
+    with client(translator()) as http_client:
+        refused(http_client.post("/v1/score", json={"input": "a"}), param="source")
+        refused(http_client.post("/v1/score", json={"input": ["a", "b"], "source": "c"}), param="source")
+        refused(http_client.post("/v1/attention", json={"input": "a"}), param="source")
         refused(
-            made.post("/v1/translate", json={"input": "a", "tag": "<2xx>"}),
-            said="the model has no tag '<2xx>'",
+            http_client.post("/v1/translate", json={"input": "a", "tag": "<2xx>"}),
+            message="the model has no tag '<2xx>'",
         )
         refused(
-            made.post("/v1/translate", json={"input": "a", "tag": "sea"}),
-            said="the model has no tag 'sea': leave it out",
+            http_client.post("/v1/translate", json={"input": "a", "tag": "sea"}),
+            message="the model has no tag 'sea': leave it out",
         )
         for wrong in ("text", "texts", "source"):
             refused(
-                made.post("/v1/translate", json={wrong: "a"}),
-                said=f"there is no field '{wrong}': did you mean input?",
+                http_client.post("/v1/translate", json={wrong: "a"}),
+                message=f"there is no field '{wrong}': did you mean input?",
             )
-        refused(made.post("/v1/completions", json={"prompt": "a", "echo": True, "logprobs": 1}), param="echo")
+        refused(
+            http_client.post("/v1/completions", json={"prompt": "a", "echo": True, "logprobs": 1}),
+            param="echo",
+        )
 
 
-def test_another_model_is_not_here(ask):
+def test_another_model_is_not_here(limited_client):
     bodies = {
         "/v1/completions": {"prompt": "a"},
         "/v1/embeddings": {"input": "a"},
         "/v1/attention": {"input": "a"},
     }
     for route, body in bodies.items():
-        refused(ask.post(route, json={**body, "model": "gpt-4"}), 404, "model_not_found", "model")
-        assert ask.post(route, json={**body, "model": "tiny"}).status_code == 200
-    refused(ask.get("/v1/models/gpt-4"), 404, "model_not_found")
+        refused(limited_client.post(route, json={**body, "model": "gpt-4"}), 404, "model_not_found", "model")
+        assert limited_client.post(route, json={**body, "model": "tiny"}).status_code == 200
+    refused(limited_client.get("/v1/models/gpt-4"), 404, "model_not_found")
 
 
-def test_addresses_and_methods_that_are_not_there(ask):
-    for where in (
+def test_unknown_routes_and_methods(limited_client):
+    for path in (
         "/nowhere",
         "/v1",
         "/docs",
@@ -297,12 +317,12 @@ def test_addresses_and_methods_that_are_not_there(ask):
         "/explore/../x",
         "/..%2f..%2fetc/passwd",
     ):
-        refused(ask.get(where), 404)
-    answer = ask.get("/v1/completions")
+        refused(limited_client.get(path), 404)
+    answer = limited_client.get("/v1/completions")
     refused(answer, 405)
     assert answer.headers["allow"] == "POST"
     for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"):
-        assert ask.request(method, "/v1/models").status_code in (405, 415)
+        assert limited_client.request(method, "/v1/models").status_code in (405, 415)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +347,10 @@ def test_addresses_and_methods_that_are_not_there(ask):
         (b'{"prompt": [99999999999999999999999]}', None),
     ],
 )
-def test_a_body_that_is_no_sound_json(ask, body, code):
+def test_a_body_that_is_no_sound_json(limited_client, body, code):
     refused(
-        ask.post("/v1/completions", content=body, headers={"content-type": "application/json"}), code=code
+        limited_client.post("/v1/completions", content=body, headers={"content-type": "application/json"}),
+        code=code,
     )
 
 
@@ -339,32 +360,34 @@ def test_nesting_up_to_the_limit_is_fine():
         check_json(b"[" * 10 + b"]" * 10, 8)
 
 
-def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(ask):
-    refused(ask.post("/v1/completions", json={"prompt": "a" * 30_000}), 413, "too_large")
+def test_a_body_that_is_too_large_or_no_json_is_refused_by_its_headers(limited_client):
+    refused(limited_client.post("/v1/completions", json={"prompt": "a" * 30_000}), 413, "too_large")
     refused(
-        ask.post(
+        limited_client.post(
             "/v1/completions", content=iter([b"a" * 9000] * 5), headers={"content-type": "application/json"}
         ),
         413,
     )
-    refused(ask.post("/v1/completions", content=b"{}"), 415)
-    refused(ask.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 415)
+    refused(limited_client.post("/v1/completions", content=b"{}"), 415)
+    refused(
+        limited_client.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 415
+    )
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
-    refused(ask.post("/v1/completions", content=b"{}", headers=packed), 415)
+    refused(limited_client.post("/v1/completions", content=b"{}", headers=packed), 415)
 
 
-def test_our_faults_are_told_by_number_alone(monkeypatch):
+def test_our_bugs_are_reported_by_request_id_alone(monkeypatch):
     lines = []
-    with client(decoder(), log=lambda level, what: lines.append((level, what))) as made:
+    with client(decoder(), log=lambda level, fields: lines.append((level, fields))) as http_client:
         monkeypatch.setattr(
             "keepleft.serving.http.routes.completions.resolve_options",
             lambda *_, **__: Path("/secret/place").read_text(),
         )
-        answer = made.post("/v1/completions", json={"prompt": "a private thing"})
+        answer = http_client.post("/v1/completions", json={"prompt": "a private thing"})
     error = refused(answer, 500, "internal_error")
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"] in error["message"]
-    fault = next(what for level, what in lines if level == "error")
+    fault = next(fields for level, fields in lines if level == "error")
     assert fault["id"] == answer.headers["x-request-id"]
     assert fault["error"] == "FileNotFoundError"
     assert any("test_http_errors.py" in line for line in fault["where"])
@@ -372,7 +395,7 @@ def test_our_faults_are_told_by_number_alone(monkeypatch):
 
 
 class Broken(SequentialEngine):
-    """A step of it fails."""
+    """An engine whose steps fail."""
 
     times = 2
 
@@ -382,58 +405,58 @@ class Broken(SequentialEngine):
         return super().step()
 
 
-def test_an_engine_that_fails_is_told_and_the_next_request_is_served():
-    with client(decoder(), Broken) as made:
+def test_an_engine_failure_is_reported_and_the_next_request_is_served():
+    with client(decoder(), Broken) as http_client:
         refused(
-            made.post("/v1/completions", json={"prompt": "the"}),
+            http_client.post("/v1/completions", json={"prompt": "the"}),
             500,
             "model_failed",
-            said="ZeroDivisionError",
+            message="ZeroDivisionError",
         )
-        text = made.post("/v1/completions", json={"prompt": "the", "stream": True}).text
+        text = http_client.post("/v1/completions", json={"prompt": "the", "stream": True}).text
         assert '"code":"model_failed"' in text
         assert "secret" not in text
         assert "[DONE]" not in text
         Broken.times = 0
-        assert made.post("/v1/completions", json={"prompt": "the"}).status_code == 200
+        assert http_client.post("/v1/completions", json={"prompt": "the"}).status_code == 200
 
 
-def test_a_full_engine_says_when_to_come_again(monkeypatch):
-    with client(decoder(), limits=Limits(requests=2)) as made:
-        answer = made.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+def test_a_full_engine_says_when_to_retry(monkeypatch):
+    with client(decoder(), limits=Limits(requests=2)) as http_client:
+        answer = http_client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
         refused(answer, 429, "rate_limit_exceeded")
         assert answer.headers["retry-after"] == "1"
         assert (
-            made.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 200
+            http_client.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 200
         )  # those two were let go
 
         def full(*_):
             raise OverloadedError("no room", retry_after=6.2)
 
         monkeypatch.setattr("keepleft.serving.engine.thread.EngineThread.run_between_steps", full)
-        answer = made.post("/v1/embeddings", json={"input": "a"})
+        answer = http_client.post("/v1/embeddings", json={"input": "a"})
         refused(answer, 429)
         assert answer.headers["retry-after"] == "7"
 
 
 def test_a_server_that_shuts_down_says_so():
-    with client(decoder()) as made:
-        assert made.get("/health").json() == {"status": "ready"}
-        made.service.drain(1.0)
-        answer = made.post("/v1/completions", json={"prompt": "a"})
+    with client(decoder()) as http_client:
+        assert http_client.get("/health").json() == {"status": "ready"}
+        http_client.service.drain(1.0)
+        answer = http_client.post("/v1/completions", json={"prompt": "a"})
         refused(answer, 503, "shutting_down")
         assert int(answer.headers["retry-after"]) > 0
-        answer = made.get("/health")
+        answer = http_client.get("/health")
         assert answer.status_code == 503
         assert answer.json() == {"status": "draining"}
-        assert made.get("/metrics").status_code == 200
+        assert http_client.get("/metrics").status_code == 200
 
 
-def test_a_request_that_takes_too_long_is_given_up():
-    with client(decoder(), Slow, limits=Limits(seconds=0.2)) as made:
+def test_a_request_that_takes_too_long_is_cancelled():
+    with client(decoder(), Slow, limits=Limits(seconds=0.2)) as http_client:
         body = {"prompt": "a", "max_tokens": 4000, "logit_bias": {"2": -100}}
-        refused(made.post("/v1/completions", json=body), 504, "timeout")
-        text = made.post("/v1/completions", json={**body, "stream": True}).text
+        refused(http_client.post("/v1/completions", json=body), 504, "timeout")
+        text = http_client.post("/v1/completions", json={**body, "stream": True}).text
         assert '"finish_reason":"cancelled"' in text
         assert '"code":"timeout"' in text
 

@@ -1,4 +1,4 @@
-"""What /openapi.json promises is what is answered, whatever is sent."""
+"""Responses follow /openapi.json, whatever is sent."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ LIMITS = Limits(new_tokens=8, choices=8, n=4, beams=4, prompts=4, inputs=4, char
 
 
 @pytest.mark.parametrize(
-    "opened",
+    "load",
     [talker, translator, lambda: encoder(kl.ClassificationHead(3))],
-    ids=["decoder", "pair", "encoder"],
+    ids=["decoder", "encoder-decoder", "encoder"],
 )
-def test_every_answer_is_a_documented_one(opened):
-    with client(opened(), limits=LIMITS) as made:
-        schema = schemathesis.openapi.from_asgi("/openapi.json", made.app)
-        routes = [found.ok() for found in schema.get_all_operations()]
+def test_every_response_is_documented(load):
+    with client(load(), limits=LIMITS) as http_client:
+        schema = schemathesis.openapi.from_asgi("/openapi.json", http_client.app)
+        routes = [operation.ok() for operation in schema.get_all_operations()]
         assert len(routes) == 12
         for route in routes:
-            _tried(route)
+            check_route(route)
 
 
-def _tried(route):
+def check_route(route):
     @settings(
         max_examples=12,
         deadline=None,
@@ -54,15 +54,15 @@ def _tried(route):
         suppress_health_check=list(HealthCheck),
     )
     @given(case=route.as_strategy())
-    def tried(case):
+    def check(case):
         case.call_and_validate(checks=CHECKS)
 
-    tried()
+    check()
 
 
 TOKEN = st.integers(0, 320)
-FEW = st.lists(TOKEN, max_size=3)
-WISHES = {
+TOKEN_LISTS = st.lists(TOKEN, max_size=3)
+FIELDS = {
     "max_tokens": st.integers(0, 8),
     "temperature": st.sampled_from([0, 0.01, 1, 2]),
     "top_p": st.sampled_from([1e-9, 0.5, 1]),
@@ -92,16 +92,16 @@ WISHES = {
     "eta_cutoff": st.floats(0, 0.99),
     "repetition_penalty": st.floats(0.01, 100),
     "no_repeat_ngram_size": st.integers(0, 4),
-    "bad_words_ids": st.lists(FEW, max_size=2),
+    "bad_words_ids": st.lists(TOKEN_LISTS, max_size=2),
     "encoder_repetition_penalty": st.floats(0.01, 100),
     "encoder_no_repeat_ngram_size": st.integers(0, 4),
-    "sequence_bias": st.lists(st.tuples(FEW, st.floats(-100, 100)), max_size=2),
-    "suppress_tokens": FEW,
-    "begin_suppress_tokens": FEW,
-    "shortlist": FEW,
+    "sequence_bias": st.lists(st.tuples(TOKEN_LISTS, st.floats(-100, 100)), max_size=2),
+    "suppress_tokens": TOKEN_LISTS,
+    "begin_suppress_tokens": TOKEN_LISTS,
+    "shortlist": TOKEN_LISTS,
     "forced_bos_token_id": TOKEN,
     "forced_eos_token_id": TOKEN,
-    "eos_token_id": FEW,
+    "eos_token_id": TOKEN_LISTS,
     "prefix": st.text("the sea", max_size=5),
     "max_time": st.sampled_from([1e-9, 9.0]),
     "regex": st.sampled_from(["a|b", "[a-z]+", "((", "x{2}", ""]),
@@ -109,23 +109,23 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize("opened", [talker, translator], ids=["decoder", "pair"])
-def test_no_wishes_together_break_the_server(opened):
-    with client(opened(), ContinuousBatchingEngine, limits=LIMITS) as made:
+@pytest.mark.parametrize("load", [talker, translator], ids=["decoder", "encoder-decoder"])
+def test_no_combination_of_fields_breaks_the_server(load):
+    with client(load(), ContinuousBatchingEngine, limits=LIMITS) as http_client:
 
         @settings(max_examples=150)
         @given(prompt=st.sampled_from(["the sea", "", [20, 21], ["a", "b c"]]), data=st.data())
-        def tried(prompt, data):
-            names = data.draw(st.lists(st.sampled_from(sorted(WISHES)), max_size=6, unique=True))
+        def check(prompt, data):
+            names = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=6, unique=True))
             body = {
                 "prompt": prompt,
                 "max_tokens": 4,
-                **{name: data.draw(WISHES[name], label=name) for name in names},
+                **{name: data.draw(FIELDS[name], label=name) for name in names},
             }
-            answer = made.post("/v1/completions", json=body)
+            answer = http_client.post("/v1/completions", json=body)
             assert answer.status_code in (200, 400), answer.text
             if answer.status_code == 200 and body.get("stream"):
                 assert "model_failed" not in answer.text
                 assert "internal_error" not in answer.text
 
-        tried()
+        check()

@@ -87,16 +87,16 @@ def client(
     engine=SequentialEngine,
     limits: Limits = PLAIN,
     explorer=None,
-    page=None,
-    reach=None,
+    page_folder=None,
+    max_model_len=None,
     **app_options,
 ):
     """An HTTP client in this process, without a socket."""
     from starlette.testclient import TestClient
 
-    page_options = {} if page is None else {"page_folder": page}
+    page_options = {} if page_folder is None else {"page_folder": page_folder}
     with service(
-        loaded, engine, limits, explorer=explorer, max_model_len=reach, **page_options
+        loaded, engine, limits, explorer=explorer, max_model_len=max_model_len, **page_options
     ) as running_service:
         app = make_app(running_service, **app_options)
         test_client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
@@ -106,7 +106,11 @@ def client(
 
 @contextmanager
 def running(
-    loaded: LoadedModel, engine=SequentialEngine, limits: Limits = PLAIN, drain: float = 5.0, **app_options
+    loaded: LoadedModel,
+    engine=SequentialEngine,
+    limits: Limits = PLAIN,
+    shutdown_timeout: float = 5.0,
+    **app_options,
 ):
     """A real server on a free port of this machine: its port, the service and the server."""
     from keepleft.serving.http.server import Server
@@ -120,7 +124,7 @@ def running(
 
     with service(loaded, engine, limits) as running_service:
         app = make_app(running_service, **app_options)
-        server = Server(app, running_service, port=0, shutdown_timeout=drain, on_ready=on_ready)
+        server = Server(app, running_service, port=0, shutdown_timeout=shutdown_timeout, on_ready=on_ready)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         assert is_ready.wait(30)

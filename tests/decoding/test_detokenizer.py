@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from decoding.words import byte_tokens
 from keepleft.data.tokenizer import train_tokenizer
 from keepleft.decoding.detokenizer import IncrementalDetokenizer, held_back_length
-from serving.tiny_services import TOKENS
 
+TOKENIZER = byte_tokens()
 KINDS = {
-    "bytes": TOKENS,
+    "bytes": TOKENIZER,
     "unigram": train_tokenizer("unigram", ["the sea is calm and blue", "the ship sails on"] * 9, 80),
     "words": train_tokenizer("word", ["the sea is calm and blue"] * 3, 40),
     "letters": train_tokenizer("char", ["the sea is calm"] * 3, 40, running_text=True),
@@ -24,9 +25,9 @@ def reference(tokenizer, tokens, stops):
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count], skip_special_tokens=True)
         # the next token may make a character whole
-        whole = text if count == len(tokens) else text.rstrip("\ufffd")
-        if places := [at for stop in stops if (at := whole.find(stop)) >= 0]:
-            return whole[: min(places)]
+        stable = text if count == len(tokens) else text.rstrip("\ufffd")
+        if places := [at for stop in stops if (at := stable.find(stop)) >= 0]:
+            return stable[: min(places)]
     return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
@@ -45,13 +46,13 @@ def test_what_is_streamed_is_the_text_up_to_its_first_stop_string(kind, data):
         for stop in [*pieces, *data.draw(st.lists(st.text("ae s", min_size=1, max_size=4), max_size=2))]
         if stop and "\ufffd" not in stop
     ]
-    writing = IncrementalDetokenizer(tokenizer, stops)
+    detokenizer = IncrementalDetokenizer(tokenizer, stops)
     shown = ""
     for token in tokens:
-        shown += writing.add(token)
+        shown += detokenizer.add(token)
         assert not any(stop in shown for stop in stops)
-        assert "".join(shown) == writing.text[: len(shown)]
-    shown += writing.end()
+        assert "".join(shown) == detokenizer.text[: len(shown)]
+    shown += detokenizer.end()
     assert shown == reference(tokenizer, tokens, stops)
 
 
@@ -72,16 +73,16 @@ def test_a_token_that_changes_how_those_before_it_read_does_not_end_the_stream()
     words = {"[UNK]": 0, "do": 1, "n": 2, "'": 3, "t": 4}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece(cleanup=True)
-    writing = IncrementalDetokenizer(tokenizer)
-    text = "".join([*map(writing.add, [1, 2, 3, 4, 1]), writing.end()])
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    text = "".join([*map(detokenizer.add, [1, 2, 3, 4, 1]), detokenizer.end()])
     assert text.startswith("do")
     assert text.endswith("do")
 
 
 def test_a_text_that_was_told_to_begin_is_not_stopped_by_its_beginning():
-    row = TOKENS.encode("the sea is calm").ids
-    writing = IncrementalDetokenizer(TOKENS, ["sea"])
-    assert writing.begin(row) == "the sea is calm"
-    assert "".join(map(writing.add, TOKENS.encode(" and the sea").ids)) == " and the "
-    assert writing.stopped
-    assert writing.end() == ""
+    row = TOKENIZER.encode("the sea is calm").ids
+    detokenizer = IncrementalDetokenizer(TOKENIZER, ["sea"])
+    assert detokenizer.begin(row) == "the sea is calm"
+    assert "".join(map(detokenizer.add, TOKENIZER.encode(" and the sea").ids)) == " and the "
+    assert detokenizer.stopped
+    assert detokenizer.end() == ""

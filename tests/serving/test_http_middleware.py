@@ -1,4 +1,4 @@
-"""Who gets in: keys, hosts, other people's pages; and what is noted about it."""
+"""Middleware: API keys, hosts, origins, logs and metrics; and the explorer page behind it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def with_key(key):
     return {"authorization": f"Bearer {key}"}
 
 
-def every_route(made):
+def every_route(http_client):
     return [
         (method.upper(), path.replace("{model}", "tiny").replace("{question}", "about"))
-        for path, methods in made.app.openapi()["paths"].items()
+        for path, methods in http_client.app.openapi()["paths"].items()
         for method in methods
     ]
 
@@ -34,9 +34,9 @@ def as_password(key):
     return {"authorization": "Basic " + b64encode(f"anybody:{key}".encode()).decode()}
 
 
-def test_every_address_but_health_wants_a_key():
-    with client(decoder(), keys=KEYS) as made:
-        routes = every_route(made)
+def test_every_route_but_health_requires_a_key():
+    with client(decoder(), keys=KEYS) as http_client:
+        routes = every_route(http_client)
         assert len(routes) >= 12
         files = [
             ("GET", path)
@@ -60,7 +60,7 @@ def test_every_address_but_health_wants_a_key():
                 {"x-api-key": "first-key"},
                 as_password("wrong"),
             ):
-                answer = made.request(method, path, headers=headers)
+                answer = http_client.request(method, path, headers=headers)
                 if path == "/health":
                     assert answer.status_code == 200
                 else:
@@ -69,14 +69,14 @@ def test_every_address_but_health_wants_a_key():
                     how = "Basic" if path == "/" or path.startswith("/explore/") else "Bearer"
                     assert answer.headers["www-authenticate"].split()[0] == how
         for key in ("first-key", "second-key"):
-            assert made.get("/v1/models", headers=with_key(key)).status_code == 200
-            assert made.post("/v1/completions", json=BODY, headers=with_key(key)).status_code == 200
-        document = made.get("/openapi.json", headers=with_key("first-key")).json()
+            assert http_client.get("/v1/models", headers=with_key(key)).status_code == 200
+            assert http_client.post("/v1/completions", json=BODY, headers=with_key(key)).status_code == 200
+        document = http_client.get("/openapi.json", headers=with_key("first-key")).json()
         assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
 
 
 def test_a_browser_sends_the_key_as_a_password_and_for_the_page_alone():
-    with client(decoder(), keys=KEYS, explorer=Answers()) as made:
+    with client(decoder(), keys=KEYS, explorer=Answers()) as http_client:
         other = as_password("second-key")
         for headers in (
             with_key("first-key"),
@@ -84,36 +84,38 @@ def test_a_browser_sends_the_key_as_a_password_and_for_the_page_alone():
             {**other, "sec-fetch-site": "none"},
             {**other, "sec-fetch-site": "same-origin"},
         ):
-            assert made.get("/", headers=headers, follow_redirects=False).status_code == 307
-            assert made.post("/explore/about", json={}, headers=headers).status_code == 200
+            assert http_client.get("/", headers=headers, follow_redirects=False).status_code == 307
+            assert http_client.post("/explore/about", json={}, headers=headers).status_code == 200
         for site in (
             "cross-site",
             "same-site",
             "nonsense",
         ):  # what a browser sends by itself counts only where the page asks
-            answer = made.post(
+            answer = http_client.post(
                 "/explore/about", json={}, headers={**as_password("first-key"), "sec-fetch-site": site}
             )
             assert answer.status_code == 401
-        assert made.get("/v1/models", headers=as_password("first-key")).status_code == 401
+        assert http_client.get("/v1/models", headers=as_password("first-key")).status_code == 401
         for nonsense in ("Basic", "Basic !", "Basic " + b64encode(b"first-key").decode(), "Basic " + "A" * 5):
-            assert made.get("/", headers={"authorization": nonsense}).status_code == 401
+            assert http_client.get("/", headers={"authorization": nonsense}).status_code == 401
 
 
 def test_all_keys_are_compared_whichever_is_right(monkeypatch):
     seen = []
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or a == b)
-    for given in (b"Bearer first-key", b"Bearer second-key", b"Bearer wrong", b"", None):
+    for header in (b"Bearer first-key", b"Bearer second-key", b"Bearer wrong", b"", None):
         seen.clear()
-        KEYS.tenant(given)
+        KEYS.tenant(header)
         assert seen == [(32, 32)] * 2
 
 
 def test_a_key_is_a_tenant_and_a_user_is_inside_it():
-    heard = []
-    with client(decoder(), keys=KEYS) as made:
-        submit = made.service.engine_thread.submit
-        made.service.engine_thread.submit = lambda ask, hear: heard.append(ask.tenant) or submit(ask, hear)
+    tenants = []
+    with client(decoder(), keys=KEYS) as http_client:
+        submit = http_client.service.engine_thread.submit
+        http_client.service.engine_thread.submit = lambda request, listener: (
+            tenants.append(request.tenant) or submit(request, listener)
+        )
         for key, user in (
             ("first", None),
             ("second", None),
@@ -121,10 +123,10 @@ def test_a_key_is_a_tenant_and_a_user_is_inside_it():
             ("first", "bob"),
             ("first", "ann"),
         ):
-            made.post("/v1/completions", json={**BODY, "user": user}, headers=with_key(f"{key}-key"))
-    assert len(set(heard)) == 4
-    assert heard[2] == heard[4]
-    assert not any("key" in tenant for tenant in heard)
+            http_client.post("/v1/completions", json={**BODY, "user": user}, headers=with_key(f"{key}-key"))
+    assert len(set(tenants)) == 4
+    assert tenants[2] == tenants[4]
+    assert not any("key" in tenant for tenant in tenants)
 
 
 @pytest.mark.parametrize("key", ["", " a", "a\n", "schlüssel", "a\tb"])
@@ -149,42 +151,44 @@ def test_a_key_that_no_header_can_carry_is_refused(key):
         ("", False),
     ],
 )
-def test_on_loopback_other_names_are_turned_away(host, fine):
-    with client(decoder(), allowed_hosts=allowed_hosts("127.0.0.1")) as made:
-        answer = made.get("/v1/models", headers={"host": host})
+def test_loopback_addresses_reject_other_hosts(host, fine):
+    with client(decoder(), allowed_hosts=allowed_hosts("127.0.0.1")) as http_client:
+        answer = http_client.get("/v1/models", headers={"host": host})
         assert answer.status_code == (200 if fine else 421)
         assert fine or answer.json()["error"]["code"] == "wrong_host"
-        assert made.get("/health", headers={"host": host}).status_code == 200
+        assert http_client.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_elsewhere_any_name_will_do():
+def test_other_addresses_accept_any_host():
     assert allowed_hosts("0.0.0.0") is None
     assert allowed_hosts("192.168.1.5") is None
     assert allowed_hosts("127.0.0.5") == {"127.0.0.1", "localhost", "::1", "127.0.0.5"}
-    with client(decoder(), allowed_hosts=allowed_hosts("0.0.0.0")) as made:
-        assert made.get("/v1/models", headers={"host": "models.example"}).status_code == 200
+    with client(decoder(), allowed_hosts=allowed_hosts("0.0.0.0")) as http_client:
+        assert http_client.get("/v1/models", headers={"host": "models.example"}).status_code == 200
 
 
-def test_pages_elsewhere_may_not_ask_unless_they_are_named():
+def test_other_origins_are_rejected_unless_allowed():
     from_page = {"origin": "https://page.example"}
     ahead = {
         **from_page,
         "access-control-request-method": "POST",
         "access-control-request-headers": "content-type,authorization",
     }
-    with client(decoder()) as made:
-        assert "access-control-allow-origin" not in made.get("/v1/models", headers=from_page).headers
-        assert made.options("/v1/completions", headers=ahead).status_code == 405
-    with client(decoder(), keys=KEYS, allowed_origins=["https://page.example"]) as made:
-        answer = made.options("/v1/completions", headers=ahead)
+    with client(decoder()) as http_client:
+        assert "access-control-allow-origin" not in http_client.get("/v1/models", headers=from_page).headers
+        assert http_client.options("/v1/completions", headers=ahead).status_code == 405
+    with client(decoder(), keys=KEYS, allowed_origins=["https://page.example"]) as http_client:
+        answer = http_client.options("/v1/completions", headers=ahead)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         assert (
-            made.get("/v1/models", headers=from_page).headers["access-control-allow-origin"]
+            http_client.get("/v1/models", headers=from_page).headers["access-control-allow-origin"]
             == "https://page.example"
         )
         assert (
-            made.options("/v1/completions", headers={**ahead, "origin": "https://evil.example"}).status_code
+            http_client.options(
+                "/v1/completions", headers={**ahead, "origin": "https://evil.example"}
+            ).status_code
             == 400
         )
 
@@ -200,9 +204,9 @@ def test_the_page_is_served_strictly(tmp_path):
         ("secret.txt", "no"),
     ):
         (tmp_path / name).write_text(text)
-    with client(decoder(), page=tmp_path, keys=KEYS) as made:
-        made.headers.update(with_key("first-key"))
-        answer = made.get("/")
+    with client(decoder(), page_folder=tmp_path, keys=KEYS) as http_client:
+        http_client.headers.update(with_key("first-key"))
+        answer = http_client.get("/")
         assert answer.url.path == "/explore/"
         assert answer.text == "<!doctype html>"
         for name, kind in (
@@ -210,7 +214,7 @@ def test_the_page_is_served_strictly(tmp_path):
             ("explorer.js", "text/javascript"),
             ("explorer.css", "text/css"),
         ):
-            answer = made.get(f"/explore/{name}")
+            answer = http_client.get(f"/explore/{name}")
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith(kind)
             assert answer.headers["content-security-policy"] == PAGE_HEADERS["content-security-policy"]
@@ -224,12 +228,12 @@ def test_the_page_is_served_strictly(tmp_path):
             "/explore/../secret.txt",
             "/explore/index.html",
         ):
-            assert made.get(path).status_code in (404, 405)
+            assert http_client.get(path).status_code in (404, 405)
 
 
 def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path):
-    with client(decoder(), page=tmp_path) as made:
-        answer = made.get("/")
+    with client(decoder(), page_folder=tmp_path) as http_client:
+        answer = http_client.get("/")
         assert answer.status_code == 404
         assert answer.text.count("\n") == 1
         assert "make page" in answer.text
@@ -238,7 +242,7 @@ def test_a_page_that_is_not_built_says_how_to_build_it(tmp_path):
 class Answers:
     """Stands in for the explorer."""
 
-    def ask(self, question, given):
+    def ask(self, question, params):
         import threading
 
         class ForgottenError(ValueError):
@@ -249,37 +253,40 @@ class Answers:
             raise ForgottenError("it was forgotten")
         if question == "wrong":
             raise ValueError("there is no question 'wrong'")
-        return {"question": question, "given": given, "thread": threading.current_thread().name}
+        return {"question": question, "params": params, "thread": threading.current_thread().name}
 
 
 def test_questions_are_answered_in_the_engines_thread():
-    with client(decoder(), explorer=Answers()) as made:
-        answer = made.post("/explore/about", json={"a": [1]}).json()
-        assert answer == {"question": "about", "given": {"a": [1]}, "thread": "keepleft engine"}
-        answer = made.post("/explore/key", json={})
+    with client(decoder(), explorer=Answers()) as http_client:
+        answer = http_client.post("/explore/about", json={"a": [1]}).json()
+        assert answer == {"question": "about", "params": {"a": [1]}, "thread": "keepleft engine"}
+        answer = http_client.post("/explore/key", json={})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "forgotten"
         assert (
-            made.post("/explore/wrong", json={}).json()["error"]["message"] == "there is no question 'wrong'"
+            http_client.post("/explore/wrong", json={}).json()["error"]["message"]
+            == "there is no question 'wrong'"
         )
-        assert made.post("/explore/about", json=[1]).status_code == 400
-    with client(decoder()) as made:
-        assert made.post("/explore/about", json={}).status_code == 404
+        assert http_client.post("/explore/about", json=[1]).status_code == 400
+    with client(decoder()) as http_client:
+        assert http_client.post("/explore/about", json={}).status_code == 404
 
 
-# what is noted ----------------------------------------------------------------------------------
+# logs and metrics ----------------------------------------------------------------------------------
 
 
-def test_a_request_is_a_line_and_says_nothing_of_what_was_said():
+def test_a_request_is_a_log_line_without_its_content():
     lines = []
-    with client(decoder(), keys=KEYS, log=lambda level, what: lines.append({"level": level, **what})) as made:
-        answer = made.post(
+    with client(
+        decoder(), keys=KEYS, log=lambda level, fields: lines.append({"level": level, **fields})
+    ) as http_client:
+        answer = http_client.post(
             "/v1/completions",
             json={**BODY, "prompt": "the secret sea", "user": "ann@example.org"},
             headers=with_key("first-key"),
         )
-        made.get("/v1/models?prompt=the+secret")
-        made.get("/health")
+        http_client.get("/v1/models?prompt=the+secret")
+        http_client.get("/health")
     line = lines[0]
     assert line["id"] == answer.headers["x-request-id"]
     assert (line["method"], line["route"], line["status"], line["level"]) == (
@@ -293,25 +300,25 @@ def test_a_request_is_a_line_and_says_nothing_of_what_was_said():
     assert 0 < line["ttft_ms"] <= line["ms"]
     assert len(line["tenant"]) == 8
     assert (lines[1]["status"], lines[1]["tenant"], lines[2]["level"]) == (401, None, "debug")
-    whole = json.dumps(lines)
+    log_text = json.dumps(lines)
     for word in ("secret", "key", "ann", answer.json()["choices"][0]["text"] or "key"):
-        assert word not in whole
+        assert word not in log_text
 
 
-def test_numbers_for_prometheus():
-    with client(decoder(), Slow) as made:
-        usage = made.post("/v1/completions", json={**BODY, "max_tokens": 4}).json()["usage"]
-        made.post("/v1/completions", json={"prompt": []})
-        made.get("/nowhere/at/all")
-        answer = made.get("/metrics")
+def test_prometheus_metrics():
+    with client(decoder(), Slow) as http_client:
+        usage = http_client.post("/v1/completions", json={**BODY, "max_tokens": 4}).json()["usage"]
+        http_client.post("/v1/completions", json={"prompt": []})
+        http_client.get("/nowhere/at/all")
+        answer = http_client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    found = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
-    assert found['keepleft_requests_total{route="/v1/completions",status="200"}'] == "1.0"
-    assert found['keepleft_requests_total{route="/v1/completions",status="400"}'] == "1.0"
-    assert found['keepleft_requests_total{route="other",status="404"}'] == "1.0"
-    assert float(found["keepleft_prompt_tokens_total"]) == usage["prompt_tokens"]
-    assert float(found["keepleft_generation_tokens_total"]) == usage["completion_tokens"]
+    metrics = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert metrics['keepleft_requests_total{route="/v1/completions",status="200"}'] == "1.0"
+    assert metrics['keepleft_requests_total{route="/v1/completions",status="400"}'] == "1.0"
+    assert metrics['keepleft_requests_total{route="other",status="404"}'] == "1.0"
+    assert float(metrics["keepleft_prompt_tokens_total"]) == usage["prompt_tokens"]
+    assert float(metrics["keepleft_generation_tokens_total"]) == usage["completion_tokens"]
     for name in ("queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"):
-        assert found[f"keepleft_{name}_count"] == "1.0", name
+        assert metrics[f"keepleft_{name}_count"] == "1.0", name
     for name in ("running", "waiting", "in_flight", "tasks"):
-        assert float(found[f"keepleft_engine_{name}"]) == 0
+        assert float(metrics[f"keepleft_engine_{name}"]) == 0

@@ -1,6 +1,4 @@
-"""What docs/serving.md says is true: its commands and its code run against a server, and its numbers are the
-numbers.
-"""
+"""docs/serving.md is true: its commands and code run against a server, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -23,51 +21,51 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_runs(tmp_path):
-    place = tmp_path / "runs" / "novel" / "model"
-    kl.save(*decoder(chat_template=CHAT)[:2], place)
-    with served(place) as (address, _, _):
+    model_folder = tmp_path / "runs" / "novel" / "model"
+    kl.save(*decoder(chat_template=CHAT)[:2], model_folder)
+    with served(model_folder) as (address, _, _):
         assert "/v1/models" in blocks("bash")[0]
         for block in blocks("bash"):
             for command in re.split(r"\n\n", block.strip()):
                 assert "curl " in command
                 command = command.replace("localhost:8000", address.removeprefix("http://"))
                 command = command.replace("curl ", "curl -sS --fail-with-body ", 1)
-                ran = subprocess.run(
+                completed = subprocess.run(
                     ["bash", "-o", "pipefail", "-c", command],
                     capture_output=True,
                     text=True,
                     timeout=60,
                     check=False,
                 )
-                assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
-                assert ran.stdout
+                assert completed.returncode == 0, (command, completed.stdout, completed.stderr)
+                assert completed.stdout
         for code in blocks("python"):
-            space = {}
-            exec(code.replace("http://127.0.0.1:8000", address), space)
-            if "client" in space:
-                space["client"].close()
+            namespace = {}
+            exec(code.replace("http://127.0.0.1:8000", address), namespace)
+            if "client" in namespace:
+                namespace["client"].close()
 
 
-def test_every_limit_stands_there_with_its_default():
+def test_every_limit_is_documented_with_its_default():
     table = PAGE[PAGE.index("| limit |") : PAGE.index("## Logs")]
-    told = {}
+    documented = {}
     for names, numbers in re.findall(r"^\| (`.+?) \| (.+?) \|", table, re.M):
-        each = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", numbers)]
-        told |= dict(zip(re.findall(r"`(\w+)`", names), each, strict=True))
-    assert told == {field.name: float(field.default) for field in fields(Limits)}
+        values = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", numbers)]
+        documented |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    assert documented == {field.name: float(field.default) for field in fields(Limits)}
 
 
-def test_every_route_and_metric_stands_there():
+def test_every_route_and_metric_is_documented():
     from keepleft.serving.engine.continuous import ContinuousBatchingEngine
     from keepleft.serving.http.app import make_app
     from serving.tiny_services import client
 
-    with client(decoder(), ContinuousBatchingEngine) as made:
-        document = make_app(made.service).openapi()
-        made.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+    with client(decoder(), ContinuousBatchingEngine) as http_client:
+        document = make_app(http_client.service).openapi()
+        http_client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
         names = {
             name
-            for name in re.findall(r"^# TYPE (keepleft_\w+)", made.get("/metrics").text, re.M)
+            for name in re.findall(r"^# TYPE (keepleft_\w+)", http_client.get("/metrics").text, re.M)
             if not name.startswith("keepleft_engine") and not name.endswith("_created")
         }
     for path in document["paths"]:
