@@ -148,7 +148,7 @@ def test_every_command_of_the_readme_exists():
 def command_options() -> dict[str, set[str]]:
     """The option names of every command, as its help shows them: with underscores."""
     names = re.findall(r"^    ([a-z]+) {2,}\S", _help(), re.M)
-    return {name: {"help", *re.findall(r"^ +--([a-z_.]+)", _help(name), re.M)} for name in names}
+    return {name: {"help", *re.findall(r"^ +--([a-z_.-]+)", _help(name), re.M)} for name in names}
 
 
 def _help(*command: str) -> str:
@@ -159,8 +159,11 @@ def _help(*command: str) -> str:
 
 def _is_option(option: str, options: set[str]) -> bool:
     """`--train.src`, `--design.dim` and the like are fields of an option that takes any."""
-    name = option.replace("-", "_")
-    return name in options or name.partition(".")[0] in options & {"train", "valid", "design"}
+    return (
+        option in options
+        or option.replace("-", "_") in options
+        or option.partition(".")[0] in options & {"train", "valid", "design"}
+    )
 
 
 def test_every_option_on_a_command_line_is_an_option_of_that_command():

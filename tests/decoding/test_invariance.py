@@ -146,7 +146,7 @@ def test_what_is_dropped_was_never_there():
     with torch.no_grad():
         windowed = decoder(2, decoder=kl.StackDesign(2, (kl.causal & kl.window(3),)))
         _, state = windowed.start(text, cache="ring")
-    with pytest.raises(ValueError, match="a ring cache has written over"):
+    with pytest.raises(ValueError, match="a ring cache has overwritten"):
         state.crop(1)
 
 

@@ -180,6 +180,8 @@ def _spell_with_hyphens(parser: ArgumentParser) -> None:
 
 
 def _normalise_name(option: str) -> str:
+    if option in ("--print-config", "--print_config"):
+        return "--print_config"  # jsonargparse looks for this spelling
     if option.startswith("--design."):
         return "--design." + option.removeprefix("--design.").replace("-", "_")
     return option.replace("_", "-")
