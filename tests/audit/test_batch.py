@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import keepleft as kl
+from keepleft.auditing import rounding
 from keepleft.auditing.checks import batch
 from keepleft.auditing.code_paths import BUDGETS, CodePath
 from keepleft.auditing.model_adapter import ModelAdapter
@@ -99,3 +100,13 @@ def test_each_path_that_is_offered_is_looked_at(model, found) -> None:
         subject.run(subject.make_inputs(2), CodePath())
     batch.batch(inquiry, [], [CodePath(dtype=torch.bfloat16)])
     assert inquiry.has_finding("batch") == found
+
+
+def test_autocast_may_round_as_much_as_bfloat16() -> None:
+    adapter = ModelAdapter(Recurrent().eval(), some(), claim=kl.causal)
+    session = AuditSession(adapter, kl.causal, 1, BUDGETS["quick"], ("batch",))
+    allowed = [
+        rounding.tolerance(session, path)
+        for path in (CodePath(autocast=True), CodePath(dtype=torch.bfloat16), CodePath())
+    ]
+    assert allowed[0] == allowed[1] > allowed[2]

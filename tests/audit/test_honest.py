@@ -32,6 +32,13 @@ def test_an_honest_class_of_transformers_is_clean(case):
     assert report.ok, report.text()
 
 
+def test_attention_implementations_that_are_not_tried_are_named():
+    llama = next(case for case in peers.HONEST if case.name == "llama")
+    report = kl.audit(*llama.build()[:2], checks=["batch"], budget="quick")
+    skipped = {line.partition(":")[0] for line in report.skipped}
+    assert {"flash_attention_2 attention", "flex_attention attention"} <= skipped, report.text()
+
+
 @pytest.mark.parametrize("name", ["falcon", "mamba", "rwkv"])
 def test_a_class_that_leaks_on_one_path_is_told_by_the_right_word(name):
     case, kinds, _ = peers.NEARLY[name]

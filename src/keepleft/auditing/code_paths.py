@@ -126,6 +126,10 @@ def _implementation_paths(session: AuditSession) -> list[CodePath]:
         for name in ("eager", "sdpa", *(("flex_attention",) if is_full else ())):
             if name != current:
                 paths.append(CodePath(implementation=name))
+        if getattr(module, "_supports_flash_attn", False):
+            session.skip("flash_attention_2 attention", "it needs a GPU and its package")
+        if getattr(module, "_supports_flex_attn", False) and not is_full:
+            session.skip("flex_attention attention", "it compiles for minutes on a CPU; budget='full' does")
     return paths + [CodePath(flag=flag) for flag in implementation_flags(module)[:MAX_FLAGS]]
 
 

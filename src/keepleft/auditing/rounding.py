@@ -41,7 +41,7 @@ def tolerance(session: AuditSession, path: CodePath) -> float:
     """
     if session.quantized:
         return 0.2
-    dtype = path.dtype or session.adapter.dtype
+    dtype = path.dtype or (torch.bfloat16 if path.autocast else session.adapter.dtype)
     if dtype == torch.float64:
         return 1e-9 if session.is_pure_float64(path) else 3e-4
     return 3e-4 if dtype == torch.float32 else 0.12
