@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -622,12 +622,12 @@ def _huggingface_caches(adapter: ModelAdapter) -> dict[str, CacheFactory]:
         from transformers import StaticCache
     except ImportError:
         return {}
-    module: Any = adapter.module
+    module = adapter.module
     if adapter.facts.is_encoder_decoder or not getattr(
         module, "_can_compile_fullgraph", getattr(module, "_supports_static_cache", False)
     ):
         return {}
-    config = module.config.get_text_config(decoder=True)
+    config = cast(Any, module).config.get_text_config(decoder=True)
     return {"a static cache": lambda rows, length: StaticCache(config=config, max_cache_len=length + 3)}
 
 
