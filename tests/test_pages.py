@@ -146,9 +146,9 @@ def test_every_command_of_the_readme_exists():
 
 @cache
 def command_options() -> dict[str, set[str]]:
-    """The option names of every command, as its help shows them: with underscores."""
+    """The option names of every command, from its help."""
     names = re.findall(r"^    ([a-z]+) {2,}\S", _help(), re.M)
-    return {name: {"help", *re.findall(r"^ +--([a-z_.-]+)", _help(name), re.M)} for name in names}
+    return {name: {"help", *re.findall(r"^ +(?:-h, )?--([a-z_.-]+)", _help(name), re.M)} for name in names}
 
 
 def _help(*command: str) -> str:
@@ -159,11 +159,7 @@ def _help(*command: str) -> str:
 
 def _is_option(option: str, options: set[str]) -> bool:
     """`--train.src`, `--design.dim` and the like are fields of an option that takes any."""
-    return (
-        option in options
-        or option.replace("-", "_") in options
-        or option.partition(".")[0] in options & {"train", "valid", "design"}
-    )
+    return option in options or option.partition(".")[0] in options & {"train", "valid", "design"}
 
 
 def test_every_option_on_a_command_line_is_an_option_of_that_command():
