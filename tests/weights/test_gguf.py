@@ -401,7 +401,7 @@ def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
     writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
     end(writer)
     with pytest.raises(
-        ValueError, match=r"x\.gguf is not a whole GGUF file \(it was written for machines that"
+        ValueError, match=r"x\.gguf is not a complete GGUF file \(it was written for machines that"
     ):
         GGUFFile(tmp_path / "x.gguf")
 
@@ -434,7 +434,7 @@ LLAMA, HUGE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1 <
             "'general.alignment' is 48: it must be a power of two",
         ),
         (raw([LLAMA, (b"general.alignment", 4, struct.pack("<I", 0))]), "'general.alignment' is 0"),
-        (raw([LLAMA, (b"odd", 13, b"")]), "a fact is of the kind 13"),
+        (raw([LLAMA, (b"odd", 13, b"")]), "a metadata value has the type 13"),
         (raw([LLAMA, (b"no text", 8, struct.pack("<Q", 1) + b"\xff")]), "can't decode byte 0xff"),
         (raw([LLAMA, (b"long", 8, struct.pack("<Q", HUGE))]), "it ends too early"),
         (raw([LLAMA, (b"many", 9, struct.pack("<IQ", 0, HUGE))]), "it ends too early"),

@@ -1,1 +1,1 @@
-"""Weights under other people's names: one table per family, read in both directions."""
+"""Published models: their configurations and tensor names, one table per family, read in both directions."""

@@ -1,6 +1,4 @@
-"""A foreign configuration as a table read both ways: each row ties one of their fields to places in a
-design.
-"""
+"""Configuration fields as a table read both ways: each row maps a field to paths in a design."""
 
 from __future__ import annotations
 
@@ -18,29 +16,27 @@ _REQUIRED = object()
 @dataclass(frozen=True)
 class Field:
     config_key: str
-    design_path: str | tuple[str, ...] | None  # "feedforward.width"; None: only `fixed` values are understood
-    default: Any = _REQUIRED  # what an absent field means; a function of the configuration may say
-    to_design: Callable[[Any], Any] = lambda value: value  # theirs → ours (a tuple where ours is one)
-    to_config: Callable[..., Any] = lambda value: value  # ours → theirs
-    allowed_values: tuple[Any, ...] = ()  # the only values that can be honoured
+    design_path: str | tuple[str, ...] | None  # "feedforward.width"; None: only allowed_values are understood
+    default: Any = _REQUIRED  # of an absent field: a value, or a function of the configuration
+    to_design: Callable[[Any], Any] = lambda value: value  # gives a tuple where design_path is one
+    to_config: Callable[..., Any] = lambda value: value  # takes a value for each path
+    allowed_values: tuple[Any, ...] = ()  # where there is no design_path
 
 
 def same_field(config_key: str, design_path: str, default: Any = _REQUIRED) -> Field:
+    """A field with the same value in both."""
     return Field(config_key, design_path, default)
 
 
 def fixed_field(config_key: str, *values: Any) -> Field:
-    """A field that changes what is computed, and that only means one thing here.
-
-    The first value is written.
-    """
+    """A field that changes what is computed, of which we support these values; the first is written."""
     return Field(config_key, None, values[0], allowed_values=values)
 
 
 def choice_field(
     config_key: str, design_path: str, mapping: Mapping[str, str], default: Any = _REQUIRED
 ) -> Field:
-    """A field whose words differ from ours; of two words that mean the same, the first is written."""
+    """A field whose values have other names here; of two names for one value the first is written."""
 
     def to_design(value: Any) -> str:
         if value not in mapping:
@@ -54,18 +50,13 @@ def choice_field(
 
 
 def config_to_design(
-    table: list[Field],
-    config: Mapping[str, Any],
-    template: Design,
-    *,
-    ignored: frozenset[str],
-    extra: frozenset[str] = frozenset(),
+    table: list[Field], config: Mapping[str, Any], template: Design, *, ignored: frozenset[str]
 ) -> Design:
     """The design that a configuration describes.
 
-    Unknown, unsupported and contradictory fields are errors by name.
+    Unknown, unsupported and contradictory fields are errors that name them.
     """
-    unknown = sorted(config.keys() - {row.config_key for row in table} - ignored - extra)
+    unknown = sorted(config.keys() - {row.config_key for row in table} - ignored)
     if unknown:
         raise ValueError(
             f"the configuration has fields that keepleft does not know: {', '.join(unknown)}. If they do not "
@@ -80,33 +71,29 @@ def config_to_design(
             config_value = row.default(config) if callable(row.default) else row.default
         if row.design_path is None:
             if config_value not in row.allowed_values:
+                allowed = " or ".join(map(repr, row.allowed_values))
                 raise ValueError(
-                    f"{row.config_key!r} is {config_value!r}, but keepleft can only do "
-                    f"{' or '.join(map(repr, row.allowed_values))}"
+                    f"{row.config_key!r} is {config_value!r}, but keepleft can only do {allowed}"
                 )
             continue
         try:
             design_value = row.to_design(config_value)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{row.config_key!r} is {config_value!r}: {error}") from error
-        for path, value in zip(
-            _design_paths(row),
-            design_value if isinstance(row.design_path, tuple) else (design_value,),
-            strict=True,
-        ):
+        design_values = design_value if isinstance(row.design_path, tuple) else (design_value,)
+        for path, value in zip(_design_paths(row), design_values, strict=True):
             _check_value(row.config_key, value, template, path)
-            previous = values.setdefault(path, (row.config_key, value))
-            if previous[1] != value:
+            previous_key, previous_value = values.setdefault(path, (row.config_key, value))
+            if previous_value != value:
                 raise ValueError(
-                    f"{previous[0]!r} says {previous[1]!r} and {row.config_key!r} says {value!r}: keepleft "
-                    "has one "
-                    f"{path} for both"
+                    f"{previous_key!r} says {previous_value!r} and {row.config_key!r} says {value!r}: "
+                    f"keepleft has one {path} for both"
                 )
     return _set(template, {path: value for path, (_, value) in values.items()})
 
 
 def design_to_config(table: list[Field], design: Design) -> dict[str, Any]:
-    """The same table the other way."""
+    """The configuration of a design, by the same table."""
     out: dict[str, Any] = {}
     for row in table:
         if row.design_path is None:
@@ -114,18 +101,17 @@ def design_to_config(table: list[Field], design: Design) -> dict[str, Any]:
         elif any(
             path.startswith("head.") and not hasattr(design.head, path[5:]) for path in _design_paths(row)
         ):
-            out[row.config_key] = row.default  # a design with another head has nothing to say of it
+            out[row.config_key] = row.default  # another head has no such field
         else:
             out[row.config_key] = row.to_config(*(_get(design, path) for path in _design_paths(row)))
     return out
 
 
 def _check_value(config_key: str, value: Any, template: Design, path: str) -> None:
-    """A number where a number belongs, said under their name."""
-    *parents, name = path.split(".")
-    annotation = {
-        f.name: str(f.type) for f in fields(_get(template, ".".join(parents)) if parents else template)
-    }[name]
+    """Check the type by the design's annotation, in an error that names the configuration's field."""
+    parent, _, name = path.rpartition(".")
+    owner = _get(template, parent) if parent else template
+    annotation = next(str(f.type) for f in fields(owner) if f.name == name)
     if value is None and annotation.endswith("None"):
         return
     if annotation.startswith("int"):
@@ -137,11 +123,12 @@ def _check_value(config_key: str, value: Any, template: Design, path: str) -> No
 
 
 def _design_paths(row: Field) -> tuple[str, ...]:
-    return row.design_path if isinstance(row.design_path, tuple) else (row.design_path,)  # type: ignore[return-value]
+    assert row.design_path is not None
+    return row.design_path if isinstance(row.design_path, tuple) else (row.design_path,)
 
 
 def _get(design: Design, path: str) -> Any:
-    """What a design has at a path; what a stack leaves open is the design's."""
+    """The value at a path; what a stack leaves open is the design's."""
     value: Any = design
     for name in path.split("."):
         part = getattr(value, name)
@@ -150,13 +137,14 @@ def _get(design: Design, path: str) -> Any:
 
 
 def _set(value: Any, changes: Mapping[str, Any], inherited: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """A frozen value with the given places changed, all at once; a part that it leaves open begins as the
-    inherited one.
+    """A copy with the values at these paths changed, all at once.
+
+    A part that a stack leaves open starts as the inherited one, that of the design.
     """
     assert is_dataclass(value)
     updates: dict[str, Any] = {}
-    stacks_last = sorted({path.split(".")[0] for path in changes}, key=("encoder", "decoder").__contains__)
-    for name in stacks_last:
+    # stacks last: they inherit the design's updated parts
+    for name in sorted({path.split(".")[0] for path in changes}, key=("encoder", "decoder").__contains__):
         if name not in {f.name for f in fields(value)}:
             raise ValueError(f"a {type(value).__name__} has no {name}")
         if name in changes:

@@ -1,4 +1,4 @@
-"""GGUF files of the LLaMA family: configuration, quantised weights and tokenizer, all in one."""
+"""Reading GGUF files of the LLaMA family: configuration, quantised weights and tokenizer in one file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
 from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling, Rotary, rope_frequencies
 from keepleft.weights import gguf_reader
+from keepleft.weights.gguf_tokenizer import SPECIAL_TOKEN_KEYS, read_tokenizer
 from keepleft.weights.rules import Rule, drop, interleave, linear
 
 if TYPE_CHECKING:
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
     from keepleft.models.transformer import Decoder
 
 ROPE_FREQS_TENSOR = "rope_freqs.weight"
-
-
-DEQUANTIZE_CHUNK = 1 << 17  # numbers turned into floats at a time: as many as the caches of a processor hold
+DEQUANTIZE_CHUNK = 1 << 17  # numbers dequantised at a time: as many as a processor's caches hold
 
 
 class GGUFFile:
-    """Its facts, and its tensors, turned into floats a few rows at a time."""
+    """The metadata and tensors of a file; tensors are dequantised a few rows at a time."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -45,7 +44,7 @@ class GGUFFile:
             self.metadata, self.tensors = gguf_reader.read(path)
         except (ValueError, KeyError, OSError, MemoryError, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"{path} is not a whole GGUF file ({error}): copy or download it again"
+                f"{path} is not a complete GGUF file ({error}): copy or download it again"
             ) from error
         if (architecture := self.metadata.get("general.architecture")) != "llama":
             raise ValueError(
@@ -53,6 +52,7 @@ class GGUFFile:
             )
 
     def get_metadata(self, name: str, default: Any = None) -> Any:
+        """The value of llama.{name}; a ValueError where it is missing and has no default."""
         value = self.metadata.get(f"llama.{name}", default)
         if value is None:
             raise ValueError(f"the file lacks 'llama.{name}'")
@@ -75,18 +75,14 @@ class GGUFFile:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         quant_type, shape, data = self.tensors[name]
         flat = (data if len(shape) == 1 else data[begin:end]).reshape(-1)
-        # so many numbers in so many bytes, each block by itself
-        block_size, block_bytes = self.quant_sizes[quant_type]
+        block_size, block_bytes = self.quant_sizes[quant_type]  # a block is quantised by itself
         out = np.empty(len(flat) // block_bytes * block_size, np.float32)
         try:
             for start in range(0, len(out), DEQUANTIZE_CHUNK):
                 chunk = out[start : start + DEQUANTIZE_CHUNK]
-                chunk[:] = self.dequantize(
-                    flat[None, start // block_size * block_bytes :][
-                        :, : len(chunk) // block_size * block_bytes
-                    ],
-                    quant_type,
-                )[0]
+                first_byte = start // block_size * block_bytes
+                num_bytes = len(chunk) // block_size * block_bytes
+                chunk[:] = self.dequantize(flat[None, first_byte : first_byte + num_bytes], quant_type)[0]
         except NotImplementedError as error:
             raise ValueError(
                 f"the tensor {name!r} is quantised as {quant_type.name}, which the gguf package cannot undo"
@@ -95,8 +91,7 @@ class GGUFFile:
 
 
 def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decoder, Tokenizer | None]:
-    """The model, its weights turned into floats, and the tokenizer inside the file."""
-    from keepleft.weights.gguf_tokenizer import read_tokenizer
+    """The model, its weights dequantised, and the tokenizer inside the file."""
     from keepleft.weights.model_directory import load_weights
 
     if not path.exists():
@@ -113,15 +108,9 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
         model = load_weights(design, rules(design), file, prefix="", dtype=dtype, device=device)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    special_token_keys = {
-        "bos_token_id": "bos",
-        "eos_token_id": "eos",
-        "pad_token_id": "padding",
-        "unk_token_id": "unknown",
-    }
     model.notes = {
         config_key: int(file.metadata[key])
-        for config_key, gguf_name in special_token_keys.items()
+        for config_key, gguf_name in SPECIAL_TOKEN_KEYS.items()
         if (key := f"tokenizer.ggml.{gguf_name}_token_id") in file.metadata
     }
     model.notes["model_type"] = "llama"
@@ -131,7 +120,8 @@ def load(path: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Decod
 
 
 def read_design(file: GGUFFile) -> Design:
-    heads, dim = file.get_int("attention.head_count"), file.get_int("embedding_length")
+    heads = file.get_int("attention.head_count")
+    dim = file.get_int("embedding_length")
     if "llama.rope.dimension_count" not in file.metadata and dim % heads:
         raise ValueError(f"'llama.embedding_length' {dim} does not divide into {heads} heads")
     head_dim = file.get_int("rope.dimension_count", dim // heads)
@@ -139,6 +129,8 @@ def read_design(file: GGUFFile) -> Design:
         raise ValueError("the file lacks the tensor 'token_embd.weight'")
     if experts := file.metadata.get("llama.expert_count"):
         raise ValueError(f"the file has {experts} experts: mixtures of experts are not understood")
+    # a float32 in the file: 9.99e-06 is 1e-05
+    eps = float(f"{file.get_float('attention.layer_norm_rms_epsilon'):.6g}")
     return presets.llama.but(
         vocab=file.shape("token_embd.weight")[0],
         dim=dim,
@@ -146,9 +138,7 @@ def read_design(file: GGUFFile) -> Design:
         head_dim=head_dim,
         kv_heads=file.get_int("attention.head_count_kv", heads),
         feedforward=FeedForward(file.get_int("feed_forward_length"), "silu", gated=True),
-        norm=RMSNorm(
-            float(f"{file.get_float('attention.layer_norm_rms_epsilon'):.6g}")
-        ),  # float32 there: 9.99e-06 is 1e-05
+        norm=RMSNorm(eps),
         position=read_rotary(file, head_dim),
         head=LMHead(tied="output.weight" not in file.tensors),
         decoder=StackDesign(file.get_int("block_count"), (causal,)),
@@ -157,7 +147,7 @@ def read_design(file: GGUFFile) -> Design:
 
 def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
     unscaled = Rotary(file.get_float("rope.freq_base", 10_000.0), file.get_int("context_length"))
-    if ROPE_FREQS_TENSOR in file.tensors:  # LLaMA 3.1's scaling, written out as a divisor for each wave
+    if ROPE_FREQS_TENSOR in file.tensors:  # LLaMA 3.1's scaling, as a divisor of each frequency
         divisors = file.rows(ROPE_FREQS_TENSOR, 0, file.shape(ROPE_FREQS_TENSOR)[0])
         if divisors.shape != (head_dim // 2,) or not (divisors > 0).all():
             raise ValueError(
@@ -178,9 +168,8 @@ def read_rotary(file: GGUFFile, head_dim: int) -> Rotary:
         return scaled
     scaling_type = file.metadata.get("llama.rope.scaling.type", "none")
     if scaling_type == "linear":
-        return Rotary(
-            unscaled.base, unscaled.length, LinearRopeScaling(file.get_float("rope.scaling.factor"))
-        )
+        linear_scaling = LinearRopeScaling(file.get_float("rope.scaling.factor"))
+        return Rotary(unscaled.base, unscaled.length, linear_scaling)
     if scaling_type != "none":
         raise ValueError(
             f"rotary scaling of the kind {scaling_type!r} is not understood: there are none and linear"
@@ -195,7 +184,8 @@ def rules(design: Design) -> list[Rule]:
     q_size = attention.heads * attention.head_dim
     kv_size = attention.kv_heads * attention.head_dim
     ffn_width = design.feedforward.width
-    qkv, up = f"{layer}.self.qkv.weight", f"{layer}.feed.up.weight"
+    qkv = f"{layer}.self.qkv.weight"
+    up = f"{layer}.feed.up.weight"
     return [
         Rule("token_embd.weight", "token.weight"),
         *linear(f"{block}.attn_norm", f"{layer}.norm_self"),

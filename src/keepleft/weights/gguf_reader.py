@@ -1,4 +1,4 @@
-"""What lies in a GGUF file: facts and tensors, read straight from the mapped file.
+"""The binary format of GGUF files: metadata and tensors, read from the memory-mapped file.
 
 The gguf package reads it too, but keeps several arrays for each token of a vocabulary, which takes seconds.
 """
@@ -13,24 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MAGIC, VERSIONS = b"GGUF", (2, 3)
-DEFAULT_ALIGNMENT = 32  # of the tensors, where the file says nothing else
-# kinds of fact
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32  # of the tensors
+# types of metadata values
 STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING_TYPE, ARRAY_TYPE = 8, 9
+STRING_TYPE = 8
+ARRAY_TYPE = 9
 UINT64 = struct.Struct("<Q")
 
 
 class TensorInfo(NamedTuple):
-    """A tensor as it lies there."""
+    """A tensor in the file."""
 
-    quant_type: Any  # how it is quantised, by the gguf package's name
+    quant_type: Any  # gguf.GGMLQuantizationType
     shape: tuple[int, ...]
-    data: np.ndarray  # (all but the last of the shape, bytes of a row)
+    data: np.ndarray  # of bytes: (*shape[:-1], bytes of a row)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """The facts and the tensors by their names. Tensors stay in the file until they are looked at."""
+    """Metadata and tensors by name. Tensors are read from the file when they are accessed."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = Cursor(mapped)
@@ -69,11 +71,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
 def _tensor_info(
     data: np.ndarray, name: str, shape: tuple[int, ...], type_id: int, offset: int
 ) -> TensorInfo:
-    """One tensor among the bytes of all."""
+    """One tensor at its offset in the data of all."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     quant_type = GGMLQuantizationType(type_id)
-    block_size, block_bytes = GGML_QUANT_SIZES[quant_type]  # so many numbers in so many bytes
+    block_size, block_bytes = GGML_QUANT_SIZES[quant_type]  # numbers and bytes of a block
     if not shape or shape[-1] % block_size:
         raise ValueError(
             f"the tensor {name!r} has shape {shape}: rows of {quant_type.name} are multiples of {block_size}"
@@ -85,14 +87,14 @@ def _tensor_info(
 
 
 class Cursor:
-    """A place in the file, which moves on with all that is read and never behind the end."""
+    """A read position in the file; reading past the end is a ValueError."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.offset = 0
 
     def advance(self, size: int) -> int:
-        """Where so many bytes begin."""
+        """Move on by so many bytes; returns where they begin."""
         if size > len(self.data) - self.offset:
             raise ValueError("it ends too early")
         self.offset += size
@@ -106,10 +108,7 @@ class Cursor:
         return self.numbers(code, 1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """Each behind its length.
-
-        There may be some hundred thousand: they are read without a call for each.
-        """
+        """Strings, each after its length; without a call for each, as there may be hundreds of thousands."""
         data = self.data
         offset = self.offset
         size = len(self.data)
@@ -124,17 +123,16 @@ class Cursor:
         return out
 
     def value(self, value_type: int) -> Any:
+        """A metadata value of that type."""
         if value_type in STRUCT_CODES:
             return self.number(STRUCT_CODES[value_type])
         if value_type == STRING_TYPE:
             return self.strings(1)[0]
         if value_type != ARRAY_TYPE:
-            raise ValueError(f"a fact is of the kind {value_type}, which there is not")
+            raise ValueError(f"a metadata value has the type {value_type}, which does not exist")
         value_type, count = self.number("I"), self.number("Q")
         if value_type in STRUCT_CODES:
             return list(self.numbers(STRUCT_CODES[value_type], count))
-        return (
-            self.strings(count)
-            if value_type == STRING_TYPE
-            else [self.value(value_type) for _ in range(count)]
-        )
+        if value_type == STRING_TYPE:
+            return self.strings(count)
+        return [self.value(value_type) for _ in range(count)]

@@ -1,6 +1,4 @@
-"""The tokenizer inside a GGUF file, rebuilt with the tokenizers library: byte-level BPE, or SentencePiece's
-BPE.
-"""
+"""The tokenizer of a GGUF file, rebuilt with the tokenizers library: byte-level or SentencePiece BPE."""
 
 from __future__ import annotations
 
@@ -11,16 +9,25 @@ from keepleft.disk.tokenizer_json import parse_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# values of "tokenizer.ggml.token_type"
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
 USER_DEFINED = 4
 UNUSED = 5
-BYTE = 6  # the kinds of token in a GGUF file
+BYTE = 6
 
-HF_TOKENIZER_KEY = "tokenizer.huggingface.json"  # the whole of a tokenizer.json, for programs that read such
+HF_TOKENIZER_KEY = "tokenizer.huggingface.json"  # a complete tokenizer.json, for programs that read it
 
-# how a text falls into pieces before merging, by the name in the file
+# key of config.json → name in "tokenizer.ggml.{name}_token_id"
+SPECIAL_TOKEN_KEYS = {
+    "bos_token_id": "bos",
+    "eos_token_id": "eos",
+    "unk_token_id": "unknown",
+    "pad_token_id": "padding",
+}
+
+# the pre-tokenizer "llama-bpe"
 LLAMA3_SPLIT_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -28,7 +35,7 @@ LLAMA3_SPLIT_REGEX = (
 
 
 def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
-    """None where the file has none."""
+    """The tokenizer of a file's metadata; None where there is none."""
     if isinstance(tokenizer_json := metadata.get(HF_TOKENIZER_KEY), str):
         return parse_tokenizer(tokenizer_json.encode(), repr(HF_TOKENIZER_KEY))
     model_type = metadata.get("tokenizer.ggml.model")
@@ -39,53 +46,58 @@ def read_tokenizer(metadata: dict[str, Any]) -> Tokenizer | None:
             f"a tokenizer of the kind {model_type!r} is not understood: there are gpt2 and llama"
         )
     tokens = _metadata_list(metadata, "tokens")
+    build_tokenizer = _byte_level_bpe if model_type == "gpt2" else _sentencepiece_bpe
     try:
-        tokenizer = (
-            _byte_level_bpe(metadata, tokens)
-            if model_type == "gpt2"
-            else _sentencepiece_bpe(metadata, tokens)
-        )
+        tokenizer = build_tokenizer(metadata, tokens)
     except ValueError:
         raise
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"the tokenizer in the file does not fit together: {error}") from error
+    _add_special_tokens(tokenizer, metadata, tokens)
+    _add_template(tokenizer, metadata, tokens)
+    return tokenizer
+
+
+def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str]) -> None:
     from tokenizers import AddedToken
 
-    if "tokenizer.ggml.token_type" in metadata:
-        for token, token_type in zip(
-            tokens, _metadata_list(metadata, "token_type", len(tokens)), strict=True
-        ):
-            if token_type == CONTROL:
-                tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-            elif token_type == USER_DEFINED:  # a word of the user's own: never cut up, but text all the same
-                tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
-    # where the file is silent, as llama.cpp does: SentencePiece and LLaMA 3 texts begin with a token of their
-    # own
-    default_add_bos = model_type == "llama" or (
+    if "tokenizer.ggml.token_type" not in metadata:
+        return
+    token_types = _metadata_list(metadata, "token_type", len(tokens))
+    for token, token_type in zip(tokens, token_types, strict=True):
+        if token_type == CONTROL:
+            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif token_type == USER_DEFINED:  # never split, but text all the same
+            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+
+
+def _add_template(tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str]) -> None:
+    """The special tokens around a text.
+
+    Where the file does not say, as in llama.cpp: SentencePiece and LLaMA 3 texts begin with the bos token.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    add_bos = metadata["tokenizer.ggml.model"] == "llama" or (
         metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "tokenizer.ggml.bos_token_id" in metadata
     )
-    bos_tokens = (
-        [_special_token(metadata, "bos", tokens, 1)]
-        if metadata.get("tokenizer.ggml.add_bos_token", default_add_bos)
-        else []
-    )
-    eos_tokens = (
-        [_special_token(metadata, "eos", tokens, 2)]
-        if metadata.get("tokenizer.ggml.add_eos_token", False)
-        else []
-    )
-    if bos_tokens or eos_tokens:
-        from tokenizers.processors import TemplateProcessing
+    bos_tokens = []
+    eos_tokens = []
+    if metadata.get("tokenizer.ggml.add_bos_token", add_bos):
+        bos_tokens = [_special_token(metadata, "bos", tokens, 1)]
+    if metadata.get("tokenizer.ggml.add_eos_token", False):
+        eos_tokens = [_special_token(metadata, "eos", tokens, 2)]
+    if not bos_tokens and not eos_tokens:
+        return
 
-        def with_special_tokens(placeholder: str) -> list[str]:
-            return [*(token for token, _ in bos_tokens), placeholder, *(token for token, _ in eos_tokens)]
+    def with_special_tokens(placeholder: str) -> list[str]:
+        return [*(token for token, _ in bos_tokens), placeholder, *(token for token, _ in eos_tokens)]
 
-        tokenizer.post_processor = TemplateProcessing(
-            single=with_special_tokens("$A"),
-            pair=with_special_tokens("$A") + with_special_tokens("$B"),
-            special_tokens=[*bos_tokens, *eos_tokens],
-        )
-    return tokenizer
+    tokenizer.post_processor = TemplateProcessing(
+        single=with_special_tokens("$A"),
+        pair=with_special_tokens("$A") + with_special_tokens("$B"),
+        special_tokens=[*bos_tokens, *eos_tokens],
+    )
 
 
 def _metadata_list(metadata: dict[str, Any], name: str, length: int | None = None) -> list[Any]:
@@ -100,7 +112,7 @@ def _metadata_list(metadata: dict[str, Any], name: str, length: int | None = Non
 def _special_token(
     metadata: dict[str, Any], name: str, tokens: list[str], default_id: int
 ) -> tuple[str, int]:
-    """A special token and its number; SentencePiece files may leave out the usual one."""
+    """A special token and its id; SentencePiece files may leave out the usual id."""
     token_id = metadata.get(
         f"tokenizer.ggml.{name}_token_id", default_id if metadata["tokenizer.ggml.model"] == "llama" else None
     )
@@ -122,36 +134,22 @@ def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
         raise ValueError(
             f"'tokenizer.ggml.merges' has {bad_merges[0]!r}, which does not join two tokens to a third"
         )
-    pre_tokenizer_name = metadata.get("tokenizer.ggml.pre", "default")
-    # whole words that no merges reach
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: n for n, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=pre_tokenizer_name == "llama-bpe",
-        )
-    )
-    byte_level = pre_tokenizers.ByteLevel
-    if pre_tokenizer_name == "smollm":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                byte_level(add_prefix_space=False, use_regex=True),
-            ]
-        )
-    elif pre_tokenizer_name == "llama-bpe":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated"),
-                byte_level(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    elif pre_tokenizer_name in ("default", "gpt-2"):
-        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False, use_regex=True)
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    is_llama3 = name == "llama-bpe"  # its vocabulary has words that no merges reach
+    vocab_ids = {token: n for n, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab_ids, merges=merges, ignore_merges=is_llama3))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not is_llama3)
+    if is_llama3:
+        split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT_REGEX), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    elif name == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    elif name in ("default", "gpt-2"):
+        tokenizer.pre_tokenizer = byte_level
     else:
         raise ValueError(
-            f"the pre-tokenizer {pre_tokenizer_name!r} is not understood: there are smollm, llama-bpe and "
-            "gpt-2"
+            f"the pre-tokenizer {name!r} is not understood: there are smollm, llama-bpe and gpt-2"
         )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -186,7 +184,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer
 
 
 def _merges(tokens: list[str], scores: list[float], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece keeps no merges: they are all the ways to halve a piece, best piece first."""
+    """SentencePiece stores no merges: they are all ways to split a piece in two, best piece first."""
     ranked_merges = []
     for token, score in zip(tokens, scores, strict=True):
         splits = [
@@ -195,5 +193,5 @@ def _merges(tokens: list[str], scores: list[float], ids: dict[str, int]) -> list
             if token[:n] in ids and token[n:] in ids
         ]
         ranked_merges += [(-score, left, right) for left, right in sorted(splits)]
-    ranked_merges.sort(key=lambda merge: merge[0])  # a stable sort: halves of one piece stay in order
+    ranked_merges.sort(key=lambda merge: merge[0])  # stable: the splits of one piece stay in order
     return [(tokens[left], tokens[right]) for _, left, right in ranked_merges]

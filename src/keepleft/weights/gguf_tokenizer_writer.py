@@ -1,4 +1,4 @@
-"""A tokenizer as the facts of a GGUF file: byte-level BPE by its merges, SentencePiece's BPE by scores."""
+"""A tokenizer as metadata of a GGUF file: byte-level BPE by its merges, SentencePiece BPE by scores."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from keepleft.weights.gguf_tokenizer import (
     HF_TOKENIZER_KEY,
     LLAMA3_SPLIT_REGEX,
     NORMAL,
+    SPECIAL_TOKEN_KEYS,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -20,19 +21,13 @@ from keepleft.weights.gguf_tokenizer import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SPECIAL_TOKEN_KEYS = {
-    "bos_token_id": "bos",
-    "eos_token_id": "eos",
-    "unk_token_id": "unknown",
-    "pad_token_id": "padding",
-}
 BYTE_TOKEN_REGEX = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, vocab_size: int, notes: dict[str, Any]) -> dict[str, Any]:
-    """All that a file says of its tokenizer, under the names it says it with.
+    """The metadata of a tokenizer, its special tokens and its chat template, by key.
 
-    `size` is the model's vocabulary.
+    `vocab_size` is the model's; tokens that the tokenizer lacks are filled in.
     """
     tokenizer_json = json.loads(tokenizer.to_str())
     model = tokenizer_json["model"]
@@ -63,11 +58,12 @@ def tokenizer_metadata(tokenizer: Tokenizer, vocab_size: int, notes: dict[str, A
     special_tokens: dict[str, Any] = {name: notes.get(name) for name in SPECIAL_TOKEN_KEYS}
     if special_tokens["unk_token_id"] is None and model.get("unk_token") is not None:
         special_tokens["unk_token_id"] = tokenizer.token_to_id(model["unk_token"])
-    for name, token_name in SPECIAL_TOKEN_KEYS.items():
-        noted_id = special_tokens[name]
-        token_id = noted_id[0] if isinstance(noted_id, list) and noted_id else noted_id
+    for config_key, gguf_name in SPECIAL_TOKEN_KEYS.items():
+        token_id = special_tokens[config_key]
+        if isinstance(token_id, list) and token_id:
+            token_id = token_id[0]
         if isinstance(token_id, int) and 0 <= token_id < vocab_size:
-            metadata[f"{token_name}_token_id"] = token_id
+            metadata[f"{gguf_name}_token_id"] = token_id
     added_ids = tokenizer.encode("").ids
     metadata |= {
         "add_bos_token": metadata.get("bos_token_id") in added_ids[:1],
@@ -82,6 +78,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, vocab_size: int, notes: dict[str, A
 
 
 def _tokenizer_model(tokenizer_json: dict[str, Any]) -> str:
+    """The value of "tokenizer.ggml.model"."""
     model = tokenizer_json["model"]
     if model["type"] == "BPE" and "ByteLevel" in json.dumps(tokenizer_json.get("pre_tokenizer")):
         return "gpt2"
@@ -94,20 +91,19 @@ def _tokenizer_model(tokenizer_json: dict[str, Any]) -> str:
 
 
 def _pre_tokenizer_name(tokenizer_json: dict[str, Any]) -> str:
-    """The name of the rule by which texts fall into pieces; GPT-2's where it is none that such files have a
-    name for.
-    """
+    """The value of "tokenizer.ggml.pre"; GPT-2's where GGUF has no name for the pre-tokenizer."""
     parts = tokenizer_json["pre_tokenizer"].get("pretokenizers", [tokenizer_json["pre_tokenizer"]])
     if any(part["type"] == "Split" and part["pattern"].get("Regex") == LLAMA3_SPLIT_REGEX for part in parts):
         return "llama-bpe"
-    return (
-        "smollm" if any(part["type"] == "Digits" and part["individual_digits"] for part in parts) else "gpt-2"
-    )
+    if any(part["type"] == "Digits" and part["individual_digits"] for part in parts):
+        return "smollm"
+    return "gpt-2"
 
 
 def _token_types(
     tokenizer_json: dict[str, Any], vocab: dict[int, str], vocab_size: int, model_type: str
 ) -> list[int]:
+    """The values of "tokenizer.ggml.token_type"."""
     types = [NORMAL if token_id in vocab else UNUSED for token_id in range(vocab_size)]
     if model_type == "llama":
         for token_id, piece in vocab.items():

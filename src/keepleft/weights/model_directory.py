@@ -1,4 +1,4 @@
-"""Model directories: load() and save()."""
+"""Model directories, ours and Hugging Face's: load() and save()."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 AnyModel = Encoder | Decoder | EncoderDecoder
-NATIVE_MODEL_TYPE = "keepleft"  # the "model_type" of a design that no other program knows
+NATIVE_MODEL_TYPE = "keepleft"  # "model_type" of a design that no published family can express
 
 
 def load(
@@ -34,11 +34,11 @@ def load(
     head: Any = ...,
     ignore: Iterable[str] = (),
 ) -> tuple[AnyModel, Tokenizer | None]:
-    """A model, ready to run, and its tokenizer, if it has one.
+    """A model in evaluation mode, and its tokenizer if it has one.
 
-    `place` is a model directory (ours or Hugging Face's), a GGUF file, or a name on the Hugging Face hub.
-    Weights are float32 unless `dtype` says otherwise. `head` puts another head without weights of its own on
-    an encoder (None, or Pooled("mean")). `ignore` names fields of the configuration to pass over.
+    `name_or_path` is a model directory, a GGUF file, or a name on the Hugging Face hub. Weights are float32
+    unless `dtype` says otherwise. `head` replaces the head by one without weights of its own (None, or
+    PoolingHead("mean")). `ignore` names fields of the configuration to ignore.
     """
     folder = _resolve_path(name_or_path)
     if folder.suffix == ".gguf" and not folder.is_dir():
@@ -73,9 +73,9 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AnyModel:
-    """A model with the weights of a source, in evaluation mode; an error leaves nothing half-loaded behind.
+    """A model with the weights of a checkpoint, in evaluation mode.
 
-    Names and shapes are looked at before any memory is asked for.
+    Names and shapes are checked before any memory is allocated.
     """
     layers = sum(stack.layers for stack in (design.encoder, design.decoder) if stack)
     tensors = len(source.names())
@@ -101,8 +101,9 @@ def save(
     *,
     shard: int = safetensors.MAX_SHARD_BYTES,
 ) -> None:
-    """Write a directory that load(), and where the design is a known one `transformers`, reads: weights, then
-    config.json.
+    """Write a model directory for load() and, where a published family has the design, `transformers`.
+
+    Weights come first, config.json last; `shard` is the most bytes of a weight file.
     """
     folder = Path(folder)
     config, rules, prefix = _export_config(model)
@@ -127,25 +128,19 @@ def save(
 
 
 def _export_config(model: AnyModel) -> tuple[dict[str, Any], list[Rule], str]:
-    """The configuration under a name that others know, the model's own first; ours where none can say the
-    design.
-    """
+    """Configuration, rules and prefix of a family that can express the design, the model's own first."""
     known_families = families()
     preferred = known_families.get(str(model.notes.get("model_type")))
     for family in ([preferred] if preferred else []) + list(known_families.values()):
         config = family.design_to_config(model.design)
         if config is not None:
             return config, family.rules(model.design), _prefix(family, config)
-    names = list(model.state_dict())
-    return (
-        {
-            "model_type": NATIVE_MODEL_TYPE,
-            "architectures": [NATIVE_MODEL_TYPE],
-            "design": to_json(model.design),
-        },
-        [Rule(n, n) for n in names],
-        "",
-    )
+    config = {
+        "model_type": NATIVE_MODEL_TYPE,
+        "architectures": [NATIVE_MODEL_TYPE],
+        "design": to_json(model.design),
+    }
+    return config, [Rule(name, name) for name in model.state_dict()], ""
 
 
 def _resolve_design(
@@ -168,12 +163,12 @@ def _resolve_design(
 
 
 def _prefix(family: Family, config: dict[str, Any]) -> str:
-    """Of the base model's tensors. On reading it is optional: published files come with and without."""
+    """The prefix of the base model's tensors; optional on reading, as published files come without it too."""
     return "" if (config.get("architectures") or [""])[0] in family.unprefixed_classes else family.prefix
 
 
 def _apply_pooling_config(design: Design, folder: Path) -> Design:
-    """Sentence encoders say beside the model how a text becomes one vector."""
+    """Sentence encoders have their pooling in a file of its own."""
     path = folder / "1_Pooling" / "config.json"
     if not path.exists() or design.decoder is not None or not isinstance(design.head, PoolingHead | None):
         return design
@@ -215,12 +210,9 @@ def _resolve_path(name_or_path: str | Path) -> Path:
             f"there is no directory {name_or_path}, and to fetch a model of that name from the hub you need "
             "pip install 'keepleft[hub]'"
         ) from error
+    patterns = ["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
     try:
-        return Path(
-            snapshot_download(
-                str(name_or_path), allow_patterns=["*.json", "*.safetensors", "*.jinja", "1_Pooling/*"]
-            )
-        )
+        return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
     except Exception as error:  # its own, its HTTP client's or the system's
         raise FileNotFoundError(
             f"there is no directory {name_or_path}, and the hub gives no model of that name: {error}"
@@ -228,13 +220,11 @@ def _resolve_path(name_or_path: str | Path) -> Path:
 
 
 def _suggest_location(path: Path) -> str:
-    """Where a file that is missing may be: a run keeps its model in a folder of its own."""
+    """A hint where a missing file may be: a run keeps its model in a subfolder."""
     subfolder = path.parent / "model"
-    return (
-        f"did you mean {subfolder}?"
-        if (subfolder / path.name).exists()
-        else f"is {path.parent} a model directory?"
-    )
+    if (subfolder / path.name).exists():
+        return f"did you mean {subfolder}?"
+    return f"is {path.parent} a model directory?"
 
 
 def _read_json(path: Path, expected_type: type = dict) -> Any:
@@ -245,17 +235,13 @@ def _read_json(path: Path, expected_type: type = dict) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, expected_type):
-        raise ValueError(
-            f"{path} is JSON, but not {'an object' if expected_type is dict else 'a list'}: copy or download "
-            "it again"
-        )
+        expected = "an object" if expected_type is dict else "a list"
+        raise ValueError(f"{path} is JSON, but not {expected}: copy or download it again")
     return data
 
 
 def _read_chat_template(folder: Path) -> str | None:
-    """How a chat becomes one text: in a file of its own, or in the tokenizer's configuration as one template
-    or several.
-    """
+    """The chat template: a file of its own, or one or several templates in tokenizer_config.json."""
     if (folder / "chat_template.jinja").exists():
         return (folder / "chat_template.jinja").read_text("utf-8")
     if not (folder / "tokenizer_config.json").exists():

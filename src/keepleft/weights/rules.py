@@ -1,4 +1,4 @@
-"""How a foreign tensor becomes a part of one of ours, and back. A family is a list of such rules."""
+"""Tensor names as a table read both ways: each rule maps a tensor of a checkpoint to rows of a parameter."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# numbers moved at a time: loading needs little more memory than the weights themselves
-CHUNK_ELEMENTS = 1 << 22
+CHUNK_ELEMENTS = 1 << 22  # copied at a time: loading needs little more memory than the weights themselves
 
 
 @dataclass(frozen=True)
 class Op:
-    """Ours seen as theirs: a view that can be written to, or read from. `rowwise` views fill row by row."""
+    """A view of a parameter in the checkpoint's layout; `rowwise` ones can be filled a few rows at a time."""
 
     name: str
     view: Callable[[Tensor], Tensor]
@@ -26,11 +25,11 @@ class Op:
 
 identity = Op("identity", lambda param: param)
 transpose = Op("transpose", lambda param: param.T)
-unsqueeze = Op("unsqueeze", lambda param: param[None])  # (n,) kept as (1, n)
+unsqueeze = Op("unsqueeze", lambda param: param[None])  # (n,) stored as (1, n)
 
 
 def interleave(heads: int) -> Op:
-    """Rotary pairs (i, i + width/2) kept side by side, as GGUF files do."""
+    """Rotary pairs (i, i + head_dim / 2) stored next to each other, as in GGUF files."""
 
     def view(param: Tensor) -> Tensor:
         return param.view(heads, 2, -1, *param.shape[1:]).transpose(1, 2)
@@ -40,21 +39,22 @@ def interleave(heads: int) -> Op:
 
 @dataclass(frozen=True)
 class Rule:
-    checkpoint_name: str  # "h.{i}.attn.c_attn.weight"; {i} stands for the layer's number in both
-    param_name: str | None = None  # None: dropped on purpose
-    rows: tuple[int, int] | None = None  # which rows of ours; None: all
+    checkpoint_name: str  # "h.{i}.attn.c_attn.weight"; {i} is the layer's number in both names
+    param_name: str | None = None  # None: not read
+    rows: tuple[int, int] | None = None  # of the parameter; None: all
     op: Op = identity
-    head: bool = False  # theirs lies outside the base model, so it never takes its prefix
+    head: bool = False  # outside the base model, so without its prefix
     tied: bool = False  # a second copy of what another rule names: checked, never written
-    compute: Callable[[], Tensor] | None = None  # a formula that they keep as a tensor: written, not read
+    compute: Callable[[], Tensor] | None = None  # a formula that the checkpoint stores: written, not read
 
 
 def drop(checkpoint_name: str, *, head: bool = False) -> Rule:
+    """A tensor that is not needed."""
     return Rule(checkpoint_name, None, head=head)
 
 
 def linear(checkpoint_name: str, param_name: str, op: Op = identity, *, head: bool = False) -> list[Rule]:
-    """A matrix and its bias. Where there is no bias, its rule finds nothing to do."""
+    """A matrix and its bias. Where there is no bias, its rule matches nothing."""
     return [
         Rule(f"{checkpoint_name}.weight", f"{param_name}.weight", op=op, head=head),
         Rule(f"{checkpoint_name}.bias", f"{param_name}.bias", head=head),
@@ -64,23 +64,18 @@ def linear(checkpoint_name: str, param_name: str, op: Op = identity, *, head: bo
 def concat_rules(
     checkpoint_name: str, names: tuple[str, ...], param_name: str, sizes: tuple[int, ...]
 ) -> list[Rule]:
-    """Several matrices that are one of ours, one below the other: `theirs` has a {} for each name in turn."""
+    """Several matrices concatenated in one of ours; {} in `checkpoint_name` stands for each name in turn."""
     out, start = [], 0
     for name, size in zip(names, sizes, strict=True):
+        full_name = checkpoint_name.replace("{}", name)
         for part in ("weight", "bias"):
-            out.append(
-                Rule(
-                    f"{checkpoint_name.replace('{}', name)}.{part}",
-                    f"{param_name}.{part}",
-                    (start, start + size),
-                )
-            )
+            out.append(Rule(f"{full_name}.{part}", f"{param_name}.{part}", (start, start + size)))
         start += size
     return out
 
 
 class TensorSource(Protocol):
-    """Where foreign tensors come from, a few rows at a time."""
+    """The tensors of a checkpoint, read a few rows at a time."""
 
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -88,7 +83,7 @@ class TensorSource(Protocol):
 
 
 class InMemorySource:
-    """Tensors already in memory."""
+    """A checkpoint in memory."""
 
     def __init__(self, state_dict: Mapping[str, Tensor]) -> None:
         self.state_dict = state_dict
@@ -103,16 +98,16 @@ class InMemorySource:
         return self.state_dict[name][begin:end]
 
 
-TensorMatch = tuple[str, Rule, str]  # the name of one of theirs, the rule that knows it, and the name of ours
+TensorMatch = tuple[str, Rule, str]  # name in the checkpoint, its rule, name of the parameter
 
 
 @torch.no_grad()
 def load_tensors(
     rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> None:
-    """Fill our tensors from theirs.
+    """Fill the parameters in `state_dict` from a checkpoint.
 
-    A tensor without a rule, or one of ours left unfilled, is an error that names it.
+    A tensor without a rule, or a parameter left unfilled, is an error that names it.
     """
     matches = match_tensors(rules, source, state_dict, prefix=prefix)
     for name, rule, param_name in matches:
@@ -126,12 +121,9 @@ def load_tensors(
 def match_tensors(
     rules: list[Rule], source: TensorSource, state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> list[TensorMatch]:
-    """Which of theirs goes where: all names and shapes are looked at, no number is.
-
-    Ours may lie on device 'meta'.
-    """
+    """Check all names and shapes, without reading data; parameters may be on device 'meta'."""
     matches: list[TensorMatch] = []
-    assigned: set[tuple[str, tuple[int, int] | None]] = set()  # the parts of ours that are spoken for
+    assigned: set[tuple[str, tuple[int, int] | None]] = set()  # parameters and rows
     for name in source.names():
         rule, layer = _find_rule(rules, name, prefix)
         if rule.param_name is None:
@@ -170,10 +162,7 @@ def match_tensors(
 def export_tensors(
     rules: list[Rule], state_dict: Mapping[str, Tensor], *, prefix: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under their names, one by one.
-
-    A tensor of ours without a rule is an error that names it.
-    """
+    """The tensors of a checkpoint, one by one. A parameter without a rule is an error that names it."""
     written_counts: dict[str, int] = dict.fromkeys(state_dict, 0)
     matches = list(_all_matches(rules, state_dict, prefix))
     for _, rule, param_name in matches:
@@ -190,20 +179,20 @@ def export_tensors(
 
 
 def _all_matches(rules: list[Rule], state_dict: Mapping[str, Tensor], prefix: str) -> Iterator[TensorMatch]:
-    """Every tensor that a file of these rules holds."""
+    """Every tensor that a checkpoint must hold."""
     for rule in rules:
         if rule.param_name is None or rule.tied:
             continue
         pattern = _pattern(rule.param_name)
         for name in state_dict:
             if match := pattern.fullmatch(name):
-                checkpoint_name = rule.checkpoint_name.replace(
-                    "{i}", match.group(1) if match.groups() else ""
-                )
+                layer = match.group(1) if match.groups() else ""
+                checkpoint_name = rule.checkpoint_name.replace("{i}", layer)
                 yield checkpoint_name if rule.head else prefix + checkpoint_name, rule, name
 
 
 def _find_rule(rules: list[Rule], name: str, prefix: str) -> tuple[Rule, str]:
+    """The rule of a tensor, and the number of its layer."""
     for rule in rules:
         for candidate in {name, name if rule.head else name.removeprefix(prefix)}:
             if match := _pattern(rule.checkpoint_name).fullmatch(candidate):
@@ -223,7 +212,7 @@ def _param_view(param: Tensor, rule: Rule) -> Tensor:
 
 
 def _checkpoint_shape(view: Tensor, rule: Rule) -> tuple[int, ...]:
-    """The shape in which theirs is kept: that of the view, with what an op took apart put together again."""
+    """The shape in the checkpoint: that of the view, with the dimensions that an op split merged again."""
     if rule.op.rowwise:
         return tuple(view.shape)
     return (view.shape[0] * view.shape[1] * view.shape[2], *view.shape[3:])
@@ -236,9 +225,8 @@ def _copy_tensor(source: TensorSource, name: str, view: Tensor, rule: Rule) -> N
         return
     chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view.numel() // max(1, num_rows)))
     for begin in range(0, num_rows, chunk_rows):
-        view[begin : begin + chunk_rows].copy_(
-            _read_rows(source, name, begin, min(num_rows, begin + chunk_rows))
-        )
+        end = min(num_rows, begin + chunk_rows)
+        view[begin:end].copy_(_read_rows(source, name, begin, end))
 
 
 def _read_rows(source: TensorSource, name: str, begin: int, end: int) -> Tensor:
@@ -252,12 +240,12 @@ def _read_rows(source: TensorSource, name: str, begin: int, end: int) -> Tensor:
 
 
 def _check_tied(source: TensorSource, name: str, view: Tensor) -> None:
+    """A tied tensor must equal the parameter."""
     chunk_rows = max(1, CHUNK_ELEMENTS // max(1, view[0].numel()))
     for begin in range(0, len(view), chunk_rows):
         chunk = view[begin : begin + chunk_rows]
-        if not torch.equal(
-            _read_rows(source, name, begin, min(len(view), begin + chunk_rows)).to(chunk), chunk
-        ):
+        rows = _read_rows(source, name, begin, begin + len(chunk))
+        if not torch.equal(rows.to(chunk), chunk):
             raise ValueError(
                 f"the configuration ties {name!r} to the embedding, but the file holds two different ones: "
                 'set "tie_word_embeddings" to what is meant'

@@ -1,10 +1,10 @@
-"""Writing CTranslate2 model directories: a specification filled from our weights, and the vocabulary."""
+"""Writing CTranslate2 model directories: a specification filled with weights, and the vocabulary."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from keepleft.attention.masks import causal, full
 from keepleft.disk import atomic
 from keepleft.models.design import Design, LMHead, StackDesign
-from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
+from keepleft.models.embedding import Embed
+from keepleft.models.stack import LayerStack
+from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder, Model
 from keepleft.nn.norm import RMSNorm
 from keepleft.nn.position import (
     LearnedPositions,
@@ -26,7 +28,11 @@ from keepleft.nn.position import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tokenizers import Tokenizer
+
+    from keepleft.nn.block import TransformerBlock
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 DEFAULT_SPECIAL_TOKENS = {
@@ -43,7 +49,7 @@ def write(
     *,
     quantization: str | None = None,
 ) -> None:
-    """A directory for ctranslate2.Translator, or for ctranslate2.Generator where there is no encoder."""
+    """Write a directory for ctranslate2.Translator or, where there is no encoder, ctranslate2.Generator."""
     try:
         from ctranslate2 import specs
     except ImportError as error:
@@ -57,7 +63,7 @@ def write(
         )
     assert design.decoder is not None
     if quantization is not None:
-        model = deepcopy(model)  # they quantise in place
+        model = deepcopy(model)  # CTranslate2 quantises in place
     vocab = vocabulary(tokenizer, design.vocab)
     decoder = specs.TransformerDecoderSpec(
         design.decoder.layers,
@@ -109,7 +115,7 @@ def write(
 
 
 def unsupported_features(design: Design) -> list[str]:
-    """What CTranslate2 has no words for, of all that a design can say."""
+    """What a design has that CTranslate2 cannot express."""
     out = []
     if design.decoder is None:
         out.append("it has no decoder")
@@ -117,23 +123,21 @@ def unsupported_features(design: Design) -> list[str]:
         out.append(f"its head is {design.head}, not a score for every token")
     for name, stack, mask in (("encoder", design.encoder, full), ("decoder", design.decoder, causal)):
         if stack is not None and stack.mask != (mask,):
-            out.append(
-                f"its {name} looks through {' and '.join(map(str, stack.mask))}, where only {mask} is known"
-            )
+            masks = " and ".join(map(str, stack.mask))
+            out.append(f"its {name} has the mask {masks}, where only {mask} is supported")
         if stack is not None and stack.final_norm and not design.norm_first:
-            out.append(f"its {name} has norms behind its parts and one more at the end")
+            out.append(f"its {name} has norms after its parts and one more at the end")
     if isinstance(design.position, Rotary) and design.encoder is not None:
         out.append("its encoder has rotary positions")
     if design.token_types:
-        out.append("it tells kinds of token apart")
+        out.append("it has token types")
     return out
 
 
 def vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
-    """A word for each number: the tokenizer's own, and the number itself in brackets where it has none."""
-    id_to_token = (
-        {} if tokenizer is None else {token_id: token for token, token_id in tokenizer.get_vocab().items()}
-    )
+    """The token of each id: the tokenizer's own, or the id in angle brackets where it has none."""
+    token_ids = {} if tokenizer is None else tokenizer.get_vocab()
+    id_to_token = {token_id: token for token, token_id in token_ids.items()}
     if id_to_token and max(id_to_token) >= vocab_size:
         raise ValueError(
             f"the tokenizer knows {max(id_to_token) + 1} tokens, the model {vocab_size}: they do not belong "
@@ -142,23 +146,22 @@ def vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
     return [id_to_token.get(token_id, f"<{token_id}>") for token_id in range(vocab_size)]
 
 
-def special_tokens(model: Any, vocab: list[str]) -> dict[str, str]:
-    """The special tokens of its configuration, or what such tokens are mostly called; "" where there is
-    none.
-    """
+def special_tokens(model: Model, vocab: list[str]) -> dict[str, str]:
+    """The special tokens of the model's configuration, or the first usual name in the vocabulary, or ""."""
     out = {}
     for name, candidates in DEFAULT_SPECIAL_TOKENS.items():
         token_id = model.notes.get(f"{name}_id")
-        token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
-        is_valid = isinstance(token_id, int) and 0 <= token_id < len(vocab)
-        out[name] = (
-            vocab[token_id] if is_valid else next((token for token in candidates if token in vocab), "")
-        )
+        if isinstance(token_id, list) and token_id:
+            token_id = token_id[0]
+        if isinstance(token_id, int) and 0 <= token_id < len(vocab):
+            out[name] = vocab[token_id]
+        else:
+            out[name] = next((token for token in candidates if token in vocab), "")
     return out
 
 
-def decoder_start_token(model: Any) -> int:
-    """The token that a target begins with."""
+def decoder_start_token(model: Model) -> int:
+    """The token that every target begins with."""
     for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
         if isinstance(token_id := model.notes.get(name), int):
             return token_id
@@ -202,25 +205,25 @@ def _rotary_options(design: Design) -> dict[str, Any]:
     return out
 
 
-def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
+def _fill_stack(spec: Any, design: Design, stack: LayerStack, embed: Embed) -> None:
     spec.scale_embeddings = design.dim**0.5 if design.scale_embedding else False
     if isinstance(design.position, LearnedPositions):
         spec.position_encodings.encodings = embed.position.weight[design.position.first :]
     elif isinstance(design.position, Sinusoidal):
-        spec.position_encodings.encodings = sinusoidal_encoding(
-            torch.arange(design.position.length), design.dim
-        )
+        positions = torch.arange(design.position.length)
+        spec.position_encodings.encodings = sinusoidal_encoding(positions, design.dim)
     if design.norm_embedding:
         _fill_norm(spec.layernorm_embedding, embed.norm)
     if hasattr(spec, "layer_norm"):
         _fill_norm(spec.layer_norm, stack.norm)
-    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+    layers = cast("Iterable[TransformerBlock]", stack.layers)
+    for layer_spec, layer in zip(spec.layer, layers, strict=True):
         _fill_attention(layer_spec.self_attention, design, layer.norm_self, layer.self.qkv, layer.self.out)
         if isinstance(position := design.position, RelativeBias):
             layer_spec.self_attention.relative_attention_bias = stack.nearness.weight
             layer_spec.self_attention.relative_attention_max_distance = np.int32(position.farthest)
         elif isinstance(position, Rotary) and isinstance(position.scaling, Llama3RopeScaling):
-            # their specification has no place for the factor, though their model reads it: without it nothing
+            # the specification has no field for the factor, though the runtime reads it: without it, nothing
             # is scaled
             vars(layer_spec.self_attention)["rotary_scaling_factor"] = np.float32(position.scaling.factor)
             layer_spec.self_attention.rotary_low_freq_factor = position.scaling.low
@@ -231,10 +234,8 @@ def _fill_stack(spec: Any, design: Design, stack: Any, embed: Any) -> None:
             )
         _fill_norm(layer_spec.ffn.layer_norm, layer.norm_feed)
         if layer.feed.gated:
-            for linear_spec, half in zip(
-                (layer_spec.ffn.linear_0, layer_spec.ffn.linear_0_noact), (0, 1), strict=True
-            ):
-                _fill_linear(linear_spec, layer.feed.up, half)
+            _fill_linear(layer_spec.ffn.linear_0, layer.feed.up, 0)
+            _fill_linear(layer_spec.ffn.linear_0_noact, layer.feed.up, 1)
         else:
             _fill_linear(layer_spec.ffn.linear_0, layer.feed.up)
         _fill_linear(layer_spec.ffn.linear_1, layer.feed.down)
@@ -249,7 +250,7 @@ def _fill_attention(spec: Any, design: Design, norm: nn.Module, *linears: nn.Lin
 
 
 def _fill_linear(spec: Any, linear: nn.Linear, half: int | None = None) -> None:
-    """One matrix, or one half of two that we keep as one."""
+    """A matrix, or one half of two that are concatenated in ours."""
     select = lambda tensor: tensor if half is None else tensor.chunk(2)[half]
     spec.weight = select(linear.weight)
     if linear.bias is not None:

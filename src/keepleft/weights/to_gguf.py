@@ -1,4 +1,4 @@
-"""Writing GGUF files of the LLaMA family: configuration, weights and tokenizer, all in one."""
+"""Writing GGUF files of the LLaMA family: configuration, weights and tokenizer in one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keepleft.attention.masks import causal
 from keepleft.disk import atomic
 from keepleft.models import presets
 from keepleft.models.design import Design, LMHead, NormalInit, StackDesign
-from keepleft.models.transformer import Decoder
+from keepleft.models.transformer import Decoder, Model
 from keepleft.nn.feedforward import FeedForward
 from keepleft.nn.norm import RMSNorm
 from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling, Rotary, rope_frequencies
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 
 
-def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "f16") -> None:
-    """The model as one file; its norms stay in float32, and so does what q8_0 cannot cut into blocks of 32
-    (as float16).
+def write(model: Model, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "f16") -> None:
+    """Write a model as one file.
+
+    Norms stay in float32. Where q8_0 cannot split rows into blocks of 32, they are float16.
     """
     try:
         import gguf
@@ -40,9 +41,11 @@ def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "
         raise ValueError(
             f"GGUF weights of the type {dtype!r} cannot be written: there are {', '.join(DTYPES)}"
         )
-    design: Design = model.design
-    if not isinstance(model, Decoder) or (problems := unsupported_features(design)):
-        reason = "; ".join(problems) if isinstance(model, Decoder) else f"it is an {type(model).__name__}"
+    design = model.design
+    is_decoder = isinstance(model, Decoder)
+    problems = unsupported_features(design) if is_decoder else [f"it is an {type(model).__name__}"]
+    if problems:
+        reason = "; ".join(problems)
         raise ValueError(
             f"GGUF files are written for the LLaMA family alone, and this model is of another: {reason}. "
             "--to hf, --to onnx and, for most, --to ctranslate2 can be written"
@@ -52,9 +55,8 @@ def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.atomic_file(path) as temp_path:
         writer = gguf.GGUFWriter(temp_path, "llama")
-        _add_parameters(
-            writer, design, int(gguf.LlamaFileType[("ALL_" if dtype == "f32" else "MOSTLY_") + DTYPES[dtype]])
-        )
+        file_type = gguf.LlamaFileType[("ALL_" if dtype == "f32" else "MOSTLY_") + DTYPES[dtype]]
+        _add_parameters(writer, design, int(file_type))
         for name, value in metadata.items():
             _add_metadata(writer, name, value)
         assert isinstance(design.position, Rotary)
@@ -75,7 +77,8 @@ def write(model: Any, tokenizer: Tokenizer | None, path: Path, *, dtype: str = "
 
 
 def unsupported_features(design: Design) -> list[str]:
-    """In what a design differs from all that such a file can say."""
+    """The fields in which a design differs from what a GGUF file can express."""
+    plain_heads = (LMHead(), LMHead(tied=False))
     reference = presets.llama.but(
         vocab=design.vocab,
         dim=design.dim,
@@ -85,9 +88,7 @@ def unsupported_features(design: Design) -> list[str]:
         feedforward=FeedForward(design.feedforward.width, "silu", gated=True),
         norm=RMSNorm(design.norm.eps),
         position=design.position if isinstance(design.position, Rotary) else Rotary(),
-        head=design.head
-        if isinstance(design.head, LMHead) and design.head in (LMHead(), LMHead(tied=False))
-        else LMHead(),
+        head=design.head if design.head in plain_heads else LMHead(),
         decoder=StackDesign(design.decoder.layers if design.decoder else 1, (causal,)),
     )
     design = design.but(
@@ -104,21 +105,17 @@ def unsupported_features(design: Design) -> list[str]:
     ):
         max_factor = float(rope_factors(design.position, design.head_width).max())
         if scaling != Llama3RopeScaling(scaling.factor) or max_factor != scaling.factor:
-            out.append(
-                f"its rotary scaling is {scaling}, where only the factor of LLaMA 3.1's can be told from a "
-                "file"
-            )
+            out.append(f"its rotary scaling is {scaling}, where a file holds only the factor of LLaMA 3.1's")
     return out
 
 
 def rope_factors(rotary: Rotary, head_dim: int) -> Tensor:
-    """(width / 2,) what LLaMA 3.1's scaling divides the speed of each wave by, in float32"""
+    """What LLaMA 3.1's scaling divides each frequency by: (head_dim / 2,) in float32."""
     assert isinstance(rotary.scaling, Llama3RopeScaling)
     cpu, factor = torch.device("cpu"), rotary.scaling.factor
-    ratios = rope_frequencies(Rotary(rotary.base, rotary.length), head_dim, cpu) / rope_frequencies(
-        rotary, head_dim, cpu
-    )
-    at_factor = (ratios - factor).abs() < 1e-5 * factor  # left rounded, it would read back as another factor
+    unscaled = rope_frequencies(Rotary(rotary.base, rotary.length), head_dim, cpu)
+    ratios = unscaled / rope_frequencies(rotary, head_dim, cpu)
+    at_factor = (ratios - factor).abs() < 1e-5 * factor  # rounded, it would read back as another factor
     return torch.where(at_factor, torch.tensor(factor), ratios)
 
 
@@ -145,7 +142,5 @@ def _add_parameters(writer: Any, design: Design, file_type: int) -> None:
 
 
 def _add_metadata(writer: Any, name: str, value: Any) -> None:
-    add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[
-        type(value)
-    ]
-    add(name, value)
+    add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    add[type(value)](name, value)

@@ -1,4 +1,4 @@
-"""Writing ONNX: the full forward pass, (tokens, segments) in, scores out, for any batch and any length."""
+"""Writing ONNX: the forward pass, (tokens, segments) in, logits out, for any batch size and length."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from keepleft.disk import atomic
+from keepleft.models.design import ClassificationHead, PoolingHead
+from keepleft.models.stack import LayerStack
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 OPSET = 17
-MAX_ONNX_BYTES = 2**31 - 2**20  # bytes: an ONNX file is one protocol buffer, which ends at 2 GiB
+MAX_ONNX_BYTES = 2**31 - 2**20  # an ONNX file is one protocol buffer, which ends at 2 GiB
 
 
 class ExportWrapper(nn.Module):
-    """A model whose arguments all have a place: what a recorder asks for."""
+    """A model with positional arguments only, which tracing needs."""
 
     def __init__(self, model: AnyModel) -> None:
         super().__init__()
@@ -37,17 +39,16 @@ class ExportWrapper(nn.Module):
 
 
 def inputs(model: AnyModel) -> list[str]:
-    """The names of what the graph reads, each (batch, length) of int64; segments are 1 for a token and 0 for
-    padding.
-    """
+    """The graph's inputs, each (batch, length) of int64; segments are 1 for a token and 0 for padding."""
     names = ["source", "source_segments"] if isinstance(model, EncoderDecoder) else []
     token_types = ["token_types"] if isinstance(model, Encoder) and model.design.token_types else []
     return [*names, "tokens", "segments", *token_types]
 
 
 def write(model: AnyModel, path: Path) -> None:
-    """The graph, its weights inside; recorded on one small example, so try it on others (`keepleft export`
-    does).
+    """Write the graph with its weights.
+
+    It is traced on one small example, so compare it on others, as `keepleft export` does.
     """
     try:
         import onnx  # noqa: F401
@@ -56,20 +57,17 @@ def write(model: AnyModel, path: Path) -> None:
     if (size := sum(p.nbytes for p in model.parameters())) > MAX_ONNX_BYTES:
         raise ValueError(
             f"the weights take {size:,} bytes, and an ONNX file ends at 2 GiB: export a smaller model, or "
-            "this "
-            "one to ctranslate2 or gguf"
+            "this one to ctranslate2 or gguf"
         )
     names = inputs(model)
-    stacks: list[Any] = [
-        stack for name in ("encoder", "decoder") if (stack := getattr(model, name, None)) is not None
-    ]
+    stacks = [module for module in model.modules() if isinstance(module, LayerStack)]
     backends, training = [stack.backend for stack in stacks], model.training
     output_axes = {0: "batch"} if not per_token(model) else {0: "batch", 1: "length"}
     axes = {
         name: {0: "batch", 1: "source_length" if name.startswith("source") else "length"} for name in names
     }
     with atomic.atomic_file(path) as temp_path, patched_exporter(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about every size that our checks look at while it records
+        warnings.simplefilter("ignore")  # about every size that our checks read while tracing
         try:
             for stack in stacks:
                 stack.backend = "export"
@@ -90,16 +88,14 @@ def write(model: AnyModel, path: Path) -> None:
 
 
 def per_token(model: AnyModel) -> bool:
-    """Does the head answer for each token, or once for each text?"""
-    from keepleft.models.design import ClassificationHead, PoolingHead
-
+    """Whether the head gives an output for each token, or one for each sequence."""
     return not isinstance(model.design.head, ClassificationHead | PoolingHead)
 
 
 def example(
     model: AnyModel, rows: int, length: int, source_length: int, *, seed: int = 0
 ) -> tuple[Tensor, ...]:
-    """Random texts for all inputs; the last row is shorter, and padded."""
+    """Random tensors for all inputs; the last row is padded."""
     rng = torch.Generator().manual_seed(seed)
     design = model.design
     tensors = []
@@ -110,23 +106,21 @@ def example(
             segments[-1, (size[1] + 1) // 2 :] = 0
             tensors.append(segments)
         else:
-            vocab_size = {
-                "token_types": design.token_types,
-                "source": design.source_vocab or design.vocab,
-            }.get(name, design.vocab)
+            sizes = {"token_types": design.token_types, "source": design.source_vocab or design.vocab}
+            vocab_size = sizes.get(name, design.vocab)
             tensors.append(torch.randint(vocab_size, size, generator=rng))
     return tuple(tensors)
 
 
 def positions_by_counting(segments: Tensor) -> Tensor:
-    """Positions by counting: a sort could not be recorded for any length."""
+    """Positions within each segment, by counting: a sort could not be traced for any length."""
     same_segment = segments[:, :, None] == segments[:, None, :]
     return torch.where(segments == 0, 0, same_segment.tril(-1).sum(2))
 
 
 @contextmanager
 def patched_exporter() -> Iterator[None]:
-    """What PyTorch's exporter has no words for, for as long as we write."""
+    """Register the operators that PyTorch's exporter lacks, within the block."""
     from torch.onnx import register_custom_op_symbolic, symbolic_helper, unregister_custom_op_symbolic
 
     @symbolic_helper.parse_args("v", "is", "v", "f")

@@ -1,7 +1,4 @@
-"""The families that can be read and written.
-
-A new one is a preset, a file beside this one, and a name below.
-"""
+"""The families that can be read and written. A new one is a preset, a file here, and its name below."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ FAMILY_MODULES = ("gpt2", "openai_gpt", "gpt_neo", "llama", "t5", "bart", "bert"
 @cache
 def families() -> dict[str, Family]:
     """Every family by the name that its configurations carry."""
-    modules = [import_module(f"{__name__}.{name}") for name in FAMILY_MODULES]
-    all_families = [
-        family for module in modules for family in getattr(module, "FAMILIES", None) or (module.FAMILY,)
-    ]
-    return {family.name: family for family in all_families}
+    out = {}
+    for module_name in FAMILY_MODULES:
+        module = import_module(f"{__name__}.{module_name}")
+        for family in getattr(module, "FAMILIES", None) or (module.FAMILY,):
+            out[family.name] = family
+    return out

@@ -1,7 +1,7 @@
-"""BART, Marian and Pegasus: the same names; learned positions and a norm on the embedding, or sinusoids and
-none.
+"""BART, Marian and Pegasus share their tensor names.
 
-Pegasus has its norms first, and so one more at the end of each stack.
+BART has learned positions and a norm on the embedding, Marian sinusoids and none; Pegasus is Marian with
+norms before each part, and so one more at the end of each stack.
 """
 
 from __future__ import annotations
@@ -21,58 +21,62 @@ from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import Field, choice_field, fixed_field, same_field
 from keepleft.weights.rules import Rule, concat_rules, linear, unsqueeze
 
-QKV_NAMES, KV_NAMES = ("q_proj", "k_proj", "v_proj"), ("k_proj", "v_proj")
+QKV_NAMES = ("q_proj", "k_proj", "v_proj")
+KV_NAMES = QKV_NAMES[1:]
 
 
 def rules(design: Design) -> list[Rule]:
     shared_vocab = design.source_vocab is None
+    source_token = "token.weight" if shared_vocab else "source_token.weight"
     out = [
         Rule("shared.weight", "token.weight", tied=not shared_vocab),
+        Rule("encoder.embed_tokens.weight", source_token, tied=shared_vocab),
+        Rule("decoder.embed_tokens.weight", "token.weight", tied=shared_vocab),
         Rule("final_logits_bias", "head.bias", op=unsqueeze, head=True),
         output_rule(design),
-        Rule(
-            "encoder.embed_tokens.weight",
-            "token.weight" if shared_vocab else "source_token.weight",
-            tied=shared_vocab,
-        ),
-        Rule("decoder.embed_tokens.weight", "token.weight", tied=shared_vocab),
     ]
     for stack, embed in (("encoder", "source_embed"), ("decoder", "embed")):
-        block, layer = f"{stack}.layers.{{i}}", f"{stack}.layers.{{i}}"
+        layer = f"{stack}.layers.{{i}}"  # both call it so
         out += [
-            Rule(f"{stack}.embed_positions.weight", f"{embed}.position.weight")
-            if design.max_positions
-            else Rule(f"{stack}.embed_positions.weight", compute=partial(position_table, design)),
+            position_rule(design, f"{stack}.embed_positions.weight", f"{embed}.position.weight"),
             *linear(f"{stack}.layernorm_embedding", f"{embed}.norm"),
             *linear(f"{stack}.layer_norm", f"{stack}.norm"),
-            *concat_rules(f"{block}.self_attn.{{}}", QKV_NAMES, f"{layer}.self.qkv", (design.dim,) * 3),
-            *linear(f"{block}.self_attn.out_proj", f"{layer}.self.out"),
-            *linear(f"{block}.self_attn_layer_norm", f"{layer}.norm_self"),
-            *linear(f"{block}.fc1", f"{layer}.feed.up"),
-            *linear(f"{block}.fc2", f"{layer}.feed.down"),
-            *linear(f"{block}.final_layer_norm", f"{layer}.norm_feed"),
+            *concat_rules(f"{layer}.self_attn.{{}}", QKV_NAMES, f"{layer}.self.qkv", (design.dim,) * 3),
+            *linear(f"{layer}.self_attn.out_proj", f"{layer}.self.out"),
+            *linear(f"{layer}.self_attn_layer_norm", f"{layer}.norm_self"),
+            *linear(f"{layer}.fc1", f"{layer}.feed.up"),
+            *linear(f"{layer}.fc2", f"{layer}.feed.down"),
+            *linear(f"{layer}.final_layer_norm", f"{layer}.norm_feed"),
         ]
-    block = layer = "decoder.layers.{i}"
+    layer = "decoder.layers.{i}"
     return [
         *out,
-        *linear(f"{block}.encoder_attn.q_proj", f"{layer}.cross.q"),
-        *concat_rules(f"{block}.encoder_attn.{{}}", KV_NAMES, f"{layer}.cross.kv", (design.dim,) * 2),
-        *linear(f"{block}.encoder_attn.out_proj", f"{layer}.cross.out"),
-        *linear(f"{block}.encoder_attn_layer_norm", f"{layer}.norm_cross"),
+        *linear(f"{layer}.encoder_attn.q_proj", f"{layer}.cross.q"),
+        *concat_rules(f"{layer}.encoder_attn.{{}}", KV_NAMES, f"{layer}.cross.kv", (design.dim,) * 2),
+        *linear(f"{layer}.encoder_attn.out_proj", f"{layer}.cross.out"),
+        *linear(f"{layer}.encoder_attn_layer_norm", f"{layer}.norm_cross"),
     ]
+
+
+def position_rule(design: Design, checkpoint_name: str, param_name: str) -> Rule:
+    """Learned positions are a parameter; sinusoids a table that only the checkpoint holds."""
+    if design.max_positions:
+        return Rule(checkpoint_name, param_name)
+    return Rule(checkpoint_name, compute=partial(position_table, design))
 
 
 def position_table(design: Design) -> Tensor:
-    """(length, dim), as others keep them"""
+    """Sinusoids, (length, dim)."""
     assert isinstance(design.position, Sinusoidal)
     return sinusoidal_encoding(torch.arange(design.position.length or 512), design.dim)
 
 
-def write_layer_counts(config: dict[str, Any], design: Design) -> dict[str, Any]:
+def write_layer_count(config: dict[str, Any], design: Design) -> dict[str, Any]:
     return config | {"is_encoder_decoder": True, "num_hidden_layers": config["encoder_layers"]}
 
 
 def shared_fields(template: Design) -> list[Field]:
+    """The fields of all three families."""
     return [
         same_field("vocab_size", "vocab", template.vocab),
         same_field("d_model", "dim", 1024),
@@ -93,7 +97,7 @@ def shared_fields(template: Design) -> list[Field]:
 
 
 def read_vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Two vocabularies where encoder and decoder do not share theirs."""
+    """Where encoder and decoder do not share their embedding, "vocab_size" is the source's."""
     shared = config.pop("share_encoder_decoder_embeddings", True)
     checks.check_bool("'share_encoder_decoder_embeddings'", shared)
     source_vocab = config.get("vocab_size", presets.marian.vocab)
@@ -109,8 +113,8 @@ def read_vocabularies(config: dict[str, Any], names: frozenset[str]) -> dict[str
 
 
 def write_vocabularies(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    config.pop("source_vocab")
-    return write_layer_counts(config, design) | {
+    del config["source_vocab"]
+    return write_layer_count(config, design) | {
         "share_encoder_decoder_embeddings": design.source_vocab is None,
         "vocab_size": design.source_vocab or design.vocab,
         "decoder_vocab_size": design.vocab,
@@ -125,7 +129,7 @@ FAMILIES = (
         prefix="model.",
         unprefixed_classes=frozenset({"BartModel"}),
         fields=shared_fields(presets.bart),
-        finish=write_layer_counts,
+        finish=write_layer_count,
         rules=rules,
         extra_passthrough_keys=frozenset({"num_hidden_layers"}),
     ),
@@ -136,7 +140,7 @@ FAMILIES = (
         prefix="model.",
         unprefixed_classes=frozenset({"PegasusModel"}),
         fields=shared_fields(presets.pegasus),
-        finish=write_layer_counts,
+        finish=write_layer_count,
         rules=rules,
         extra_passthrough_keys=frozenset({"num_hidden_layers"}),
     ),

@@ -1,4 +1,4 @@
-"""BERT: bare, with its pooler, its masked-language-model head, or a classifier."""
+"""BERT: without a head, with its pooler, its masked-language-model head, or a classifier."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from keepleft.weights.family import ACTIVATIONS, Family
 from keepleft.weights.fields import choice_field, fixed_field, same_field
 from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
+QKV_NAMES = ("query", "key", "value")
+
 
 def rules(design: Design) -> list[Rule]:
-    block, layer = "encoder.layer.{i}", "encoder.layers.{i}"
+    block = "encoder.layer.{i}"
+    layer = "encoder.layers.{i}"
     return [
         Rule("embeddings.word_embeddings.weight", "token.weight"),
         Rule("embeddings.position_embeddings.weight", "embed.position.weight"),
         Rule("embeddings.token_type_embeddings.weight", "embed.kind.weight"),
         *linear("embeddings.LayerNorm", "embed.norm"),
-        *concat_rules(
-            f"{block}.attention.self.{{}}", ("query", "key", "value"), f"{layer}.self.qkv", (design.dim,) * 3
-        ),
+        *concat_rules(f"{block}.attention.self.{{}}", QKV_NAMES, f"{layer}.self.qkv", (design.dim,) * 3),
         *linear(f"{block}.attention.output.dense", f"{layer}.self.out"),
         *linear(f"{block}.attention.output.LayerNorm", f"{layer}.norm_self"),
         *linear(f"{block}.intermediate.dense", f"{layer}.feed.up"),
@@ -39,31 +40,28 @@ def head_rules(design: Design) -> list[Rule]:
             Rule("cls.predictions.bias", "head.bias", head=True),
             Rule("cls.predictions.decoder.weight", "token.weight", head=True, tied=True),
             Rule("cls.predictions.decoder.bias", "head.bias", head=True, tied=True),
-            *unused_tensors("pooler.dense"),
-            *unused_tensors("cls.seq_relationship"),
+            *drop_linear("pooler.dense"),
+            *drop_linear("cls.seq_relationship"),
         ]
     if isinstance(design.head, ClassificationHead):
         return [*linear("pooler.dense", "head.pool.dense"), *linear("classifier", "head.out", head=True)]
-    return (
-        linear("pooler.dense", "head.dense")
-        if design.head == PoolingHead("tanh")
-        else unused_tensors("pooler.dense")
-    )
+    if design.head == PoolingHead("tanh"):
+        return linear("pooler.dense", "head.dense")
+    return drop_linear("pooler.dense")
 
 
-def unused_tensors(checkpoint_name: str) -> list[Rule]:
-    """What some files hold and this head does not need."""
+def drop_linear(checkpoint_name: str) -> list[Rule]:
+    """A layer that some files hold and this head does not need."""
     return [drop(f"{checkpoint_name}.weight"), drop(f"{checkpoint_name}.bias")]
 
 
 def without_pooler(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """A file without a pooler is a BERT without a head, whatever class wrote it."""
+    """A checkpoint without a pooler is a BERT without a head, whatever class wrote it."""
     lacks_pooler = names and not any(name.endswith("pooler.dense.weight") for name in names)
     if lacks_pooler and config.get("architectures", ["BertModel"]) == ["BertModel"]:
         config["architectures"] = ["BertModel-without-pooler"]
-    config.pop("position_embedding_type", None) if config.get(
-        "position_embedding_type"
-    ) == "absolute" else None
+    if config.get("position_embedding_type") == "absolute":
+        del config["position_embedding_type"]
     return config
 
 

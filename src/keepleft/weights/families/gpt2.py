@@ -1,4 +1,4 @@
-"""GPT-2. Their matrices lie on their side (a Conv1D is a transposed Linear)."""
+"""GPT-2. Its matrices are transposed: a Conv1D is a Linear with (in, out) weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from keepleft.weights.rules import Rule, drop, linear, transpose
 
 
 def rules(design: Design) -> list[Rule]:
-    block, layer = "h.{i}", "decoder.layers.{i}"
+    block = "h.{i}"
+    layer = "decoder.layers.{i}"
     return [
         Rule("wte.weight", "token.weight"),
         Rule("wpe.weight", "embed.position.weight"),
@@ -23,22 +24,21 @@ def rules(design: Design) -> list[Rule]:
         *linear("ln_f", "decoder.norm"),
         output_rule(design),
         Rule("score.weight", "head.out.weight", head=True),
-        drop(f"{block}.attn.bias"),
-        drop(f"{block}.attn.masked_bias"),  # their causal mask, kept as a buffer
+        drop(f"{block}.attn.bias"),  # the causal mask, in a buffer
+        drop(f"{block}.attn.masked_bias"),
     ]
 
 
 def output_rule(design: Design) -> Rule:
-    """The output matrix: a second copy of the embedding where the two are tied."""
+    """The output projection: a second copy of the embedding where the two are tied."""
     tied = isinstance(design.head, LMHead) and design.head.tied
     return Rule("lm_head.weight", "token.weight" if tied else "head.weight", head=True, tied=tied)
 
 
-def ffn_width(name: str, width_key: str, default_width: int) -> Field:
-    """The width of the feed-forward part, four times the model's unless it is given."""
-    return same_field(
-        name, "feedforward.width", default=lambda config: 4 * (config.get(width_key) or default_width)
-    )
+def ffn_width(config_key: str, dim_key: str, default_dim: int) -> Field:
+    """The feed-forward width, four times the model's unless it is given."""
+    default = lambda config: 4 * (config.get(dim_key) or default_dim)
+    return same_field(config_key, "feedforward.width", default)
 
 
 FAMILY = Family(
@@ -55,12 +55,7 @@ FAMILY = Family(
         same_field("n_head", "heads", 12),
         same_field("n_positions", "position.length", 1024),
         ffn_width("n_inner", "n_embd", 768),
-        choice_field(
-            "activation_function",
-            "feedforward.activation",
-            {"gelu_new": "gelu_tanh", **ACTIVATIONS},
-            "gelu_new",
-        ),
+        choice_field("activation_function", "feedforward.activation", ACTIVATIONS, "gelu_new"),
         same_field("resid_pdrop", "dropout", 0.1),
         same_field("embd_pdrop", "dropout", lambda config: config.get("resid_pdrop", 0.1)),
         same_field("attn_pdrop", "attention_dropout", 0.1),

@@ -1,33 +1,29 @@
-"""GPT-Neo: GPT-2's plan with GPT-3's alternating layers, unscaled scores, and no bias on queries, keys and
-values.
-"""
+"""GPT-Neo: GPT-2 with GPT-3's alternating masks, unscaled scores, and no bias on queries, keys and values."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from keepleft import checks
-from keepleft.attention.masks import Mask, causal, is_causal_window, window, window_size
+from keepleft.attention.masks import causal, is_causal_window, window, window_size
 from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, LMHead
 from keepleft.weights.families.gpt2 import ffn_width, output_rule
-from keepleft.weights.family import ACTIVATIONS, Family
+from keepleft.weights.family import ACTIVATIONS, Family, repeating_masks
 from keepleft.weights.fields import Field, choice_field, same_field
 from keepleft.weights.rules import Rule, concat_rules, drop, linear
 
+QKV_NAMES = ("q_proj", "k_proj", "v_proj")
+
 
 def rules(design: Design) -> list[Rule]:
-    block, layer = "h.{i}", "decoder.layers.{i}"
+    block = "h.{i}"
+    layer = "decoder.layers.{i}"
     return [
         Rule("wte.weight", "token.weight"),
         Rule("wpe.weight", "embed.position.weight"),
         *linear(f"{block}.ln_1", f"{layer}.norm_self"),
-        *concat_rules(
-            f"{block}.attn.attention.{{}}",
-            ("q_proj", "k_proj", "v_proj"),
-            f"{layer}.self.qkv",
-            (design.dim,) * 3,
-        ),
+        *concat_rules(f"{block}.attn.attention.{{}}", QKV_NAMES, f"{layer}.self.qkv", (design.dim,) * 3),
         *linear(f"{block}.attn.attention.out_proj", f"{layer}.self.out"),
         *linear(f"{block}.ln_2", f"{layer}.norm_feed"),
         *linear(f"{block}.mlp.c_fc", f"{layer}.feed.up"),
@@ -41,7 +37,7 @@ def rules(design: Design) -> list[Rule]:
 
 
 def read_layer_masks(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Layer kinds and window as the masks that they mean."""
+    """Replace attention types and window size by the masks that they mean."""
     attention_types = config.pop("attention_types", None) or [[["global", "local"], 12]]
     if not isinstance(attention_types, list) or not all(
         isinstance(entry, list)
@@ -64,22 +60,17 @@ def read_layer_masks(config: dict[str, Any], names: frozenset[str]) -> dict[str,
     ]
     size = config.pop("window_size", 256)
     checks.check_int("'window_size'", size)
-    local = causal & window(size)
-    masks: list[Mask] = []
+    by_type = {"global": causal, "local": causal & window(size)}
     for layer_type in layer_types:
         if layer_type not in ("global", "local"):
             raise ValueError(
                 f"'attention_types' has {layer_type!r}: only 'global' and 'local' are understood"
             )
-        masks.append(local if layer_type == "local" else causal)
-    period = next(
-        n for n in range(1, len(masks) + 1) if all(mask == masks[i % n] for i, mask in enumerate(masks))
-    )
-    return config | {"masks": tuple(masks[:period])}
+    return config | {"masks": repeating_masks([by_type[layer_type] for layer_type in layer_types])}
 
 
 def write_layer_masks(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    """The way back."""
+    """Replace masks by attention types and window size."""
     masks = config.pop("masks")
     if not all(map(is_causal_window, masks)):
         raise ValueError("GPT-Neo knows causal layers and causal & window layers only")
@@ -88,9 +79,8 @@ def write_layer_masks(config: dict[str, Any], design: Design) -> dict[str, Any]:
     sizes = {window_size(mask) for mask in masks if mask != causal} or {256}
     if len(sizes) > 1:
         raise ValueError("GPT-Neo has one window for all local layers")
-    attention_types = [[layer_types, layers // len(layer_types)]] + (
-        [[layer_types[: layers % len(layer_types)], 1]] if layers % len(layer_types) else []
-    )
+    repeats, rest = divmod(layers, len(layer_types))
+    attention_types = [[layer_types, repeats]] + ([[layer_types[:rest], 1]] if rest else [])
     return config | {
         "attention_types": attention_types,
         "window_size": sizes.pop(),
@@ -113,12 +103,7 @@ FAMILY = Family(
         same_field("num_heads", "heads", 16),
         same_field("max_position_embeddings", "position.length", 2048),
         ffn_width("intermediate_size", "hidden_size", 2048),
-        choice_field(
-            "activation_function",
-            "feedforward.activation",
-            {"gelu_new": "gelu_tanh", **ACTIVATIONS},
-            "gelu_new",
-        ),
+        choice_field("activation_function", "feedforward.activation", ACTIVATIONS, "gelu_new"),
         same_field("resid_dropout", "dropout", 0.0),
         same_field("embed_dropout", "dropout", lambda config: config.get("resid_dropout", 0.0)),
         same_field("attention_dropout", "attention_dropout", 0.0),

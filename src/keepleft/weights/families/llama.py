@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, SmolLM2, and, as rows, Mistral (a window) and Qwen2 (biases on queries, keys and values)."""
+"""LLaMA 1 to 3, SmolLM2, Mistral (a sliding window) and Qwen2 (biases on queries, keys and values)."""
 
 from __future__ import annotations
 
@@ -10,40 +10,38 @@ from keepleft.models import presets
 from keepleft.models.design import ClassificationHead, Design, LMHead
 from keepleft.nn.position import LinearRopeScaling, Llama3RopeScaling
 from keepleft.weights.families.gpt2 import output_rule
-from keepleft.weights.family import ACTIVATIONS, Family
+from keepleft.weights.family import ACTIVATIONS, Family, repeating_masks
 from keepleft.weights.fields import Field, choice_field, same_field
 from keepleft.weights.rules import Rule, concat_rules, drop, linear
+
+QKV_NAMES = ("q_proj", "k_proj", "v_proj")
+GATE_UP_NAMES = ("gate_proj", "up_proj")
 
 
 def rules(design: Design) -> list[Rule]:
     block = "layers.{i}"
     layer = "decoder.layers.{i}"
     attention = design.attention
-    q_size, kv_size = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    kv_size = attention.kv_heads * attention.head_dim
+    qkv_sizes = (attention.heads * attention.head_dim, kv_size, kv_size)
+    up_sizes = (design.feedforward.width,) * 2
     return [
         Rule("embed_tokens.weight", "token.weight"),
         *linear(f"{block}.input_layernorm", f"{layer}.norm_self"),
-        *concat_rules(
-            f"{block}.self_attn.{{}}",
-            ("q_proj", "k_proj", "v_proj"),
-            f"{layer}.self.qkv",
-            (q_size, kv_size, kv_size),
-        ),
+        *concat_rules(f"{block}.self_attn.{{}}", QKV_NAMES, f"{layer}.self.qkv", qkv_sizes),
         *linear(f"{block}.self_attn.o_proj", f"{layer}.self.out"),
         *linear(f"{block}.post_attention_layernorm", f"{layer}.norm_feed"),
-        *concat_rules(
-            f"{block}.mlp.{{}}", ("gate_proj", "up_proj"), f"{layer}.feed.up", (design.feedforward.width,) * 2
-        ),
+        *concat_rules(f"{block}.mlp.{{}}", GATE_UP_NAMES, f"{layer}.feed.up", up_sizes),
         *linear(f"{block}.mlp.down_proj", f"{layer}.feed.down"),
         *linear("norm", "decoder.norm"),
         output_rule(design),
         Rule("score.weight", "head.out.weight", head=True),
-        drop(f"{block}.self_attn.rotary_emb.inv_freq"),  # old files keep what is a formula
+        drop(f"{block}.self_attn.rotary_emb.inv_freq"),  # of old files: a formula
     ]
 
 
 def read_rope(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Rotary settings, old and new spelling, as one; a sliding window as the masks that it means."""
+    """Replace RoPE settings, in old or new spelling, by base and scaling, and a sliding window by masks."""
     rope_parameters = config.pop("rope_parameters", None) or {}
     rope_scaling = config.pop("rope_scaling", None) or {}
     for name, value in (("rope_parameters", rope_parameters), ("rope_scaling", rope_scaling)):
@@ -51,11 +49,8 @@ def read_rope(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
             raise ValueError(
                 f"{name!r} is {value!r}: it must be an object such as {{'rope_type': 'default'}}"
             )
-    if (
-        rope_parameters
-        and rope_scaling
-        and {**rope_scaling, "rope_theta": 0} != {**rope_parameters, "rope_theta": 0}
-    ):
+    differ = rope_scaling | {"rope_theta": 0} != rope_parameters | {"rope_theta": 0}
+    if rope_parameters and rope_scaling and differ:
         raise ValueError(f"'rope_parameters' {rope_parameters} and 'rope_scaling' {rope_scaling} differ")
     theta = config.pop("rope_theta", None)
     settings = rope_parameters or rope_scaling
@@ -64,47 +59,42 @@ def read_rope(config: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
         if settings.get("rope_theta", theta) != theta:
             raise ValueError(f"'rope_theta' is {theta} and 'rope_parameters' says {settings['rope_theta']}")
     base = positive_number({"rope_theta": 10_000.0 if theta is None else theta} | settings, "rope_theta")
-    return config | {"base": base, "scaling": scaling(settings), "masks": layer_masks(config)}
+    return config | {"base": base, "scaling": rope_scaling_config(settings), "masks": layer_masks(config)}
 
 
 def layer_masks(config: dict[str, Any]) -> tuple[Mask, ...]:
-    """The masks that the layers take in turn."""
-    size, enabled = config.pop("sliding_window", None), config.pop("use_sliding_window", True)
-    layer_types, _ = config.pop("layer_types", None), config.pop("max_window_layers", None)
+    """The masks that the layers take in turn; removes the fields that say so."""
+    size = config.pop("sliding_window", None)
+    enabled = config.pop("use_sliding_window", True)
+    layer_types = config.pop("layer_types", None)
+    config.pop("max_window_layers", None)
     checks.check_bool("'use_sliding_window'", enabled)
     if size is not None and enabled:
         checks.check_int("'sliding_window'", size)
     size = size if enabled else None
     if layer_types is None:
         layer_types = ["full_attention" if size is None else "sliding_attention"]
-    elif not isinstance(layer_types, list) or len(layer_types) != (
-        layers := config.get("num_hidden_layers", 32)
-    ):
+    elif not isinstance(layer_types, list):
+        raise ValueError(f"'layer_types' is {layer_types!r}: it must be a list")
+    elif len(layer_types) != (layers := config.get("num_hidden_layers", 32)):
         raise ValueError(
             f"'layer_types' speaks of {len(layer_types)} layers and 'num_hidden_layers' of {layers!r}"
-            if isinstance(layer_types, list)
-            else f"'layer_types' is {layer_types!r}: it must be a list"
         )
     for layer_type in layer_types:
         checks.check_choice("attention in 'layer_types'", layer_type, ("full_attention", "sliding_attention"))
     if size is None and "sliding_attention" in layer_types:
         raise ValueError("'layer_types' has 'sliding_attention', but there is no 'sliding_window'")
     local = causal if size is None else causal & window(size)
-    masks = [causal if layer_type == "full_attention" else local for layer_type in layer_types]
-    return next(
-        tuple(masks[:n])
-        for n in range(1, len(masks) + 1)
-        if all(m == masks[i % n] for i, m in enumerate(masks))
-    )
+    return repeating_masks([causal if name == "full_attention" else local for name in layer_types])
 
 
 def positive_number(settings: dict[str, Any], name: str) -> float:
-    """One of the rotary settings: a number above 0."""
+    """A RoPE setting, which must be above 0."""
     checks.check_number(repr(name), settings.get(name), above=0)
     return float(settings[name])
 
 
-def scaling(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling | None:
+def rope_scaling_config(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling | None:
     rope_type = settings.get("rope_type", settings.get("type", "default"))
     required_keys = {
         "default": (),
@@ -128,7 +118,7 @@ def scaling(settings: dict[str, Any]) -> LinearRopeScaling | Llama3RopeScaling |
 
 
 def write_rope(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    """The way back: both spellings, so that old and new programs read it."""
+    """Write base and scaling in both spellings, for old and new programs, and masks as a sliding window."""
     base = config.pop("base")
     rope_scaling = config.pop("scaling")
     masks = config.pop("masks")
@@ -164,7 +154,7 @@ def write_rope(config: dict[str, Any], design: Design) -> dict[str, Any]:
 
 
 def llama_like(name: str, cls: str, template: Design, *extra_fields: Field, eps: float = 1e-6) -> Family:
-    """One of them; `own` are the rows in which it differs."""
+    """A family with LLaMA's tensors; `extra_fields` are the rows that it has besides."""
     return Family(
         name,
         heads={
@@ -185,7 +175,7 @@ def llama_like(name: str, cls: str, template: Design, *extra_fields: Field, eps:
             Field("num_key_value_heads", "kv_heads", None),
             Field("head_dim", "head_dim", None),
             Field("masks", "decoder.mask"),
-            choice_field("hidden_act", "feedforward.activation", {"silu": "silu", **ACTIVATIONS}, "silu"),
+            choice_field("hidden_act", "feedforward.activation", ACTIVATIONS, "silu"),
             same_field("max_position_embeddings", "position.length", 2048),
             Field("base", "position.base"),
             Field("scaling", "position.scaling", None),
@@ -202,7 +192,7 @@ def llama_like(name: str, cls: str, template: Design, *extra_fields: Field, eps:
 
 
 def fill_defaults(config: dict[str, Any], design: Design) -> dict[str, Any]:
-    """What is None here for "as usual" is spelt out there."""
+    """Spell out what a design leaves None."""
     attention = design.attention
     config |= {"num_key_value_heads": attention.kv_heads, "head_dim": attention.head_dim}
     return config | ({"attention_bias": attention.bias_qkv} if "attention_bias" in config else {})

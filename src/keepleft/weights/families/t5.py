@@ -14,55 +14,52 @@ from keepleft.weights.rules import Rule, concat_rules, linear
 
 
 def rules(design: Design) -> list[Rule]:
+    size = design.heads * design.head_width
     out = [Rule("shared.weight", "token.weight"), output_rule(design)]
-    attention_width = design.heads * design.head_width
-    for stack in ("encoder", "decoder"):
-        block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
-        ffn_index = 2 if stack == "decoder" else 1
+    for stack, ffn_index in (("encoder", 1), ("decoder", 2)):
+        attention = f"{stack}.block.{{i}}.layer.0"
+        ffn = f"{stack}.block.{{i}}.layer.{ffn_index}"
+        layer = f"{stack}.layers.{{i}}"
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         out += [
             Rule(f"{stack}.embed_tokens.weight", "token.weight", tied=True),
-            Rule(
-                f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-                f"{stack}.nearness.weight",
-            ),
-            *linear(f"{block}.0.layer_norm", f"{layer}.norm_self"),
+            Rule(bias, f"{stack}.nearness.weight"),
+            *linear(f"{attention}.layer_norm", f"{layer}.norm_self"),
             *concat_rules(
-                f"{block}.0.SelfAttention.{{}}", ("q", "k", "v"), f"{layer}.self.qkv", (attention_width,) * 3
+                f"{attention}.SelfAttention.{{}}", ("q", "k", "v"), f"{layer}.self.qkv", (size,) * 3
             ),
-            *linear(f"{block}.0.SelfAttention.o", f"{layer}.self.out"),
-            *linear(f"{block}.{ffn_index}.layer_norm", f"{layer}.norm_feed"),
-            *linear(f"{block}.{ffn_index}.DenseReluDense.wo", f"{layer}.feed.down"),
+            *linear(f"{attention}.SelfAttention.o", f"{layer}.self.out"),
+            *linear(f"{ffn}.layer_norm", f"{layer}.norm_feed"),
+            *up_rules(design, f"{ffn}.DenseReluDense", f"{layer}.feed.up"),
+            *linear(f"{ffn}.DenseReluDense.wo", f"{layer}.feed.down"),
             *linear(f"{stack}.final_layer_norm", f"{stack}.norm"),
         ]
-        if design.feedforward.gated:
-            out += concat_rules(
-                f"{block}.{ffn_index}.DenseReluDense.{{}}",
-                ("wi_0", "wi_1"),
-                f"{layer}.feed.up",
-                (design.feedforward.width,) * 2,
-            )
-        else:
-            out += linear(f"{block}.{ffn_index}.DenseReluDense.wi", f"{layer}.feed.up")
-    block, layer = "decoder.block.{i}.layer", "decoder.layers.{i}"
+    cross = "decoder.block.{i}.layer.1"
+    layer = "decoder.layers.{i}"
     return [
         *out,
-        *linear(f"{block}.1.layer_norm", f"{layer}.norm_cross"),
-        *linear(f"{block}.1.EncDecAttention.q", f"{layer}.cross.q"),
-        *concat_rules(
-            f"{block}.1.EncDecAttention.{{}}", ("k", "v"), f"{layer}.cross.kv", (attention_width,) * 2
-        ),
-        *linear(f"{block}.1.EncDecAttention.o", f"{layer}.cross.out"),
+        *linear(f"{cross}.layer_norm", f"{layer}.norm_cross"),
+        *linear(f"{cross}.EncDecAttention.q", f"{layer}.cross.q"),
+        *concat_rules(f"{cross}.EncDecAttention.{{}}", ("k", "v"), f"{layer}.cross.kv", (size,) * 2),
+        *linear(f"{cross}.EncDecAttention.o", f"{layer}.cross.out"),
     ]
 
 
+def up_rules(design: Design, checkpoint_name: str, param_name: str) -> list[Rule]:
+    """One matrix, or gate and up where the feed-forward layer is gated."""
+    if not design.feedforward.gated:
+        return linear(f"{checkpoint_name}.wi", param_name)
+    sizes = (design.feedforward.width,) * 2
+    return concat_rules(f"{checkpoint_name}.{{}}", ("wi_0", "wi_1"), param_name, sizes)
+
+
 def parse_ffn(feed_forward_proj: str) -> tuple[str, bool]:
-    """'relu', 'gated-gelu' …; a gated gelu has always been the tanh one."""
+    """Activation and gating of 'relu', 'gated-gelu' …; a gated gelu has always been the tanh one."""
     name = feed_forward_proj.removeprefix("gated-")
     if name not in ACTIVATIONS:
         raise ValueError(f"there are {', '.join(ACTIVATIONS)}, each also as 'gated-…'")
-    return (
-        "gelu_tanh" if feed_forward_proj == "gated-gelu" else ACTIVATIONS[name]
-    ), feed_forward_proj != name
+    activation = "gelu_tanh" if feed_forward_proj == "gated-gelu" else ACTIVATIONS[name]
+    return activation, feed_forward_proj != name
 
 
 def format_ffn(activation: str, gated: bool) -> str:
@@ -79,10 +76,12 @@ def resolve_tied_output(config: dict[str, Any], names: frozenset[str]) -> dict[s
     for name in ("scale_decoder_outputs", "tie_word_embeddings"):
         if config.get(name) is not None:
             checks.check_bool(repr(name), config[name])
-    scale_outputs = config.pop("scale_decoder_outputs", None)
-    tied = config.pop("tie_word_embeddings", None) is not False
-    config.pop("is_gated_act", None), config.pop("dense_act_fn", None)
-    scale_outputs = (config.get("model_type") == "t5" and tied) if scale_outputs is None else scale_outputs
+    scale_outputs = config.get("scale_decoder_outputs")
+    tied = config.get("tie_word_embeddings") is not False
+    for name in ("is_gated_act", "dense_act_fn"):  # follow from feed_forward_proj
+        config.pop(name, None)
+    if scale_outputs is None:
+        scale_outputs = config.get("model_type") == "t5" and tied
     return config | {
         "scale_decoder_outputs": scale_outputs,
         "tie_word_embeddings": "lm_head.weight" not in names if names else tied,
@@ -90,6 +89,7 @@ def resolve_tied_output(config: dict[str, Any], names: frozenset[str]) -> dict[s
 
 
 def family(name: str, cls: str, template: Design, heads: int, layers: int) -> Family:
+    # fmt: off
     return Family(
         name,
         heads={f"{cls}ForConditionalGeneration": LMHead()},
@@ -101,26 +101,15 @@ def family(name: str, cls: str, template: Design, heads: int, layers: int) -> Fa
             same_field("d_ff", "feedforward.width", template.feedforward.width),
             same_field("num_heads", "heads", heads),
             same_field("num_layers", "encoder.layers", layers),
-            same_field(
-                "num_decoder_layers", "decoder.layers", lambda config: config.get("num_layers", layers)
-            ),
+            same_field("num_decoder_layers", "decoder.layers",
+                       lambda config: config.get("num_layers", layers)),
             same_field("relative_attention_num_buckets", "position.buckets", 32),
             same_field("relative_attention_max_distance", "position.farthest", 128),
-            Field(
-                "dropout_rate",
-                ("dropout", "attention_dropout"),
-                0.1,
-                lambda rate: (rate, rate),
-                lambda rate, _: rate,
-            ),
+            Field("dropout_rate", ("dropout", "attention_dropout"), 0.1,
+                  lambda rate: (rate, rate), lambda rate, _: rate),
             same_field("layer_norm_epsilon", "norm.eps", 1e-6),
-            Field(
-                "feed_forward_proj",
-                ("feedforward.activation", "feedforward.gated"),
-                "relu" if name == "t5" else "gated-gelu",
-                parse_ffn,
-                format_ffn,
-            ),
+            Field("feed_forward_proj", ("feedforward.activation", "feedforward.gated"),
+                  "relu" if name == "t5" else "gated-gelu", parse_ffn, format_ffn),
             same_field("tie_word_embeddings", "head.tied", True),
             same_field("scale_decoder_outputs", "head.scale", True),
             fixed_field("is_decoder", False),
@@ -129,6 +118,7 @@ def family(name: str, cls: str, template: Design, heads: int, layers: int) -> Fa
         finish=lambda config, design: config | {"is_encoder_decoder": True, "d_kv": design.head_width},
         rules=rules,
     )
+    # fmt: on
 
 
 FAMILIES = (family("t5", "T5", presets.t5, 8, 6), family("mt5", "MT5", presets.mt5, 6, 8))
