@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import keepleft as kl
 import peers
-from peers import DECODERS, PAIRS, V
+from peers import DECODERS, ENCODER_DECODERS, V
 
 KINDS = {
     **{name: DECODERS[name] for name in ("gpt2", "gpt_neo", "llama", "mistral")},
-    **{name: PAIRS[name] for name in ("bart", "marian", "bart_unequal", "marian_unequal")},
+    **{name: ENCODER_DECODERS[name] for name in ("bart", "marian", "bart_unequal", "marian_unequal")},
     # with more layers on one side transformers' own cache for T5 is one too short
-    "t5": peers._make("T5Config", "T5ForConditionalGeneration", **{**peers._t5, "num_decoder_layers": 2}),
+    "t5": peers.make_peer("T5Config", "T5ForConditionalGeneration", **{**peers._t5, "num_decoder_layers": 2}),
 }
 tokens = st.integers(3, V - 1)
 maybe = lambda what: st.none() | what
@@ -60,8 +60,8 @@ PROMPTS = st.integers(1, 8).flatmap(
 def both(name: str):
     peer = KINDS[name]().float()
     with TemporaryDirectory() as folder:
-        ours, _ = kl.load(peers.keep(peer, folder))
-    ours.notes = {"decoder_start_token_id": 2} if name in PAIRS else {}
+        ours, _ = kl.load(peers.save(peer, folder))
+    ours.notes = {"decoder_start_token_id": 2} if name in ENCODER_DECODERS else {}
     return peer, ours
 
 

@@ -21,7 +21,7 @@ LENGTH = 37  # positions of the peers' GPT-2
 @pytest.fixture(scope="module")
 def ours_and_theirs(tmp_path_factory):
     peer = peers.DECODERS["gpt2"]()
-    ours, _ = kl.load(peers.keep(peer, tmp_path_factory.mktemp("gpt2")), dtype=torch.float64)
+    ours, _ = kl.load(peers.save(peer, tmp_path_factory.mktemp("gpt2")), dtype=torch.float64)
     return ours, peer.double()
 
 

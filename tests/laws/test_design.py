@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import keepleft as kl
 from keepleft.models import presets
 from keepleft.models.design_json import _OLD_NAMES, from_json, to_json
-from peers import PAIRS, keep
+from peers import ENCODER_DECODERS, save
 from strategies import designs
 
 PUBLISHED = {  # weights of the public checkpoints that these presets stand for
@@ -134,8 +134,8 @@ def test_an_outside_implementation_counts_the_same(name, config, model):
 
 @pytest.mark.parametrize("name", ["bart_unequal", "marian_unequal", "pegasus_unequal"])
 def test_an_encoder_unlike_its_decoder_counts_the_same(name, tmp_path):
-    peer = PAIRS[name]()
-    design = kl.load(keep(peer, tmp_path), device="meta")[0].design
+    peer = ENCODER_DECODERS[name]()
+    design = kl.load(save(peer, tmp_path), device="meta")[0].design
     assert (design.encoder.heads, design.encoder.feedforward.width) == (4, 31)
     assert (design.heads, design.feedforward.width) == (3, 44)
     assert sum(p.numel() for p in peer.parameters() if p.requires_grad) == kl.count_parameters(design)

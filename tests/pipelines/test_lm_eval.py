@@ -204,7 +204,7 @@ def test_the_harness_says_the_same_of_transformers(tmp_path):
                 tokenizer_object=letters, bos_token="<s>", eos_token="</s>", pad_token="</s>"
             ),
         )
-        ours = lm_eval_model(kl.load(peers.keep(peer, tmp_path / "gpt2"))[0], letters)
+        ours = lm_eval_model(kl.load(peers.save(peer, tmp_path / "gpt2"))[0], letters)
         pairs = requests(
             "loglikelihood", ("The sea is", " blue"), ("", "alone"), ("many words " * 6, "end"), ("a ", "b")
         )

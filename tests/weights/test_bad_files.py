@@ -1,9 +1,7 @@
-"""A bad file is refused in a sentence that says what is wrong where and what to do; saving never spoils what
-was there.
+"""Damaged files are refused with what is wrong, where, and what to do; saving never damages what was there.
 
-No format can tell a flipped bit in the numbers of a file that carries no checksums, which is every file that
-another program wrote: there is nothing to test in that. Files of ours carry one for each tensor, so there it
-is always found.
+A flipped bit in the data of a file without checksums, as other programs write them, cannot be detected, so
+there is nothing to test. Our own files carry a checksum for each tensor, so there it is always detected.
 """
 
 from __future__ import annotations
@@ -125,16 +123,16 @@ DESIGNS = {
 }
 
 
-# saying what is expected ----------------------------------------------------------------------
+# helpers --------------------------------------------------------------------------------------
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """One directory of each family, as we save it."""
-    out = tmp_path_factory.mktemp("shelf")
+def saved_models(tmp_path_factory):
+    """A model directory of each family, as we save it."""
+    out = tmp_path_factory.mktemp("saved")
     for name, design in DESIGNS.items():
         model = kl.build(design, generator=torch.Generator().manual_seed(2))
         model.notes["model_type"] = name
@@ -144,28 +142,23 @@ def shelf(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def awake(shelf, tmp_path_factory):
-    """Everything is imported before anything is timed: an alarm in the middle of an import would spoil the
-    whole session.
-    """
-    kl.load(shelf / "gpt2")
-    kl.load(written(tmp_path_factory.mktemp("awake") / "x.gguf"))
+def warm_imports(saved_models, tmp_path_factory):
+    """Import everything before anything is timed: an alarm during an import would break the session."""
+    kl.load(saved_models / "gpt2")
+    kl.load(write_gguf(tmp_path_factory.mktemp("awake") / "x.gguf"))
 
 
 @pytest.fixture
-def taken(shelf, tmp_path):
-    """A function from a family to a directory of it that may be spoilt."""
-    return lambda family="gpt2", name="model": Path(shutil.copytree(shelf / family, tmp_path / name))
+def copy_model(saved_models, tmp_path):
+    """A function that copies the directory of a family, which may then be damaged."""
+    return lambda family="gpt2", name="model": Path(shutil.copytree(saved_models / family, tmp_path / name))
 
 
-def refused(place, *words, error=ValueError, **how) -> str:
-    """load() says no, in the given words, with just that kind of error.
-
-    A word in the path of the test does not count.
-    """
+def refused(path, *words, error=ValueError, **kwargs) -> str:
+    """load() raises just that type of error, with these words; those in the path of the test do not count."""
     with pytest.raises(error) as caught:
-        kl.load(place, **how)
-    message, home = str(caught.value), str(Path(place).parent)
+        kl.load(path, **kwargs)
+    message, home = str(caught.value), str(Path(path).parent)
     body = message.replace(home, "") if len(home) > 2 else message
     missing = [word for word in words if word not in (message if len(home) > 2 and home in word else body)]
     assert not missing, f"{missing} are not in: {message}"
@@ -173,26 +166,27 @@ def refused(place, *words, error=ValueError, **how) -> str:
     return body
 
 
-def attempt(place, seconds: float = 5) -> tuple[nn.Module | None, BaseException | None]:
-    """What load() gives, or what it raises."""
+def attempt(path, seconds: float = 5) -> tuple[nn.Module | None, BaseException | None]:
+    """What load() returns, or what it raises."""
     try:
         with within(seconds):
-            return kl.load(place)[0], None
+            return kl.load(path)[0], None
     except Exception as error:
         return None, error
 
 
-def same(one: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
+def same(a: nn.Module, b: nn.Module) -> bool:
+    """Same design and weights."""
+    a_state, b_state = a.state_dict(), b.state_dict()
     return (
-        one.design == other.design
-        and mine.keys() == theirs.keys()
-        and all(torch.equal(mine[n], theirs[n]) for n in mine)
+        a.design == b.design
+        and a_state.keys() == b_state.keys()
+        and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
     )
 
 
 def edit(folder: Path, **changes) -> Path:
-    """The configuration with fields changed; `...` takes one out."""
+    """Change fields of the configuration; `...` removes one."""
     config = json.loads((folder / CONFIG).read_text()) | changes
     (folder / CONFIG).write_text(
         json.dumps({name: value for name, value in config.items() if value is not ...})
@@ -201,7 +195,7 @@ def edit(folder: Path, **changes) -> Path:
 
 
 def retensor(folder: Path, change) -> Path:
-    """The weights changed by a function, and written as another program would: without checksums."""
+    """Change the weights by a function, and write them as another program would: without checksums."""
     state = load_file(folder / ONE)
     change(state)
     save_file(
@@ -219,7 +213,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 def header(path: Path) -> tuple[int, dict]:
-    """Where the data begins, and what the header says."""
+    """Where the data begins, and the header."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     return 8 + size, json.loads(raw[8 : 8 + size])
@@ -231,7 +225,7 @@ def parts(folder: Path) -> list[str]:
 
 @contextmanager
 def within(seconds: float):
-    """An error where something would go on for ever."""
+    """An error where something would never end."""
 
     def ring(signum, frame):
         raise AssertionError(f"still busy after {seconds} seconds")
@@ -247,52 +241,52 @@ def within(seconds: float):
 
 @pytest.fixture
 def no_memory(monkeypatch):
-    """Nothing may ask for the memory of a whole model."""
+    """Nothing may allocate the memory of a model."""
 
-    def ask(self, **how):
-        raise AssertionError("memory was asked for before the file was seen to fit")
+    def to_empty(self, **kwargs):
+        raise AssertionError("memory was allocated before the file was checked")
 
-    monkeypatch.setattr(nn.Module, "to_empty", ask)
+    monkeypatch.setattr(nn.Module, "to_empty", to_empty)
 
 
 # damaged safetensors --------------------------------------------------------------------------
 
 
-def test_a_file_cut_off_anywhere_is_refused(taken):
-    folder = taken()
-    whole = (folder / ONE).read_bytes()
+def test_a_file_cut_off_anywhere_is_refused(copy_model):
+    folder = copy_model()
+    intact = (folder / ONE).read_bytes()
     begin, _ = header(folder / ONE)
-    chance = random.Random(3)
+    rng = random.Random(3)
     cuts = {
         *range(9),
         begin - 1,
         begin,
         begin + 1,
-        len(whole) - 1,
-        *chance.sample(range(9, begin), 41),
-        *chance.sample(range(begin, len(whole)), 41),
+        len(intact) - 1,
+        *rng.sample(range(9, begin), 41),
+        *rng.sample(range(begin, len(intact)), 41),
     }
     for cut in sorted(cuts):
-        (folder / ONE).write_bytes(whole[:cut])
+        (folder / ONE).write_bytes(intact[:cut])
         refused(folder, str(folder / ONE), "copy or download it again")
 
 
-def test_a_file_with_something_behind_its_end_is_refused(taken):
-    folder = taken()
+def test_a_file_with_something_behind_its_end_is_refused(copy_model):
+    folder = copy_model()
     (folder / ONE).write_bytes((folder / ONE).read_bytes() + b"\0")
     refused(folder, str(folder / ONE), "copy or download it again")
 
 
 @pytest.mark.parametrize("length", [0, 1, 1 << 20, 100_000_001, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_header_of_an_impossible_length_is_refused_at_once(taken, length):
-    folder = taken()
+def test_a_header_of_an_impossible_length_is_refused_at_once(copy_model, length):
+    folder = copy_model()
     (folder / ONE).write_bytes(length.to_bytes(8, "little") + (folder / ONE).read_bytes()[8:])
     with within(5):
         refused(folder, str(folder / ONE), "copy or download it again")
 
 
-def test_a_file_of_noise_is_refused(taken):
-    folder = taken()
+def test_a_file_of_noise_is_refused(copy_model):
+    folder = copy_model()
     for content in (
         b"",
         b"PK\3\4" + bytes(97),
@@ -303,15 +297,15 @@ def test_a_file_of_noise_is_refused(taken):
         refused(folder, str(folder / ONE), "copy or download it again")
 
 
-def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
-    folder = taken()
+def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(copy_model):
+    folder = copy_model()
     good, _ = kl.load(folder)
-    whole = (folder / ONE).read_bytes()
+    intact = (folder / ONE).read_bytes()
     begin, _ = header(folder / ONE)
-    chance = random.Random(7)
-    for at in (*range(8), *chance.sample(range(8, begin), 307)):
-        (folder / ONE).write_bytes(whole)
-        flip(folder / ONE, at, chance.randrange(8))
+    rng = random.Random(7)
+    for at in (*range(8), *rng.sample(range(8, begin), 307)):
+        (folder / ONE).write_bytes(intact)
+        flip(folder / ONE, at, rng.randrange(8))
         model, error = attempt(folder)
         if model is None:
             assert type(error) is ValueError, f"byte {at}: {type(error).__name__}: {error}"
@@ -322,27 +316,29 @@ def test_a_flipped_bit_in_a_header_is_refused_or_does_no_harm(taken):
 
 @pytest.mark.parametrize("chunk", [17, 1 << 24])
 @pytest.mark.parametrize("shard", [MANY, ALL])
-def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(shelf, tmp_path, monkeypatch, shard, chunk):
-    # however small the pieces in which a tensor is read
+def test_a_flipped_bit_in_the_numbers_of_our_own_file_is_found(
+    saved_models, tmp_path, monkeypatch, shard, chunk
+):
+    # however few rows of a tensor are read at a time
     monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", chunk)
-    model, _ = kl.load(shelf / "gpt2")
+    model, _ = kl.load(saved_models / "gpt2")
     kl.save(model, None, tmp_path, shard=shard)
-    chance = random.Random(11)
+    rng = random.Random(11)
     for path in tmp_path.glob("*.safetensors"):
         begin, entries = header(path)
         entries.pop("__metadata__")
         for name, entry in entries.items():
             first, end = entry["data_offsets"]
-            at = begin + chance.choice([first, end - 1, chance.randrange(first, end)])
-            bit = chance.randrange(8)
+            at = begin + rng.choice([first, end - 1, rng.randrange(first, end)])
+            bit = rng.randrange(8)
             flip(path, at, bit)
             refused(tmp_path, name, str(path), "copy or download it again")
             flip(path, at, bit)
     assert same(kl.load(tmp_path)[0], model)
 
 
-def test_every_byte_of_a_tensor_counts_whatever_it_is_loaded_as(taken):
-    folder = taken()
+def test_every_byte_of_a_tensor_counts_whatever_it_is_loaded_as(copy_model):
+    folder = copy_model()
     begin, entries = header(folder / ONE)
     first, end = entries["transformer.h.1.ln_2.bias"]["data_offsets"]
     for at in range(begin + first, begin + end):
@@ -355,8 +351,8 @@ def test_every_byte_of_a_tensor_counts_whatever_it_is_loaded_as(taken):
 
 
 @pytest.fixture
-def sharded(shelf, tmp_path):
-    model, _ = kl.load(shelf / "gpt2")
+def sharded(saved_models, tmp_path):
+    model, _ = kl.load(saved_models / "gpt2")
     kl.save(model, None, tmp_path / "sharded", shard=FEW)
     return tmp_path / "sharded"
 
@@ -425,13 +421,13 @@ def test_an_index_that_is_none_is_refused(sharded, content):
     assert INDEX in message or content == b'{"weight_map": {}}', message
 
 
-def test_shards_hold_what_one_file_holds(shelf, sharded):
-    one, _ = kl.load(shelf / "gpt2")
+def test_shards_hold_what_one_file_holds(saved_models, sharded):
+    single, _ = kl.load(saved_models / "gpt2")
     many, _ = kl.load(sharded)
-    assert same(one, many)
+    assert same(single, many)
     files = sorted(sharded.glob("*.safetensors"))
     together = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    alone = load_file(shelf / "gpt2" / ONE)
+    alone = load_file(saved_models / "gpt2" / ONE)
     assert together.keys() == alone.keys()
     assert all(torch.equal(alone[name], together[name]) for name in alone)
     assert [path.name for path in files] == [
@@ -446,7 +442,7 @@ def test_shards_hold_what_one_file_holds(shelf, sharded):
 
 def test_transformers_reads_our_shards(tmp_path):
     peer = peers.DECODERS["gpt2"]()
-    ours, _ = kl.load(peers.keep(peer, tmp_path / "theirs"))
+    ours, _ = kl.load(peers.save(peer, tmp_path / "theirs"))
     kl.save(ours, None, tmp_path / "ours", shard=FEW)
     again = peers.reload(peer, tmp_path / "ours")
     assert all(torch.equal(a, b) for a, b in zip(peer.parameters(), again.parameters(), strict=True))
@@ -455,8 +451,8 @@ def test_transformers_reads_our_shards(tmp_path):
 # config.json ----------------------------------------------------------------------------------
 
 
-def test_a_directory_without_a_configuration_is_refused(taken):
-    folder = taken()
+def test_a_directory_without_a_configuration_is_refused(copy_model):
+    folder = copy_model()
     (folder / CONFIG).unlink()
     refused(folder, str(folder / CONFIG), "missing", error=FileNotFoundError)
 
@@ -465,8 +461,8 @@ def test_a_directory_without_a_configuration_is_refused(taken):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"model_type: gpt2", b"\xff\xfe\x00", b"{'a': 1}", b"[" * 100_000]
 )
-def test_what_is_not_json_is_refused_by_name(taken, name, content):
-    folder = taken("bert")
+def test_what_is_not_json_is_refused_by_name(copy_model, name, content):
+    folder = copy_model("bert")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / CONFIG).write_text('{"pooling_mode_mean_tokens": true}')
     (folder / name).write_bytes(content)
@@ -475,8 +471,8 @@ def test_what_is_not_json_is_refused_by_name(taken, name, content):
 
 @pytest.mark.parametrize("name", [CONFIG, "generation_config.json", "1_Pooling/config.json"])
 @pytest.mark.parametrize("content", ["[]", '"gpt2"', "3", "null", "true", '[{"model_type": "gpt2"}]'])
-def test_json_that_is_no_object_is_refused_by_name(taken, name, content):
-    folder = taken("bert")
+def test_json_that_is_no_object_is_refused_by_name(copy_model, name, content):
+    folder = copy_model("bert")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / CONFIG).write_text('{"pooling_mode_mean_tokens": true}')
     (folder / name).write_text(content)
@@ -484,36 +480,36 @@ def test_json_that_is_no_object_is_refused_by_name(taken, name, content):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "pooling",
     [
         {},
         {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
         {"pooling_mode_max_tokens": True},
     ],
 )
-def test_pooling_that_is_none_or_two_is_refused(taken, said):
-    folder = taken("bert")
+def test_pooling_that_is_none_or_two_is_refused(copy_model, pooling):
+    folder = copy_model("bert")
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / CONFIG).write_text(json.dumps(said))
+    (folder / "1_Pooling" / CONFIG).write_text(json.dumps(pooling))
     refused(folder, str(folder / "1_Pooling" / CONFIG), "mean, first and last")
 
 
-def test_an_unknown_field_is_named_and_may_be_ignored(taken):
-    folder = edit(taken(), shiny_new_knob=0.5, another=None)
+def test_an_unknown_field_is_named_and_may_be_ignored(copy_model):
+    folder = edit(copy_model(), shiny_new_knob=0.5, another=None)
     refused(folder, str(folder / CONFIG), "shiny_new_knob", "another", "ignore=")
     refused(folder, "shiny_new_knob", "ignore=", ignore=["another"])
     model, _ = kl.load(folder, ignore=["shiny_new_knob", "another"])
     assert model.design == DESIGNS["gpt2"]
 
 
-def test_ignoring_never_hides_a_field_that_is_known(taken):
-    folder = edit(taken(), n_head=5)
+def test_ignoring_never_hides_a_field_that_is_known(copy_model):
+    folder = edit(copy_model(), n_head=5)
     refused(folder, "21", "5", ignore=["n_head"])
 
 
 @pytest.mark.parametrize("kind", ["gptj", "GPT2", "", None, ..., 3, ["gpt2"], {"gpt2": 1}])
-def test_an_unknown_architecture_is_named_beside_those_that_are_known(taken, kind):
-    folder = edit(taken(), model_type=kind)
+def test_an_unknown_architecture_is_named_beside_those_that_are_known(copy_model, kind):
+    folder = edit(copy_model(), model_type=kind)
     refused(folder, str(folder / CONFIG), "model_type", repr(None if kind is ... else kind), *families())
 
 
@@ -529,8 +525,8 @@ def test_an_unknown_architecture_is_named_beside_those_that_are_known(taken, kin
         ([[]], "[]"),
     ],
 )
-def test_an_unknown_class_is_named_beside_those_that_are_known(taken, given, named):
-    folder = edit(taken(), architectures=given)
+def test_an_unknown_class_is_named_beside_those_that_are_known(copy_model, given, named):
+    folder = edit(copy_model(), architectures=given)
     refused(folder, str(folder / CONFIG), named, "GPT2LMHeadModel", "GPT2Model")
 
 
@@ -596,15 +592,15 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_a_configuration_that_contradicts_itself_is_refused_by_both_sides(taken, case):
+def test_a_configuration_that_contradicts_itself_is_refused_by_both_sides(copy_model, case):
     family, changes, words = CONTRADICTIONS[case]
-    folder = edit(taken(family), **changes)
+    folder = edit(copy_model(family), **changes)
     refused(folder, str(folder / CONFIG), *words)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_width_of_one_stack_that_is_not_that_of_its_tensors_names_the_tensor(taken, side):
-    folder = edit(taken("bart"), **{f"{side}_ffn_dim": 47})
+def test_a_width_of_one_stack_that_is_not_that_of_its_tensors_names_the_tensor(copy_model, side):
+    folder = edit(copy_model("bart"), **{f"{side}_ffn_dim": 47})
     refused(folder, f"model.{side}.layers.0.fc1", "47", "43")
 
 
@@ -630,9 +626,9 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED)
-def test_what_keepleft_cannot_compute_is_refused_by_name(taken, family):
+def test_what_keepleft_cannot_compute_is_refused_by_name(copy_model, family):
     for number, changes in enumerate(UNSUPPORTED[family]):
-        folder = edit(taken(family, f"model-{number}"), **changes)
+        folder = edit(copy_model(family, f"model-{number}"), **changes)
         ((field, value),) = changes.items()
         words = (
             []
@@ -648,12 +644,12 @@ def test_what_keepleft_cannot_compute_is_refused_by_name(taken, family):
         refused(folder, str(folder / CONFIG), field, *words)
 
 
-@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("word", ["rope_type", "type"])
 @pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "", 3])
-def test_a_rotary_scaling_that_is_not_understood_is_named(taken, place, word, kind):
-    other = {"rope_parameters": "rope_scaling", "rope_scaling": "rope_parameters"}[place]
-    folder = edit(taken("llama"), **{other: ..., place: {word: kind, "factor": 2.0}})
+def test_a_rotary_scaling_that_is_not_understood_is_named(copy_model, key, word, kind):
+    other = {"rope_parameters": "rope_scaling", "rope_scaling": "rope_parameters"}[key]
+    folder = edit(copy_model("llama"), **{other: ..., key: {word: kind, "factor": 2.0}})
     refused(folder, str(folder / CONFIG), repr(kind), "default, linear and llama3")
 
 
@@ -681,8 +677,8 @@ def test_a_rotary_scaling_that_is_not_understood_is_named(taken, place, word, ki
         7,
     ],
 )
-def test_rotary_settings_that_make_no_sense_are_refused_by_name(taken, settings):
-    folder = edit(taken("llama"), rope_theta=..., rope_scaling=..., rope_parameters=settings)
+def test_rotary_settings_that_make_no_sense_are_refused_by_name(copy_model, settings):
+    folder = edit(copy_model("llama"), rope_theta=..., rope_scaling=..., rope_parameters=settings)
     message = refused(folder, str(folder / CONFIG))
     assert any(word in message for word in ("rope_parameters", "rope_theta", "factor", "low", "surprise")), (
         message
@@ -700,8 +696,8 @@ def numbers(family: str, config: dict, kind: type) -> list[str]:
 
 
 @pytest.mark.parametrize("family", DESIGNS)
-def test_a_field_of_the_wrong_kind_is_named_with_its_value(taken, family, no_memory):
-    folder = taken(family)
+def test_a_field_of_the_wrong_kind_is_named_with_its_value(copy_model, family, no_memory):
+    folder = copy_model(family)
     config = json.loads((folder / CONFIG).read_text())
     wrong = {
         int: ["7", "many", -3, 0, 2.5, True, [7], {}],
@@ -723,8 +719,8 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_value(taken, family, no_mem
 
 
 @pytest.mark.parametrize("family", DESIGNS)
-def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family, no_memory):
-    folder = taken(family)
+def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(copy_model, family, no_memory):
+    folder = copy_model(family)
     config = json.loads((folder / CONFIG).read_text())
     complaints = []
     silent = {
@@ -747,15 +743,15 @@ def test_an_absurd_size_is_refused_before_any_memory_is_asked_for(taken, family,
 
 
 @pytest.mark.parametrize("family", DESIGNS)
-def test_a_configuration_of_nothing_but_a_name_means_the_published_sizes(taken, family, no_memory):
-    folder = taken(family)
+def test_a_configuration_of_nothing_but_a_name_means_the_published_sizes(copy_model, family, no_memory):
+    folder = copy_model(family)
     (folder / CONFIG).write_text(json.dumps({"model_type": family}))
     message = refused(folder)
     assert "tensor" in message, message
 
 
-def test_a_size_that_is_left_out_means_the_published_one(taken):
-    folder = edit(taken(), n_embd=..., n_inner=..., n_head=...)
+def test_a_size_that_is_left_out_means_the_published_one(copy_model):
+    folder = edit(copy_model(), n_embd=..., n_inner=..., n_head=...)
     refused(folder, "transformer.", "(63,)", f"({3 * 768},)")
 
 
@@ -772,8 +768,8 @@ def test_a_size_that_is_left_out_means_the_published_one(taken):
         [[["global"], 10**12]],
     ],
 )
-def test_attention_types_of_no_known_form_are_refused_by_name(taken, types):
-    folder = edit(taken("gpt_neo"), attention_types=types)
+def test_attention_types_of_no_known_form_are_refused_by_name(copy_model, types):
+    folder = edit(copy_model("gpt_neo"), attention_types=types)
     with within(5):
         refused(folder, str(folder / CONFIG), "attention_types")
 
@@ -826,29 +822,29 @@ def test_a_design_of_our_own_that_is_damaged_is_refused_by_field(tmp_path):
         "nested.transformer.wte.weight",
     ],
 )
-def test_a_tensor_too_many_is_named(taken, name):
-    folder = retensor(taken(), lambda state: state.update({name: torch.zeros(21)}))
+def test_a_tensor_too_many_is_named(copy_model, name):
+    folder = retensor(copy_model(), lambda state: state.update({name: torch.zeros(21)}))
     refused(folder, name)
 
 
 @pytest.mark.parametrize("name", ["wte.weight", "h.1.ln_2.bias", "transformer.h.0.attn.c_attn.weight"])
-def test_a_tensor_that_comes_twice_is_named(taken, name):
+def test_a_tensor_that_comes_twice_is_named(copy_model, name):
     """Under its full name and without its prefix."""
 
     def double(state):
         state[name] = state["transformer." + name.removeprefix("transformer.")].clone()
         state[name.removeprefix("transformer.")] = state[name].clone()
 
-    refused(retensor(taken(), double), name.removeprefix("transformer."), "twice")
+    refused(retensor(copy_model(), double), name.removeprefix("transformer."), "twice")
 
 
-def test_a_tensor_that_comes_twice_does_not_make_up_for_another(taken):
+def test_a_tensor_that_comes_twice_does_not_make_up_for_another(copy_model):
     """Queries, keys and values of one size fill one matrix of ours: two of the first are no second."""
 
     def swap(state):
         state["h.0.attn.attention.q_proj.weight"] = state.pop("transformer.h.0.attn.attention.k_proj.weight")
 
-    message = refused(retensor(taken("gpt_neo"), swap))
+    message = refused(retensor(copy_model("gpt_neo"), swap))
     assert "h.0.attn.attention.q_proj.weight" in message or "h.0.attn.attention.k_proj.weight" in message
 
 
@@ -867,21 +863,21 @@ def test_a_tensor_that_comes_twice_does_not_make_up_for_another(taken):
         ("t5", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
     ],
 )
-def test_a_tensor_too_few_is_named_as_the_file_would_name_it(taken, family, name):
-    folder = retensor(taken(family), lambda state: state.pop(name))
+def test_a_tensor_too_few_is_named_as_the_file_would_name_it(copy_model, family, name):
+    folder = retensor(copy_model(family), lambda state: state.pop(name))
     refused(folder, name)
 
 
-def test_a_file_with_a_layer_too_few_is_refused(taken):
+def test_a_file_with_a_layer_too_few_is_refused(copy_model):
     def shorten(state):
         for name in [name for name in state if name.startswith("transformer.h.1.")]:
             del state[name]
 
-    refused(retensor(taken(), shorten), "transformer.h.1.")
+    refused(retensor(copy_model(), shorten), "transformer.h.1.")
 
 
-def test_a_file_without_any_tensor_is_refused(taken):
-    refused(retensor(taken(), dict.clear), "lacks", "0 tensors")
+def test_a_file_without_any_tensor_is_refused(copy_model):
+    refused(retensor(copy_model(), dict.clear), "lacks", "0 tensors")
 
 
 @pytest.mark.parametrize(
@@ -898,91 +894,95 @@ def test_a_file_without_any_tensor_is_refused(taken):
     ],
 )
 @pytest.mark.parametrize("name", ["transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"])
-def test_a_tensor_of_another_shape_is_named_with_both_shapes(taken, name, change):
-    state = load_file(taken(name="look") / ONE)
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(copy_model, name, change):
+    state = load_file(copy_model(name="look") / ONE)
     wanted, given = tuple(state[name].shape), tuple(change(state[name]).shape)
-    folder = retensor(taken(), lambda state: state.update({name: change(state[name]).contiguous()}))
+    folder = retensor(copy_model(), lambda state: state.update({name: change(state[name]).contiguous()}))
     refused(folder, name, str(wanted), str(given))
 
 
-def test_shapes_are_looked_at_before_any_memory_is_asked_for(taken, no_memory):
-    folder = retensor(taken(), lambda state: state.update({"transformer.ln_f.weight": torch.zeros(23)}))
+def test_shapes_are_looked_at_before_any_memory_is_asked_for(copy_model, no_memory):
+    folder = retensor(copy_model(), lambda state: state.update({"transformer.ln_f.weight": torch.zeros(23)}))
     refused(folder, "transformer.ln_f.weight", "(23,)", "(21,)")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
-def test_weights_that_are_no_plain_floats_are_named(taken, dtype):
+def test_weights_that_are_no_plain_floats_are_named(copy_model, dtype):
     name = "transformer.h.1.mlp.c_fc.weight"
-    folder = retensor(taken(), lambda state: state.update({name: torch.ones(state[name].shape).to(dtype)}))
+    folder = retensor(
+        copy_model(), lambda state: state.update({name: torch.ones(state[name].shape).to(dtype)})
+    )
     refused(folder, name)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bart", "qwen2"])
-def test_a_tied_configuration_with_two_different_matrices_is_refused(taken, family):
+def test_a_tied_configuration_with_two_different_matrices_is_refused(copy_model, family):
     embedding = {
         "gpt2": "transformer.wte.weight",
         "bart": "model.shared.weight",
         "qwen2": "model.embed_tokens.weight",
     }[family]
     twice = retensor(
-        taken(family, "twice"), lambda state: state.update({"lm_head.weight": state[embedding].clone()})
+        copy_model(family, "twice"), lambda state: state.update({"lm_head.weight": state[embedding].clone()})
     )
     assert same(
-        kl.load(twice)[0], kl.load(taken(family, "once"))[0]
+        kl.load(twice)[0], kl.load(copy_model(family, "once"))[0]
     )  # a second copy of the same is no contradiction
-    folder = retensor(taken(family), lambda state: state.update({"lm_head.weight": state[embedding] + 1}))
+    folder = retensor(
+        copy_model(family), lambda state: state.update({"lm_head.weight": state[embedding] + 1})
+    )
     refused(folder, "lm_head.weight", "tie_word_embeddings")
 
 
-def test_an_untied_configuration_without_an_output_matrix_is_refused(taken):
-    refused(edit(taken(), tie_word_embeddings=False), "lm_head.weight")
+def test_an_untied_configuration_without_an_output_matrix_is_refused(copy_model):
+    refused(edit(copy_model(), tie_word_embeddings=False), "lm_head.weight")
 
 
-def test_the_directory_is_left_as_it_was_when_loading_is_refused(taken):
-    folder = edit(taken(), n_head=5)
+def test_the_directory_is_left_as_it_was_when_loading_is_refused(copy_model):
+    folder = edit(copy_model(), n_head=5)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     refused(folder, "heads")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-# places ---------------------------------------------------------------------------------------
+# paths ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt"])
-def test_pickles_are_refused_with_a_word_on_converting(taken, name):
-    folder = taken()
+def test_pickles_are_refused_with_a_word_on_converting(copy_model, name):
+    folder = copy_model()
     (folder / ONE).rename(folder / name)
     refused(folder, name, "pickle", "Convert", "save_pretrained")
     (folder / "a.bin").write_bytes(b"another")
     refused(folder / name, str(folder / name), "pickle", "Convert", "save_pretrained")
 
 
-def test_a_directory_without_weights_is_refused(taken):
-    folder = taken()
+def test_a_directory_without_weights_is_refused(copy_model):
+    folder = copy_model()
     (folder / ONE).unlink()
     refused(folder, str(folder), ONE, INDEX)
 
 
-def test_the_weights_alone_are_no_model(taken):
-    folder = taken()
+def test_the_weights_alone_are_no_model(copy_model):
+    folder = copy_model()
     refused(folder / ONE, str(folder / ONE), "directory")
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[]", b'{"version": "1.0", "model": {"type": "BPE"}}', b"\xff"]
 )
-def test_a_broken_tokenizer_is_named(taken, content):
-    folder = taken()
+def test_a_broken_tokenizer_is_named(copy_model, content):
+    folder = copy_model()
     (folder / "tokenizer.json").write_bytes(content)
     refused(folder, str(folder / "tokenizer.json"), "tokenizer")
 
 
 @pytest.mark.parametrize(
-    "place", ["nowhere", "./no/where", "/no/where", "~/nowhere", "no/where/at/all", "nowhere.gguf"]
+    "path", ["nowhere", "./no/where", "/no/where", "~/nowhere", "no/where/at/all", "nowhere.gguf"]
 )
-def test_a_place_that_does_not_exist_is_named(place, tmp_path, monkeypatch):
+def test_a_path_that_does_not_exist_is_named(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(place, place, error=FileNotFoundError)
+    refused(path, path, error=FileNotFoundError)
     refused(tmp_path / "absent", str(tmp_path / "absent"), error=FileNotFoundError)
 
 
@@ -996,7 +996,7 @@ def test_a_hub_name_without_a_network_is_named_with_the_reason(tmp_path, monkeyp
     import huggingface_hub
 
     class OfTheirOwn(Exception):  # noqa: N818
-        """As HTTP clients have them, outside every family of Python's own."""
+        """Not derived from any of Python's own, as those of HTTP clients."""
 
     monkeypatch.chdir(tmp_path)
     for reason in (
@@ -1017,10 +1017,10 @@ def test_a_hub_name_that_is_not_in_the_cache_is_named_when_offline(tmp_path, mon
     refused("nobody/nothing", "nobody/nothing", error=FileNotFoundError)
 
 
-def test_a_hub_name_is_loaded_from_where_the_hub_package_puts_it(taken, tmp_path, monkeypatch):
+def test_a_hub_name_is_loaded_from_where_the_hub_package_puts_it(copy_model, tmp_path, monkeypatch):
     import huggingface_hub
 
-    folder = taken()
+    folder = copy_model()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **how: str(folder) if name == "some/body" else None
@@ -1031,7 +1031,7 @@ def test_a_hub_name_is_loaded_from_where_the_hub_package_puts_it(taken, tmp_path
 # GGUF -----------------------------------------------------------------------------------------
 
 
-FACTS = {
+METADATA = {
     "context_length": 64,
     "embedding_length": 12,
     "block_count": 1,
@@ -1052,7 +1052,7 @@ SHAPES = {
     "blk.0.ffn_up.weight": (20, 12),
     "blk.0.ffn_down.weight": (12, 20),
 }
-WORDS = {
+TOKENIZER_METADATA = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefg"],
     "tokenizer.ggml.scores": [0.0] * 11,
@@ -1061,11 +1061,11 @@ WORDS = {
 }
 
 
-def written(path: Path, architecture: str = "llama", facts=(), shapes=(), words=()) -> Path:
-    """A small GGUF file; what is changed to None is left out."""
+def write_gguf(path: Path, architecture: str = "llama", metadata=(), shapes=(), tokenizer=()) -> Path:
+    """A small GGUF file; None leaves an entry out."""
     writer = gguf.GGUFWriter(path, architecture)
-    numbers = {f"{architecture}.{name}": value for name, value in (FACTS | dict(facts)).items()}
-    for name, value in {**numbers, **WORDS, **dict(words)}.items():
+    numbers = {f"{architecture}.{name}": value for name, value in (METADATA | dict(metadata)).items()}
+    for name, value in {**numbers, **TOKENIZER_METADATA, **dict(tokenizer)}.items():
         if isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, str):
@@ -1075,10 +1075,10 @@ def written(path: Path, architecture: str = "llama", facts=(), shapes=(), words=
         elif value is not None:
             writer.add_uint32(name, value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    chance = np.random.default_rng(13)
+    rng = np.random.default_rng(13)
     for name, shape in (SHAPES | dict(shapes)).items():
         if shape is not None:
-            writer.add_tensor(name, chance.normal(size=shape).astype(np.float32))
+            writer.add_tensor(name, rng.normal(size=shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -1087,37 +1087,35 @@ def written(path: Path, architecture: str = "llama", facts=(), shapes=(), words=
 
 
 def test_a_small_gguf_file_is_sound(tmp_path):
-    model, tokenizer = kl.load(written(tmp_path / "x.gguf"))
+    model, tokenizer = kl.load(write_gguf(tmp_path / "x.gguf"))
     assert model.design.vocab == 11
     assert tokenizer.get_vocab_size() == 11
 
 
 def test_a_gguf_file_cut_off_anywhere_is_refused(tmp_path):
-    path = written(tmp_path / "x.gguf")
-    whole = path.read_bytes()
-    # behind it is only padding
+    path = write_gguf(tmp_path / "x.gguf")
+    intact = path.read_bytes()
+    # after that there is only padding
     end = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
     begin = gguf.GGUFReader(path).data_offset
-    chance = random.Random(17)
+    rng = random.Random(17)
     for cut in sorted(
-        {*range(32), *chance.sample(range(32, begin), 61), *chance.sample(range(begin, end), 31), end - 1}
+        {*range(32), *rng.sample(range(32, begin), 61), *rng.sample(range(begin, end), 31), end - 1}
     ):
-        path.write_bytes(whole[:cut])
+        path.write_bytes(intact[:cut])
         with within(5):
             refused(path, str(path), "copy or download it again")
 
 
 def test_a_flipped_bit_in_a_gguf_header_gives_a_model_or_a_sentence(tmp_path):
-    """The format has no checksums, so that a number may change unseen; but nothing may crash or go on for
-    ever.
-    """
-    path = written(tmp_path / "x.gguf")
-    whole = path.read_bytes()
-    chance = random.Random(19)
+    """The format has no checksums, so a number may change unnoticed; but nothing may crash or hang."""
+    path = write_gguf(tmp_path / "x.gguf")
+    intact = path.read_bytes()
+    rng = random.Random(19)
     complaints = []
-    for at in (*range(24), *chance.sample(range(24, gguf.GGUFReader(path).data_offset), 307)):
-        path.write_bytes(whole)
-        bit = chance.randrange(8)
+    for at in (*range(24), *rng.sample(range(24, gguf.GGUFReader(path).data_offset), 307)):
+        path.write_bytes(intact)
+        bit = rng.randrange(8)
         flip(path, at, bit)
         _, error = attempt(path, seconds=2)
         if error is not None and (type(error) is not ValueError or str(path) not in str(error)):
@@ -1126,11 +1124,11 @@ def test_a_flipped_bit_in_a_gguf_header_gives_a_model_or_a_sentence(tmp_path):
 
 
 def test_a_gguf_array_without_end_is_refused_at_once(tmp_path):
-    path = written(tmp_path / "x.gguf")
+    path = write_gguf(tmp_path / "x.gguf")
     raw = bytearray(path.read_bytes())
-    # behind the word "array"
-    at = raw.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 4
-    raw[at : at + 12] = (0).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")  # of so many bytes
+    key = b"tokenizer.ggml.token_type"
+    at = raw.index(key) + len(key) + 4  # after the type of the value, an array
+    raw[at : at + 12] = (0).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little")  # of 2^60 bytes
     path.write_bytes(raw)
     with within(3):
         refused(path, str(path), "copy or download it again")
@@ -1144,57 +1142,57 @@ def test_what_is_not_gguf_is_refused(tmp_path, content):
     refused(tmp_path / "x.gguf", str(tmp_path / "x.gguf"), "copy or download it again")
 
 
-def test_a_directory_may_be_called_anything(shelf, tmp_path):
-    folder = Path(shutil.copytree(shelf / "gpt2", tmp_path / "gpt2.gguf"))
+def test_a_directory_may_be_called_anything(saved_models, tmp_path):
+    folder = Path(shutil.copytree(saved_models / "gpt2", tmp_path / "gpt2.gguf"))
     assert kl.load(folder)[0].design == DESIGNS["gpt2"]
 
 
 def test_a_gguf_file_without_the_gguf_package_says_what_to_install(tmp_path, monkeypatch):
-    path = written(tmp_path / "x.gguf")
+    path = write_gguf(tmp_path / "x.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     refused(path, "the gguf package: pip install gguf", error=ImportError)
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen2", "bert"])
 def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
-    path = written(tmp_path / "x.gguf", architecture)
+    path = write_gguf(tmp_path / "x.gguf", architecture)
     refused(path, str(path), repr(architecture), "'llama'")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"facts": {"block_count": None}}, ["llama.block_count"]),
-        ({"facts": {"context_length": None}}, ["llama.context_length"]),
-        ({"facts": {"embedding_length": None}}, ["llama.embedding_length"]),
-        ({"facts": {"attention.head_count": None}}, ["llama.attention.head_count"]),
-        ({"facts": {"attention.head_count": 0}}, ["head_count", "0"]),
-        ({"facts": {"attention.head_count": 5}}, ["5", "heads"]),
-        ({"facts": {"attention.head_count": "two"}}, ["head_count", "'two'"]),
-        ({"facts": {"attention.head_count": [2, 1]}}, ["head_count", "[2, 1]"]),
-        ({"facts": {"attention.head_count_kv": 0}}, ["kv", "0"]),
-        ({"facts": {"feed_forward_length": [20, 20]}}, ["feed_forward_length", "[20, 20]"]),
-        ({"facts": {"feed_forward_length": 19}}, ["blk.0.ffn_", "19", "20"]),
-        ({"facts": {"feed_forward_length": 0}}, ["feed_forward_length", "0"]),
-        ({"facts": {"embedding_length": 16}}, ["token_embd.weight", "(11, 16)", "(11, 12)"]),
-        ({"facts": {"block_count": 2}}, ["blk.1."]),
-        ({"facts": {"block_count": 1 << 31}}, [str(1 << 31)]),
-        ({"facts": {"embedding_length": (1 << 32) - 4}}, [str((1 << 32) - 4)]),
-        ({"facts": {"expert_count": 8}}, ["8", "experts"]),
-        ({"facts": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}}, ["yarn"]),
-        ({"facts": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}}, ["factor", "0.0"]),
-        ({"facts": {"rope.freq_base": 0.0}}, ["base", "0.0"]),
+        ({"metadata": {"block_count": None}}, ["llama.block_count"]),
+        ({"metadata": {"context_length": None}}, ["llama.context_length"]),
+        ({"metadata": {"embedding_length": None}}, ["llama.embedding_length"]),
+        ({"metadata": {"attention.head_count": None}}, ["llama.attention.head_count"]),
+        ({"metadata": {"attention.head_count": 0}}, ["head_count", "0"]),
+        ({"metadata": {"attention.head_count": 5}}, ["5", "heads"]),
+        ({"metadata": {"attention.head_count": "two"}}, ["head_count", "'two'"]),
+        ({"metadata": {"attention.head_count": [2, 1]}}, ["head_count", "[2, 1]"]),
+        ({"metadata": {"attention.head_count_kv": 0}}, ["kv", "0"]),
+        ({"metadata": {"feed_forward_length": [20, 20]}}, ["feed_forward_length", "[20, 20]"]),
+        ({"metadata": {"feed_forward_length": 19}}, ["blk.0.ffn_", "19", "20"]),
+        ({"metadata": {"feed_forward_length": 0}}, ["feed_forward_length", "0"]),
+        ({"metadata": {"embedding_length": 16}}, ["token_embd.weight", "(11, 16)", "(11, 12)"]),
+        ({"metadata": {"block_count": 2}}, ["blk.1."]),
+        ({"metadata": {"block_count": 1 << 31}}, [str(1 << 31)]),
+        ({"metadata": {"embedding_length": (1 << 32) - 4}}, [str((1 << 32) - 4)]),
+        ({"metadata": {"expert_count": 8}}, ["8", "experts"]),
+        ({"metadata": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}}, ["yarn"]),
+        ({"metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}}, ["factor", "0.0"]),
+        ({"metadata": {"rope.freq_base": 0.0}}, ["base", "0.0"]),
         ({"shapes": {"token_embd.weight": None}}, ["token_embd.weight"]),
         ({"shapes": {"blk.0.ffn_up.weight": None}}, ["blk.0.ffn_up.weight"]),
         ({"shapes": {"blk.0.attn_q.bias": (12,)}}, ["blk.0.attn_q.bias"]),
         ({"shapes": {"blk.0.attn_k.weight": (12, 12)}}, ["blk.0.attn_k.weight", "(12, 12)", "(6, 12)"]),
         ({"shapes": {"rope_freqs.weight": (3,)}}, ["rope_freqs.weight"]),
         ({"shapes": {"rope_freqs.weight": (5,)}}, ["rope_freqs.weight"]),
-        ({"words": {"tokenizer.ggml.model": "rwkv"}}, ["rwkv", "gpt2 and llama"]),
-        ({"words": {"tokenizer.ggml.model": "gpt2"}}, ["tokenizer.ggml.merges"]),
+        ({"tokenizer": {"tokenizer.ggml.model": "rwkv"}}, ["rwkv", "gpt2 and llama"]),
+        ({"tokenizer": {"tokenizer.ggml.model": "gpt2"}}, ["tokenizer.ggml.merges"]),
         (
             {
-                "words": {
+                "tokenizer": {
                     "tokenizer.ggml.model": "gpt2",
                     "tokenizer.ggml.pre": "odd",
                     "tokenizer.ggml.merges": ["a b"],
@@ -1204,13 +1202,13 @@ def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
             ["'odd'"],
         ),
         (
-            {"words": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}},
+            {"tokenizer": {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}},
             ["tokenizer.ggml.merges", "ab"],
         ),
-        ({"words": {"tokenizer.ggml.tokens": None}}, ["tokenizer.ggml.tokens"]),
+        ({"tokenizer": {"tokenizer.ggml.tokens": None}}, ["tokenizer.ggml.tokens"]),
         (
             {
-                "words": {
+                "tokenizer": {
                     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *"▁abcdefgh"],
                     "tokenizer.ggml.scores": [0.0] * 12,
                     "tokenizer.ggml.token_type": [1] * 12,
@@ -1218,17 +1216,17 @@ def test_another_architecture_in_gguf_is_named(tmp_path, architecture):
             },
             ["tokenizer.ggml.tokens", "12", "11"],
         ),
-        ({"words": {"tokenizer.ggml.scores": None}}, ["tokenizer.ggml.scores"]),
-        ({"words": {"tokenizer.ggml.scores": [0.0] * 7}}, ["tokenizer.ggml.scores", "7", "11"]),
-        ({"words": {"tokenizer.ggml.token_type": [1] * 7}}, ["tokenizer.ggml.token_type", "7", "11"]),
-        ({"words": {"tokenizer.ggml.bos_token_id": 97}}, ["bos_token_id", "97"]),
-        ({"words": {"tokenizer.ggml.unknown_token_id": 97}}, ["unknown_token_id", "97"]),
+        ({"tokenizer": {"tokenizer.ggml.scores": None}}, ["tokenizer.ggml.scores"]),
+        ({"tokenizer": {"tokenizer.ggml.scores": [0.0] * 7}}, ["tokenizer.ggml.scores", "7", "11"]),
+        ({"tokenizer": {"tokenizer.ggml.token_type": [1] * 7}}, ["tokenizer.ggml.token_type", "7", "11"]),
+        ({"tokenizer": {"tokenizer.ggml.bos_token_id": 97}}, ["bos_token_id", "97"]),
+        ({"tokenizer": {"tokenizer.ggml.unknown_token_id": 97}}, ["unknown_token_id", "97"]),
     ],
 )
 def test_a_gguf_file_that_does_not_fit_together_is_refused_by_name(
     tmp_path, no_memory_unless_tokens, changes, words
 ):
-    path = written(tmp_path / "x.gguf", **changes)
+    path = write_gguf(tmp_path / "x.gguf", **changes)
     no_memory_unless_tokens(changes)
     with within(5):
         refused(path, str(path), *words)
@@ -1236,19 +1234,19 @@ def test_a_gguf_file_that_does_not_fit_together_is_refused_by_name(
 
 @pytest.fixture
 def no_memory_unless_tokens(request):
-    """A tokenizer may be looked at last; weights must be seen to fit before memory is asked for."""
-    return lambda changes: None if "words" in changes else request.getfixturevalue("no_memory")
+    """A tokenizer may be checked last; weights must be checked before memory is allocated."""
+    return lambda changes: None if "tokenizer" in changes else request.getfixturevalue("no_memory")
 
 
 # precision ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_file_of_any_precision_loads_as_float32_unless_asked_otherwise(shelf, tmp_path, kept):
-    model, _ = kl.load(shelf / "gpt2", dtype=kept)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_file_of_any_precision_loads_as_float32_unless_asked_otherwise(saved_models, tmp_path, dtype):
+    model, _ = kl.load(saved_models / "gpt2", dtype=dtype)
     kl.save(model, None, tmp_path)
-    assert all(tensor.dtype == kept for tensor in load_file(tmp_path / ONE).values())
-    assert json.loads((tmp_path / CONFIG).read_text())["dtype"] == str(kept).removeprefix("torch.")
+    assert all(tensor.dtype == dtype for tensor in load_file(tmp_path / ONE).values())
+    assert json.loads((tmp_path / CONFIG).read_text())["dtype"] == str(dtype).removeprefix("torch.")
     plain, _ = kl.load(tmp_path)
     for asked in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         other, _ = kl.load(tmp_path, dtype=asked)
@@ -1258,8 +1256,8 @@ def test_a_file_of_any_precision_loads_as_float32_unless_asked_otherwise(shelf, 
             assert other.state_dict()[name].dtype == asked
 
 
-def test_a_file_of_several_precisions_loads_as_one(taken):
-    folder = taken()
+def test_a_file_of_several_precisions_loads_as_one(copy_model):
+    folder = copy_model()
     whole, _ = kl.load(folder)
     halves = retensor(
         folder, lambda state: state.update({name: t.half() for name, t in state.items() if "mlp" in name})
@@ -1271,8 +1269,8 @@ def test_a_file_of_several_precisions_loads_as_one(taken):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_that_do_not_lie_in_one_piece_are_saved_as_they_are_meant(shelf, tmp_path, dtype):
-    model, _ = kl.load(shelf / "gpt2", dtype=dtype)
+def test_tensors_that_do_not_lie_in_one_piece_are_saved_as_they_are_meant(saved_models, tmp_path, dtype):
+    model, _ = kl.load(saved_models / "gpt2", dtype=dtype)
     model.token.weight.data = torch.randn(21, 53).to(dtype).T
     model.decoder.norm.weight.data = torch.randn(42).to(dtype)[::2]
     model.decoder.layers[0].feed.up.weight.data = torch.randn(1, 21).to(dtype).expand(43, 21)
@@ -1298,36 +1296,36 @@ def test_a_model_with_two_vocabularies_is_saved_and_loaded(tmp_path):
 
 
 def other() -> nn.Module:
-    """A model that shares no shape with the one on the shelf."""
+    """A model that shares no shape with the saved one."""
     return kl.build(DESIGNS["gpt2"].but(vocab=59, dim=33, decoder=kl.StackDesign(3, (causal,))))
 
 
-def sister(model: nn.Module, **changes) -> nn.Module:
-    """A model that shares all shapes with another, and no number."""
+def same_shapes(model: nn.Module, **changes) -> nn.Module:
+    """A model with the shapes of another, and other numbers."""
     return kl.build(model.design.but(**changes), generator=torch.Generator().manual_seed(23))
 
 
 @pytest.mark.parametrize("before", [MANY, ALL])
 @pytest.mark.parametrize("after", [MANY, 2 * MANY, ALL])
-def test_saving_over_another_layout_leaves_just_what_was_saved(shelf, tmp_path, before, after):
+def test_saving_over_another_layout_leaves_just_what_was_saved(saved_models, tmp_path, before, after):
     kl.save(other(), None, tmp_path, shard=before)
     (tmp_path / "README.md").write_text("mine")
-    model, _ = kl.load(shelf / "gpt2")
+    model, _ = kl.load(saved_models / "gpt2")
     kl.save(model, None, tmp_path, shard=after)
     assert same(kl.load(tmp_path)[0], model)
-    there = {path.name for path in tmp_path.glob("*.safetensors*")}
-    promised = (
+    on_disk = {path.name for path in tmp_path.glob("*.safetensors*")}
+    indexed = (
         set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) | {INDEX}
         if after < ALL
         else {ONE}
     )
-    assert there == promised
+    assert on_disk == indexed
     assert parts(tmp_path) == []
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_saving_over_a_sentence_encoder_leaves_what_was_saved(taken):
-    folder = taken("bert")
+def test_saving_over_a_sentence_encoder_leaves_what_was_saved(copy_model):
+    folder = copy_model("bert")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / CONFIG).write_text('{"pooling_mode_mean_tokens": true}')
     assert kl.load(folder)[0].design.head == kl.PoolingHead("mean")
@@ -1337,7 +1335,7 @@ def test_saving_over_a_sentence_encoder_leaves_what_was_saved(taken):
 
 
 def full_disk(save) -> bool:
-    """Does saving end for want of space?"""
+    """Whether saving ends with a full disk."""
     try:
         save()
     except OSError as error:
@@ -1347,45 +1345,45 @@ def full_disk(save) -> bool:
     return False
 
 
-class Trouble:
-    """A function that fails at its nth call with a full disk, and does its work before."""
+class FailingCall:
+    """A function that raises a full disk from its nth call on, and works before."""
 
     def __init__(self, function, at: int) -> None:
         self.function = function
         self.at = at
         self.calls = 0
 
-    def __call__(self, *words, **how):
+    def __call__(self, *args, **kwargs):
         self.calls += 1
         if self.calls >= self.at:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return self.function(*words, **how)
+        return self.function(*args, **kwargs)
 
 
 @pytest.mark.parametrize("before", [MANY, ALL])
 @pytest.mark.parametrize("after", [MANY, ALL])
 @pytest.mark.parametrize("where", ["os.fsync", "safetensors.torch.save_file", "pathlib.Path.write_text"])
 def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(
-    shelf, tmp_path, monkeypatch, before, after, where
+    saved_models, tmp_path, monkeypatch, before, after, where
 ):
-    old, _ = kl.load(shelf / "gpt2")
+    old, _ = kl.load(saved_models / "gpt2")
     new = other()
     new.notes["generation"] = {"max_length": 7}
     owner, name = where.rsplit(".", 1)
-    whole = {"os": os, "safetensors.torch": sys.modules["safetensors.torch"], "pathlib.Path": Path}[owner]
+    target = {"os": os, "safetensors.torch": sys.modules["safetensors.torch"], "pathlib.Path": Path}[owner]
     for at in range(1, 40):
         kl.save(old, None, tmp_path, shard=before)
         with monkeypatch.context() as patch:
-            trouble = Trouble(getattr(whole, name), at)
-            patch.setattr(whole, name, lambda *words, trouble=trouble, **how: trouble(*words, **how))
+            failing = FailingCall(getattr(target, name), at)
+            patch.setattr(target, name, lambda *args, failing=failing, **kwargs: failing(*args, **kwargs))
             if not full_disk(lambda: kl.save(new, None, tmp_path, shard=after)):
                 break
-        found, _ = kl.load(tmp_path)
-        assert same(found, old), f"call {at}"
-        assert "generation" not in found.notes, f"call {at}"
+        loaded, _ = kl.load(tmp_path)
+        assert same(loaded, old), f"call {at}"
+        assert "generation" not in loaded.notes, f"call {at}"
     else:
         raise AssertionError("saving never came to its end")
-    assert at > 1 or trouble.calls == 0
+    assert at > 1 or failing.calls == 0
     assert same(kl.load(tmp_path)[0], new)
     assert parts(tmp_path) == []
 
@@ -1394,27 +1392,25 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_old_model(
 @pytest.mark.parametrize("before", [MANY, ALL])
 @pytest.mark.parametrize("after", [MANY, 2 * MANY, ALL])
 def test_an_end_between_two_renames_never_leaves_a_mixture(
-    shelf, tmp_path, monkeypatch, before, after, changes
+    saved_models, tmp_path, monkeypatch, before, after, changes
 ):
-    """The old model, the new one, or a refusal; of two models with the same shapes no one could tell a
-    mixture.
-    """
-    old, _ = kl.load(shelf / "gpt2")
-    new = sister(old, **changes)
+    """The old model, the new one, or an error: a mixture of models of the same shapes would go unnoticed."""
+    old, _ = kl.load(saved_models / "gpt2")
+    new = same_shapes(old, **changes)
     for at in range(1, 40):
         kl.save(old, None, tmp_path, shard=before)
         with monkeypatch.context() as patch:
             for name in ("replace", "rename"):
-                patch.setattr(os, name, Trouble(getattr(os, name), at))
+                patch.setattr(os, name, FailingCall(getattr(os, name), at))
             if not full_disk(lambda: kl.save(new, None, tmp_path, shard=after)):
                 break
-        found, error = attempt(tmp_path)
-        if found is None:
+        loaded, error = attempt(tmp_path)
+        if loaded is None:
             assert type(error) in (ValueError, FileNotFoundError), (
                 f"rename {at}: {type(error).__name__}: {error}"
             )
         else:
-            assert same(found, old) or same(found, new), f"rename {at}"
+            assert same(loaded, old) or same(loaded, new), f"rename {at}"
     else:
         raise AssertionError("saving never came to its end")
     assert at > 1
@@ -1423,8 +1419,8 @@ def test_an_end_between_two_renames_never_leaves_a_mixture(
     assert parts(tmp_path) == []
 
 
-def test_a_model_that_cannot_be_written_leaves_the_old_one(shelf, tmp_path):
-    old, _ = kl.load(shelf / "gpt2")
+def test_a_model_that_cannot_be_written_leaves_the_old_one(saved_models, tmp_path):
+    old, _ = kl.load(saved_models / "gpt2")
     kl.save(old, None, tmp_path, shard=MANY)
     odd = kl.build(
         DESIGNS["gpt2"].but(decoder=kl.StackDesign(2, (kl.Where("mine", lambda b, h, q, k: k <= q),)))
@@ -1438,18 +1434,18 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(shelf, tmp_path):
     assert same(kl.load(tmp_path)[0], old)
 
 
-def test_what_a_crash_left_behind_is_gone_after_the_next_saving(shelf, tmp_path):
+def test_what_a_crash_left_behind_is_gone_after_the_next_saving(saved_models, tmp_path):
     for name in ("model-00001.part", "model-00007.part", "config.json.part", "model.safetensors.part"):
         (tmp_path / name).write_bytes(b"half of something")
-    model, _ = kl.load(shelf / "gpt2")
+    model, _ = kl.load(saved_models / "gpt2")
     kl.save(model, None, tmp_path)
     assert parts(tmp_path) == []
     assert same(kl.load(tmp_path)[0], model)
 
 
-def test_saving_where_there_is_a_file_is_refused_and_leaves_it(shelf, tmp_path):
+def test_saving_where_there_is_a_file_is_refused_and_leaves_it(saved_models, tmp_path):
     (tmp_path / "out").write_text("mine")
-    model, _ = kl.load(shelf / "gpt2")
+    model, _ = kl.load(saved_models / "gpt2")
     with pytest.raises((ValueError, FileExistsError), match="out"):
         kl.save(model, None, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"

@@ -1,6 +1,4 @@
-"""CTranslate2 writes and scores what the model does, for every design that it has words for; others are
-refused by name.
-"""
+"""CTranslate2 generates and scores as the model does, where it supports the design; others are refused."""
 
 from __future__ import annotations
 
@@ -17,15 +15,15 @@ from keepleft.runs.parity_ctranslate2 import compare, compare_generation
 from keepleft.weights import to_ctranslate2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ALL = {**peers.DECODERS, **peers.PAIRS}
+ALL = {**peers.DECODERS, **peers.ENCODER_DECODERS}
 REFUSED = {"gpt_neo": "window", "mistral": "window"}
 
 
 def ours(name: str, tmp_path):
-    return kl.load(peers.keep(ALL[name](), tmp_path / "hf"))[0]
+    return kl.load(peers.save(ALL[name](), tmp_path / "hf"))[0]
 
 
-def fine(checks) -> None:
+def assert_ok(checks) -> None:
     checks = list(checks)
     assert len(checks) == 2
     assert all(check.ok for check in checks), checks
@@ -35,7 +33,7 @@ def fine(checks) -> None:
 def test_every_family_scores_and_writes_the_same(tmp_path, name):
     model = ours(name, tmp_path)
     to_ctranslate2.write(model, None, tmp_path / "out")
-    fine(compare(model, None, tmp_path / "out", None, [5, 7, 11]))
+    assert_ok(compare(model, None, tmp_path / "out", None, [5, 7, 11]))
 
 
 @pytest.mark.parametrize(
@@ -46,25 +44,25 @@ def test_every_family_scores_and_writes_the_same(tmp_path, name):
         dict(norm_first=True, encoder=kl.StackDesign(1, (kl.full,)), decoder=kl.StackDesign(2, (kl.causal,))),
     ],
 )
-def test_the_2017_plan_and_its_changes_do_too(tmp_path, changes):
+def test_the_2017_transformer_and_variants_do_too(tmp_path, changes):
     design = kl.presets.small(kl.presets.vaswani).but(vocab=53, dim=20, heads=2, **changes)
     model = kl.build(design).eval()
     to_ctranslate2.write(model, None, tmp_path / "out")
-    fine(compare(model, None, tmp_path / "out", None, None))
+    assert_ok(compare(model, None, tmp_path / "out", None, None))
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
 @pytest.mark.parametrize("quantization", ["int8", "int16", "float16"])
-def test_quantised_weights_are_near_and_the_model_itself_is_left_alone(tmp_path, name, quantization):
+def test_quantised_weights_are_near_and_the_model_is_unchanged(tmp_path, name, quantization):
     model = ours(name, tmp_path)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     to_ctranslate2.write(model, None, tmp_path / "out", quantization=quantization)
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-    fine(compare(model, None, tmp_path / "out", quantization, None))
+    assert_ok(compare(model, None, tmp_path / "out", quantization, None))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_has_no_words_for_is_refused_by_name(tmp_path, name):
+def test_what_it_does_not_support_is_refused_by_name(tmp_path, name):
     with pytest.raises(ValueError, match=REFUSED[name]):
         to_ctranslate2.write(ours(name, tmp_path), None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -101,27 +99,23 @@ def test_a_token_that_is_clearly_another_is_found_and_a_tie_is_none(tmp_path):
     assert compare_generation(model, [[5, 7]], [[second]], 1, None, gap).ok
 
 
-def test_the_words_and_special_tokens_are_the_tokenizers(tmp_path):
+def test_the_vocabulary_and_special_tokens_are_the_tokenizers(tmp_path):
     model = ours("bart", tmp_path)
     words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(40))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))
     to_ctranslate2.write(model, tokenizer, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())[:45] == [*words, "<44>"]
-    said = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [said[f"{name}_token"] for name in ("bos", "eos", "unk", "decoder_start")] == [
-        "<s>",
-        "</s>",
-        "<unk>",
-        "</s>",
-    ]
-    assert said["layer_norm_epsilon"] == model.design.norm.eps
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    special_tokens = [config[f"{name}_token"] for name in ("bos", "eos", "unk", "decoder_start")]
+    assert special_tokens == ["<s>", "</s>", "<unk>", "</s>"]
+    assert config["layer_norm_epsilon"] == model.design.norm.eps
     assert ctranslate2.Translator(str(tmp_path / "out")).score_batch([["w1", "</s>"]], [["w2"]])
     large = Tokenizer(models.WordLevel({f"w{n}": n for n in range(60)}, "w0"))
     with pytest.raises(ValueError, match="60 tokens, the model 53"):
         to_ctranslate2.write(model, large, tmp_path / "out")
 
 
-def test_a_quantised_file_is_judged_in_float32_and_what_this_cpu_makes_of_it_is_told(tmp_path):
+def test_a_quantised_file_is_compared_in_float32_and_the_compute_type_of_this_cpu_is_reported(tmp_path):
     model = ours("llama", tmp_path)
     to_ctranslate2.write(model, None, tmp_path / "out", quantization="int16")
     first, _ = compare(model, None, tmp_path / "out", "int16", None)

@@ -1,6 +1,4 @@
-"""GGUF files that we write read back as the same model, here and in transformers and llama.cpp, with their
-tokenizer.
-"""
+"""GGUF files that we write read back as the same model and tokenizer, here, in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -54,10 +52,10 @@ def model(**changes) -> kl.Decoder:
     return made
 
 
-def trained(pre: str) -> Tokenizer:
+def train(pre: str) -> Tokenizer:
     level = pre_tokenizers.ByteLevel
-    made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
-    made.pre_tokenizer = {
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer = {
         "gpt-2": level(add_prefix_space=False),
         "smollm": pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), level(add_prefix_space=False)]
@@ -69,49 +67,40 @@ def trained(pre: str) -> Tokenizer:
             ]
         ),
     }[pre]
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=340,
         special_tokens=["<|begin|>", "<|end|>"],
         show_progress=False,
         initial_alphabet=sorted(level.alphabet()),
     )
-    made.train_from_iterator([text * 3 for text in TEXTS], trainer)
-    made.add_tokens([AddedToken("<think>", normalized=False)])
-    return made
+    tokenizer.train_from_iterator([text * 3 for text in TEXTS], trainer)
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
 
 
 def sentence_pieces() -> Tokenizer:
-    """As LLaMA 2's: pieces with bytes to fall back on, a merge for each way to halve a piece, best piece
-    first.
-    """
+    """As LLaMA 2's: byte fallback, and a merge for each way to split a piece in two, best piece first."""
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("w", "o")]
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{n:02X}>" for n in range(256)),
-        *"▁helowrd",
-        *(a + b for a, b in merges),
-    ]
-    made = Tokenizer(
+    special = ["<unk>", "<s>", "</s>"]
+    byte_tokens = [f"<0x{n:02X}>" for n in range(256)]
+    tokens = [*special, *byte_tokens, *"▁helowrd", *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(
         models.BPE(
-            {word: n for n, word in enumerate(words)},
+            {token: n for n, token in enumerate(tokens)},
             merges,
             unk_token="<unk>",
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.add_special_tokens(
-        [AddedToken(word, special=True, normalized=False) for word in ("<unk>", "<s>", "</s>")]
-    )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return made
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
 
 
 # weights --------------------------------------------------------------------------------------
@@ -122,10 +111,10 @@ def sentence_pieces() -> Tokenizer:
 def test_every_type_reads_back_as_near_as_it_can(tmp_path, dtype, tied):
     ours = model(head=kl.LMHead(tied=tied))
     to_gguf.write(ours, None, tmp_path / "x.gguf", dtype=dtype)
-    weights, scores, words = parity.gguf(ours, None, tmp_path / "x.gguf", dtype, [3, 5, 7], None)
+    weights, scores, tokenizer = parity.gguf(ours, None, tmp_path / "x.gguf", dtype, [3, 5, 7], None)
     assert weights.ok, weights
     assert scores.ok, scores
-    assert words.ok is None
+    assert tokenizer.ok is None
     again, _ = kl.load(tmp_path / "x.gguf")
     assert again.design.head == ours.design.head
     if dtype == "f32":
@@ -147,7 +136,7 @@ def test_every_type_reads_back_as_near_as_it_can(tmp_path, dtype, tied):
 )
 def test_every_number_of_the_design_reads_back(tmp_path, changes):
     ours = model(**changes)
-    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="q8_0")  # rows of 40 numbers cannot be cut into 32s
+    to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="q8_0")  # rows of 40 are no blocks of 32
     assert kl.load(tmp_path / "x.gguf")[0].design == ours.design
     assert all(
         check.ok is not False for check in parity.gguf(ours, None, tmp_path / "x.gguf", "q8_0", None, None)
@@ -184,7 +173,7 @@ def test_other_weights_are_found(tmp_path):
 def test_transformers_reads_it(tmp_path):
     ours = model()
     ours.notes = {"bos_token_id": 0, "eos_token_id": 1}
-    to_gguf.write(ours, trained("gpt-2"), tmp_path / "x.gguf", dtype="f32")
+    to_gguf.write(ours, train("gpt-2"), tmp_path / "x.gguf", dtype="f32")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
@@ -199,68 +188,67 @@ def test_transformers_reads_it(tmp_path):
 @pytest.mark.parametrize("position", ["plain", "linear", "llama 3.1"])
 def test_llama_cpp_reads_it(tmp_path, position):
     llama_cpp = pytest.importorskip("llama_cpp")
-    ours, words = model(position=POSITIONS[position]), trained("llama-bpe")
+    ours, tokenizer = model(position=POSITIONS[position]), train("llama-bpe")
     ours.notes = {"bos_token_id": 0, "eos_token_id": 1, "chat_template": "{{ messages }}"}
-    to_gguf.write(ours, words, tmp_path / "x.gguf", dtype="f32")
-    there = llama_cpp.Llama(
+    to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f32")
+    llama = llama_cpp.Llama(
         os.fspath(tmp_path / "x.gguf"), logits_all=True, n_ctx=64, n_threads=1, verbose=False
     )
     tokens = torch.randint(V, (17,)).tolist()
-    there.eval(tokens)
+    llama.eval(tokens)
     with torch.no_grad():
         want = ours(torch.tensor([tokens]))[0].numpy()
-    assert (
-        np.abs(np.array(there.scores[:17]) - want).max() <= 1e-2 * np.abs(want).max()
-    )  # it keeps keys and values in float16
+    # its KV cache is float16
+    assert np.abs(np.array(llama.scores[:17]) - want).max() <= 1e-2 * np.abs(want).max()
     for text in TEXTS:
-        assert there.tokenize(text.encode(), add_bos=False, special=True) == words.encode(text).ids, text
-    assert there.metadata["tokenizer.chat_template"] == "{{ messages }}"
-    there.close()
+        assert llama.tokenize(text.encode(), add_bos=False, special=True) == tokenizer.encode(text).ids, text
+    assert llama.metadata["tokenizer.chat_template"] == "{{ messages }}"
+    llama.close()
 
 
 # the tokenizer --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "smollm", "llama-bpe", "pieces"])
-def test_the_tokenizer_goes_along_whole_and_in_llama_cpps_words(tmp_path, kind):
-    ours, tokenizer = model(), sentence_pieces() if kind == "pieces" else trained(kind)
+def test_the_tokenizer_is_written_as_json_and_for_llama_cpp(tmp_path, kind):
+    ours, tokenizer = model(), sentence_pieces() if kind == "pieces" else train(kind)
     ours.notes = {"bos_token_id": 1, "eos_token_id": 2, "chat_template": "{{ messages }}"}
     to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f16")
-    again, same = kl.load(tmp_path / "x.gguf")
-    assert same.to_str() == tokenizer.to_str()
+    again, tokenizer_again = kl.load(tmp_path / "x.gguf")
+    assert tokenizer_again.to_str() == tokenizer.to_str()
     assert again.notes == {
         **ours.notes,
         "model_type": "llama",
         **({"unk_token_id": 0} if kind == "pieces" else {}),
     }
-    facts = GGUFFile(tmp_path / "x.gguf").metadata
-    plain = read_tokenizer({name: value for name, value in facts.items() if name != HF_TOKENIZER_KEY})
+    metadata = GGUFFile(tmp_path / "x.gguf").metadata
+    rebuilt = read_tokenizer({name: value for name, value in metadata.items() if name != HF_TOKENIZER_KEY})
     for text in TEXTS:
-        assert plain.encode(text).ids == tokenizer.encode(text).ids, text
-        assert plain.decode(plain.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
+        assert rebuilt.encode(text).ids == tokenizer.encode(text).ids, text
+        assert rebuilt.decode(rebuilt.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
 
 
-def test_a_split_without_a_name_is_told_of(tmp_path):
+def test_a_pre_tokenizer_without_a_name_is_reported(tmp_path):
     ours = model()
     tokenizer = train_tokenizer("bpe", ["नमस्ते दुनिया", "hello world"] * 9, 390, running_text=True)
     to_gguf.write(ours, tokenizer, tmp_path / "x.gguf", dtype="f32")
-    *_, words = parity.gguf(ours, tokenizer, tmp_path / "x.gguf", "f32", None, None)
-    assert words.ok is False
-    assert "texts fall into the same tokens; not" in words.found
-    assert kl.load(tmp_path / "x.gguf")[1].to_str() == tokenizer.to_str()  # here it is whole
+    *_, check = parity.gguf(ours, tokenizer, tmp_path / "x.gguf", "f32", None, None)
+    assert check.ok is False
+    assert "texts fall into the same tokens; not" in check.found
+    assert kl.load(tmp_path / "x.gguf")[1].to_str() == tokenizer.to_str()  # from its JSON
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("tokenizer", "why"),
     [
         (train_tokenizer("word", ["a b c"] * 3, 60), "WordLevel"),
         (train_tokenizer("bpe", ["a b c"] * 3, 300), None),
     ],
 )
-def test_a_tokenizer_that_cannot_go_along_is_refused(tmp_path, words, why):
+def test_a_tokenizer_that_cannot_be_written_is_refused(tmp_path, tokenizer, why):
     ours = model() if why else model(vocab=50)
     with pytest.raises(ValueError, match=why or "do not belong together"):
-        to_gguf.write(ours, words, tmp_path / "x.gguf")
+        to_gguf.write(ours, tokenizer, tmp_path / "x.gguf")
     assert not list(tmp_path.iterdir())
 
 
@@ -270,7 +258,7 @@ def test_a_damaged_tokenizer_in_the_file_is_refused():
 
 
 def test_a_saved_directory_of_transformers_goes_through_unchanged(tmp_path):
-    ours, _ = kl.load(peers.keep(peers.DECODERS["llama"](), tmp_path / "hf"))
+    ours, _ = kl.load(peers.save(peers.DECODERS["llama"](), tmp_path / "hf"))
     to_gguf.write(ours, None, tmp_path / "x.gguf", dtype="f32")
     again, _ = kl.load(tmp_path / "x.gguf")
     tokens = torch.randint(53, (2, 11))

@@ -1,6 +1,4 @@
-"""ONNX graphs say in onnxruntime what the model says, at every batch and length, padded or packed, and stay
-causal.
-"""
+"""ONNX graphs give the model's logits in onnxruntime, at every batch size and length, and stay causal."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ DESIGNS = {
 
 
 def ours(name: str):
-    """A small one with weights that say something, of as many layers as it has masks."""
+    """A small one with random norms and biases, of as many layers as it has masks."""
     design = kl.presets.small(DESIGNS[name])
     stacks = {
         side: kl.StackDesign(len(stack.mask), stack.mask, stack.final_norm)
@@ -51,10 +49,11 @@ def ours(name: str):
 def session(model, path):
     to_onnx.write(model, path)
     onnx.checker.check_model(str(path))
-    made = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inference = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def run(**given):
-        return torch.from_numpy(made.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
+    def run(**inputs):
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+        return torch.from_numpy(inference.run(None, arrays)[0])
 
     return run
 
@@ -66,13 +65,10 @@ def test_every_kind_passes_its_own_check(tmp_path, name):
     checks = list(parity.onnx(model, tmp_path / "x.onnx"))
     assert all(check.ok is not False for check in checks), checks
     causal = [check.ok for check in checks if "before a changed token" in check.what]
-    assert causal == (
-        []
-        if model.design.decoder is None or not to_onnx.per_token(model)
-        else [None]
-        if name == "prefix"
-        else [True]
-    )
+    if model.design.decoder is None or not to_onnx.per_token(model):
+        assert causal == []
+    else:
+        assert causal == [None if name == "prefix" else True]
 
 
 def test_packed_texts_stay_apart_and_padding_on_either_side_is_unseen(tmp_path):

@@ -1,6 +1,4 @@
-"""GGUF files of the LLaMA family say what `transformers` says of the same weights, and carry their tokenizer
-with them.
-"""
+"""GGUF files of the LLaMA family give the logits of `transformers`, and carry their tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFValueType as Fact
+from gguf import GGUFValueType as ValueType
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -29,7 +27,7 @@ from keepleft.weights.gguf import GGUFFile
 V = 53
 B = 3
 T = 13
-# quantised rows are multiples of 32
+# quantised rows are multiples of 32 or, for the newer types, of 256
 SIZES = dict(
     vocab_size=V,
     hidden_size=64,
@@ -40,7 +38,6 @@ SIZES = dict(
     max_position_embeddings=128,
     rms_norm_eps=1e-5,
 )
-# or, for the newer kinds, of 256
 ROWS_OF_256 = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1)
 TEXTS = [
     "",
@@ -63,14 +60,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def llama(**changes):
-    return peers._make("LlamaConfig", "LlamaForCausalLM", **(SIZES | changes))()
+    return peers.make_peer("LlamaConfig", "LlamaForCausalLM", **(SIZES | changes))()
 
 
 # writing a file as llama.cpp's converter does -------------------------------------------------
 
 
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """The converter's own formula: rotary pairs (i, i + width/2) laid side by side."""
+    """The converter's own formula: rotary pairs (i, i + width/2) next to each other."""
     return (
         weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
         .swapaxes(1, 2)
@@ -79,7 +76,7 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def divisors(config) -> np.ndarray:
-    """The converter's own formula for LLaMA 3.1's rotary scaling, wave by wave."""
+    """The converter's own formula for LLaMA 3.1's rotary scaling of each frequency."""
     rope, width = config.rope_parameters, config.hidden_size // config.num_attention_heads
     out = []
     for step in range(0, width, 2):
@@ -97,7 +94,7 @@ def divisors(config) -> np.ndarray:
 
 
 def noise(shape: tuple[int, ...], kind: Kind) -> np.ndarray:
-    """Random blocks of a kind that the gguf package reads but does not write, with small scales."""
+    """Random blocks of a type that the gguf package reads but does not write, with small scales."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     rows = np.random.default_rng(7).integers(256, size=(shape[0], shape[1] // block, size), dtype=np.uint8)
     where = {Kind.Q4_K: slice(0, 4), Kind.Q5_K: slice(0, 4), Kind.Q6_K: slice(208, 210)}[kind]
@@ -131,7 +128,7 @@ def their_name(name: str) -> str:
 
 
 @torch.no_grad()
-def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
+def write(peer, path, kind: Kind = Kind.F32, metadata=(), tokenizer=()) -> None:
     """The peer as a GGUF file; the peer itself is rounded to what the file holds."""
     config, writer = peer.config, gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -143,9 +140,9 @@ def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    for name, value in dict(facts).items():
+    for name, value in dict(metadata).items():
         (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
-    vocabulary(writer, words)
+    add_tokenizer(writer, tokenizer)
     if config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", divisors(config))
     for name, weight in peer.named_parameters():
@@ -164,7 +161,7 @@ def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
             packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(their_name(name), packed, raw_dtype=kind)
         rounded = torch.from_numpy(gguf.quants.dequantize(packed, kind).astype(np.float32))
-        if heads:  # back to front: two halves again
+        if heads:  # undo the permutation
             rounded = rounded.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
         weight.copy_(rounded)
     writer.write_header_to_file()
@@ -173,8 +170,8 @@ def write(peer, path, kind: Kind = Kind.F32, facts=(), words=()) -> None:
     writer.close()
 
 
-def vocabulary(writer: gguf.GGUFWriter, words) -> None:
-    for name, value in dict(words).items():
+def add_tokenizer(writer: gguf.GGUFWriter, metadata) -> None:
+    for name, value in dict(metadata).items():
         if isinstance(value, bool):
             writer.add_bool(f"tokenizer.ggml.{name}", value)
         elif isinstance(value, int):
@@ -186,18 +183,18 @@ def vocabulary(writer: gguf.GGUFWriter, words) -> None:
 
 
 def agree(path, peer) -> kl.Decoder:
-    """Ours from the file and the peer give the same scores, at once and step by step."""
+    """Ours from the file and the peer give the same logits, at once and step by step."""
     ours, _ = kl.load(path)
     tokens = torch.randint(V, (B, T))
     with torch.no_grad():
         want = peer(tokens).logits
         scores, state = ours.start(tokens[:, :5])
-        for got, there in (
+        for got, expected in (
             (ours(tokens), want),
             (scores, want[:, 4]),
             (ours.step(tokens[:, 5:], state), want[:, -1]),
         ):
-            assert (got - there).abs().max() <= 2e-5 * there.abs().max()
+            assert (got - expected).abs().max() <= 2e-5 * expected.abs().max()
     return ours
 
 
@@ -223,12 +220,12 @@ def test_weights_in_blocks_of_256_give_the_logits_of_transformers(tmp_path, kind
 
 def test_weights_are_the_same_however_few_rows_are_read_at_a_time(tmp_path, monkeypatch):
     write(llama(), tmp_path / "x.gguf", Kind.Q4_0)
-    whole, _ = kl.load(tmp_path / "x.gguf")
+    at_once, _ = kl.load(tmp_path / "x.gguf")
     monkeypatch.setattr("keepleft.weights.rules.CHUNK_ELEMENTS", 200)
-    pieces, _ = kl.load(tmp_path / "x.gguf")
+    in_chunks, _ = kl.load(tmp_path / "x.gguf")
     assert all(
         torch.equal(a, b)
-        for a, b in zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True)
+        for a, b in zip(at_once.state_dict().values(), in_chunks.state_dict().values(), strict=True)
     )
 
 
@@ -276,7 +273,7 @@ def test_linear_scaling_is_read(tmp_path):
     write(
         peer,
         tmp_path / "x.gguf",
-        facts={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0},
+        metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 3.0},
     )
     assert agree(tmp_path / "x.gguf", peer).design.position == kl.Rotary(
         10_000.0, 128, kl.LinearRopeScaling(3.0)
@@ -295,8 +292,8 @@ def test_weights_are_rounded_to_what_is_asked_for(tmp_path, dtype):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_came_from_gguf_is_saved_for_transformers_with_all_that_it_knew(tmp_path, tied):
-    peer, words = llama(tie_word_embeddings=tied), pieces()
-    write(peer, tmp_path / "x.gguf", Kind.Q8_0, {"tokenizer.chat_template": "{{ messages }}"}, words)
+    peer, metadata = llama(tie_word_embeddings=tied), sentencepiece_metadata()
+    write(peer, tmp_path / "x.gguf", Kind.Q8_0, {"tokenizer.chat_template": "{{ messages }}"}, metadata)
     ours, tokenizer = kl.load(tmp_path / "x.gguf")
     assert ours.notes["bos_token_id"] == 1
     assert ours.notes["eos_token_id"] == 2
@@ -309,15 +306,14 @@ def test_what_came_from_gguf_is_saved_for_transformers_with_all_that_it_knew(tmp
     with torch.no_grad():
         assert torch.equal(again(tokens), ours(tokens))
         want = peer(tokens).logits
-        assert (
-            peers.reload(peer, tmp_path / "out")(tokens).logits - want
-        ).abs().max() <= 2e-5 * want.abs().max()
+        again_theirs = peers.reload(peer, tmp_path / "out")(tokens).logits
+        assert (again_theirs - want).abs().max() <= 2e-5 * want.abs().max()
 
 
-# the file itself ------------------------------------------------------------------------------
+# the file format ------------------------------------------------------------------------------
 
 
-def end(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -325,26 +321,29 @@ def end(writer: gguf.GGUFWriter) -> None:
 
 
 def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
-    """Facts of every kind, alone and in lists, and tensors of every kind of number that it can write."""
-    writer, chance = gguf.GGUFWriter(tmp_path / "x.gguf", "llama"), np.random.default_rng(3)
+    """Metadata values of every type, alone and in lists, and tensors of every type that it can write."""
+    writer, rng = gguf.GGUFWriter(tmp_path / "x.gguf", "llama"), np.random.default_rng(3)
     values = {
-        Fact.UINT8: 255,
-        Fact.INT8: -128,
-        Fact.UINT16: 65535,
-        Fact.INT16: -32768,
-        Fact.UINT32: (1 << 32) - 1,
-        Fact.INT32: -(1 << 31),
-        Fact.FLOAT32: 0.1,
-        Fact.BOOL: True,
-        Fact.STRING: "नमस्ते\0 🙂",
-        Fact.UINT64: (1 << 64) - 1,
-        Fact.INT64: -(1 << 63),
-        Fact.FLOAT64: 0.1,
+        ValueType.UINT8: 255,
+        ValueType.INT8: -128,
+        ValueType.UINT16: 65535,
+        ValueType.INT16: -32768,
+        ValueType.UINT32: (1 << 32) - 1,
+        ValueType.INT32: -(1 << 31),
+        ValueType.FLOAT32: 0.1,
+        ValueType.BOOL: True,
+        ValueType.STRING: "नमस्ते\0 🙂",
+        ValueType.UINT64: (1 << 64) - 1,
+        ValueType.INT64: -(1 << 63),
+        ValueType.FLOAT64: 0.1,
     }
     for kind, value in values.items():
         writer.add_key_value(f"a.{kind.name}", value, kind)
         writer.add_key_value(
-            f"some.{kind.name}", [value, value if kind == Fact.STRING else 0], Fact.ARRAY, sub_type=kind
+            f"some.{kind.name}",
+            [value, value if kind == ValueType.STRING else 0],
+            ValueType.ARRAY,
+            sub_type=kind,
         )
     writer.add_string("empty", "")
     writer.add_custom_alignment(64)
@@ -352,14 +351,14 @@ def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
         for shape in ((96,), (7, 96), (2, 3, 32)):
             writer.add_tensor(
                 f"{kind.name}.{len(shape)}",
-                gguf.quantize(chance.normal(size=shape).astype(np.float32), kind),
+                gguf.quantize(rng.normal(size=shape).astype(np.float32), kind),
                 raw_dtype=kind,
             )
-    end(writer)
+    finish(writer)
     ours, theirs = GGUFFile(tmp_path / "x.gguf"), gguf.GGUFReader(tmp_path / "x.gguf")
-    facts = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
-    assert facts == ours.metadata
-    assert [type(value) for value in facts.values()] == [type(value) for value in ours.metadata.values()]
+    fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert fields == ours.metadata
+    assert [type(value) for value in fields.values()] == [type(value) for value in ours.metadata.values()]
     assert ours.names() == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
         want = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
@@ -368,7 +367,7 @@ def test_what_is_read_is_what_the_gguf_package_reads(tmp_path):
         assert ours.shape(tensor.name) == tuple(want.shape)
 
 
-def test_pieces_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monkeypatch):
+def test_chunks_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("keepleft.weights.gguf.DEQUANTIZE_CHUNK", 256)
     write(llama(), tmp_path / "x.gguf", Kind.Q4_1)
     file = GGUFFile(tmp_path / "x.gguf")
@@ -379,52 +378,54 @@ def test_pieces_of_a_large_tensor_are_joined_where_they_were_cut(tmp_path, monke
 
 def test_a_large_vocabulary_is_read_in_a_moment(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    words = [f"word{n}" for n in range(200_000)]
-    writer.add_array("tokenizer.ggml.tokens", words)
-    writer.add_array("tokenizer.ggml.token_type", [1] * len(words))
-    end(writer)
-    began = time.monotonic()
-    facts = GGUFFile(tmp_path / "x.gguf").metadata
-    assert time.monotonic() - began < 3
-    assert facts["tokenizer.ggml.tokens"] == words
+    tokens = [f"word{n}" for n in range(200_000)]
+    writer.add_array("tokenizer.ggml.tokens", tokens)
+    writer.add_array("tokenizer.ggml.token_type", [1] * len(tokens))
+    finish(writer)
+    start = time.monotonic()
+    metadata = GGUFFile(tmp_path / "x.gguf").metadata
+    assert time.monotonic() - start < 3
+    assert metadata["tokenizer.ggml.tokens"] == tokens
 
 
 def test_lists_of_lists_stay_lists(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_array("deep", [[1, 2], [3]])
-    end(writer)
+    finish(writer)
     assert GGUFFile(tmp_path / "x.gguf").metadata["deep"] == [[1, 2], [3]]
 
 
 def test_a_file_for_machines_of_the_other_byte_order_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
     writer.add_tensor("token_embd.weight", np.ones((2, 2), np.float32))
-    end(writer)
+    finish(writer)
     with pytest.raises(
         ValueError, match=r"x\.gguf is not a complete GGUF file \(it was written for machines that"
     ):
         GGUFFile(tmp_path / "x.gguf")
 
 
-def raw(facts=(), tensors=(), version=3) -> bytes:
-    """A file by hand: facts are names, kinds and bytes, tensors names, shapes, kinds and where they begin; 64
-    bytes of data.
+def raw(metadata=(), tensors=(), version=3) -> bytes:
+    """A file by hand, with 64 bytes of data.
+
+    Metadata are names, types and bytes; tensors names, shapes, types and offsets.
     """
-    word = lambda text: struct.pack("<Q", len(text)) + text
-    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(facts))
-    head += b"".join(word(name) + struct.pack("<I", kind) + value for name, kind, value in facts)
+    string = lambda text: struct.pack("<Q", len(text)) + text
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    head += b"".join(string(name) + struct.pack("<I", kind) + value for name, kind, value in metadata)
     head += b"".join(
-        word(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, begin)
+        string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, begin)
         for name, shape, kind, begin in tensors
     )
     return head + bytes(-len(head) % 32 + 64)
 
 
-LLAMA, HUGE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1 << 61
+LLAMA = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+HUGE = 1 << 61
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (raw([LLAMA, LLAMA]), "it says 'general.architecture' twice"),
         (raw([LLAMA], [(b"a", (2,), 0, 0), (b"a", (2,), 0, 0)]), "it holds the tensor 'a' twice"),
@@ -453,11 +454,11 @@ LLAMA, HUGE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama"), 1 <
         (raw([LLAMA], [(b"a", (2,), 999, 0)]), "999"),
     ],
 )
-def test_a_file_that_says_what_cannot_be_is_refused(tmp_path, content, said):
+def test_a_file_that_cannot_be_is_refused(tmp_path, content, message):
     (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(said)) as told:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         kl.load(tmp_path / "x.gguf")
-    assert str(tmp_path / "x.gguf") in str(told.value)
+    assert str(tmp_path / "x.gguf") in str(error.value)
 
 
 # byte-level BPE -------------------------------------------------------------------------------
@@ -475,9 +476,8 @@ PRE = {
         [
             pre_tokenizers.Split(
                 Regex(
-                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-                    r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-                    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+                    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
                 ),
                 behavior="isolated",
             ),
@@ -485,28 +485,29 @@ PRE = {
         ]
     ),
 }
-SPECIAL, MINE = ["<|begin|>", "<|end|>"], "<think>"
+SPECIAL = ["<|begin|>", "<|end|>"]
+USER_DEFINED = "<think>"
 
 
-def trained(pre: str) -> Tokenizer:
-    """A small byte-level BPE, with two special tokens and a plain one of the user's."""
-    made = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
-    made.pre_tokenizer = PRE[pre]()
-    made.decoder = decoders.ByteLevel()
+def train(pre: str) -> Tokenizer:
+    """A small byte-level BPE, with two special tokens and one defined by the user."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer = PRE[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=380, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([text * 3 for text in TEXTS], trainer)
-    made.add_tokens([AddedToken(MINE, normalized=False, special=False)])
-    return made
+    tokenizer.train_from_iterator([text * 3 for text in TEXTS], trainer)
+    tokenizer.add_tokens([AddedToken(USER_DEFINED, normalized=False, special=False)])
+    return tokenizer
 
 
-def facts_of(made: Tokenizer, pre: str, **more) -> dict:
-    size = made.get_vocab_size()
-    tokens = [made.id_to_token(n) for n in range(size)]
-    merges = [" ".join(merge) for merge in json.loads(made.to_str())["model"]["merges"]]
-    kinds = [3 if token in SPECIAL else 4 if token == MINE else 1 for token in tokens]
+def byte_level_metadata(tokenizer: Tokenizer, pre: str, **more) -> dict:
+    size = tokenizer.get_vocab_size()
+    tokens = [tokenizer.id_to_token(n) for n in range(size)]
+    merges = [" ".join(merge) for merge in json.loads(tokenizer.to_str())["model"]["merges"]]
+    kinds = [3 if token in SPECIAL else 4 if token == USER_DEFINED else 1 for token in tokens]
     return {
         "model": "gpt2",
         "pre": pre,
@@ -520,34 +521,38 @@ def facts_of(made: Tokenizer, pre: str, **more) -> dict:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """A function from the facts of a tokenizer to the tokenizer that comes out of a GGUF file with them."""
+def read_back(tmp_path_factory):
+    """A function from the metadata of a tokenizer to the tokenizer of a GGUF file with them."""
     folder, count = tmp_path_factory.mktemp("gguf"), iter(range(1000))
 
-    def through(facts: dict) -> Tokenizer:
+    def read(metadata: dict) -> Tokenizer:
         path = folder / f"{next(count)}.gguf"
-        write(llama(vocab_size=len(facts["tokens"]), num_hidden_layers=1), path, words=facts)
+        write(llama(vocab_size=len(metadata["tokens"]), num_hidden_layers=1), path, tokenizer=metadata)
         return kl.load(path)[1]
 
-    return through
+    return read
 
 
 @pytest.fixture(scope="module")
-def both(shelf):
-    """Each kind of byte-level BPE, as it was made and as it comes out of a file."""
-    made = {pre: trained(pre) for pre in PRE}
-    return {pre: (made[pre], shelf(facts_of(made[pre], pre))) for pre in PRE}
+def both(read_back):
+    """Each kind of byte-level BPE, as it was trained and as it is read back."""
+    trained = {pre: train(pre) for pre in PRE}
+    return {pre: (trained[pre], read_back(byte_level_metadata(trained[pre], pre))) for pre in PRE}
 
 
 @pytest.mark.parametrize("pre", PRE)
 def test_a_byte_level_tokenizer_comes_out_as_it_went_in(both, pre):
-    made, ours = both[pre]
-    assert ours.get_vocab() == made.get_vocab()
-    for text in [*TEXTS, "".join(TEXTS), f"{SPECIAL[0]}नमस्ते{SPECIAL[1]} {MINE}why{MINE} <|neither|>"]:
-        want, got = made.encode(text), ours.encode(text)
+    trained, ours = both[pre]
+    assert ours.get_vocab() == trained.get_vocab()
+    for text in [
+        *TEXTS,
+        "".join(TEXTS),
+        f"{SPECIAL[0]}नमस्ते{SPECIAL[1]} {USER_DEFINED}why{USER_DEFINED} <|neither|>",
+    ]:
+        want, got = trained.encode(text), ours.encode(text)
         assert got.ids == want.ids, text
         for skip in (True, False):
-            assert ours.decode(got.ids, skip_special_tokens=skip) == made.decode(
+            assert ours.decode(got.ids, skip_special_tokens=skip) == trained.decode(
                 want.ids, skip_special_tokens=skip
             ), text
 
@@ -555,25 +560,25 @@ def test_a_byte_level_tokenizer_comes_out_as_it_went_in(both, pre):
 @pytest.mark.parametrize("pre", PRE)
 @given(text=st.text(max_size=23))
 def test_any_text_survives_a_byte_level_tokenizer(both, pre, text):
-    made, ours = both[pre]
+    trained, ours = both[pre]
     ids = ours.encode(text, add_special_tokens=False).ids
-    assert ids == made.encode(text, add_special_tokens=False).ids
+    assert ids == trained.encode(text, add_special_tokens=False).ids
     assert ours.decode(ids, skip_special_tokens=False) == text
 
 
-def test_a_whole_word_of_llama_3_needs_no_merges(shelf):
-    """Its vocabulary has words that no chain of merges reaches; they are taken whole."""
-    made = trained("llama-bpe")
-    facts = facts_of(made, "llama-bpe")
-    facts["tokens"] += ["zqxj", "Ġzqxj"]
-    facts["token_type"] += [1, 1]
-    ours = shelf(facts)
-    size = made.get_vocab_size()
+def test_a_word_of_llama_3_needs_no_merges(read_back):
+    """Its vocabulary has words that no chain of merges reaches."""
+    trained = train("llama-bpe")
+    metadata = byte_level_metadata(trained, "llama-bpe")
+    metadata["tokens"] += ["zqxj", "Ġzqxj"]
+    metadata["token_type"] += [1, 1]
+    ours = read_back(metadata)
+    size = trained.get_vocab_size()
     assert ours.encode("zqxj zqxj").ids == [size, size + 1]
 
 
 @pytest.mark.parametrize(
-    ("pre", "said", "begins"),
+    ("pre", "add_bos_token", "expected"),
     [
         ("gpt-2", True, True),
         ("gpt-2", None, False),
@@ -582,37 +587,21 @@ def test_a_whole_word_of_llama_3_needs_no_merges(shelf):
         ("llama-bpe", False, False),
     ],
 )
-def test_a_text_begins_as_the_file_says_or_as_llama_cpp_takes_it(shelf, pre, said, begins):
-    made = trained(pre)
-    facts = facts_of(made, pre, add_bos_token=said)
-    ours = shelf({name: value for name, value in facts.items() if value is not None})
-    want = made.encode("the sea").ids
-    assert ours.encode("the sea").ids == ([0, *want] if begins else want)
+def test_a_text_begins_as_the_file_says_or_as_in_llama_cpp(read_back, pre, add_bos_token, expected):
+    trained = train(pre)
+    metadata = byte_level_metadata(trained, pre, add_bos_token=add_bos_token)
+    ours = read_back({name: value for name, value in metadata.items() if value is not None})
+    want = trained.encode("the sea").ids
+    assert ours.encode("the sea").ids == ([0, *want] if expected else want)
     assert ours.encode("the sea", add_special_tokens=False).ids == want
 
 
 # SentencePiece --------------------------------------------------------------------------------
 
 
-def pieces(**more) -> dict:
-    """A vocabulary worked by hand: 0-2 special, then pieces from best to worst, then letters, then bytes."""
-    best = [
-        "▁t",
-        "he",
-        "▁the",
-        "in",
-        "▁s",
-        "ea",
-        "▁sea",
-        "er",
-        "▁▁",
-        "▁▁▁▁",
-        "नम",
-        "नमस्ते",
-        "ing",
-        "12",
-        "▁in",
-    ]
+def sentencepiece_metadata(**more) -> dict:
+    """A vocabulary by hand: 0-2 special, then pieces from best to worst, then letters, then bytes."""
+    best = "▁t he ▁the in ▁s ea ▁sea er ▁▁ ▁▁▁▁ नम नमस्ते ing 12 ▁in".split()
     letters = list("▁theinsargdmobc12नमस्ते")
     tokens = ["<unk>", "<s>", "</s>", *best, *dict.fromkeys(letters)]
     scores = [0.0, 0.0, 0.0] + [-float(n) for n in range(len(tokens) - 3)]
@@ -621,7 +610,7 @@ def pieces(**more) -> dict:
         tokens += [f"<0x{n:02X}>" for n in range(256)]
         scores += [0.0] * 256
         kinds += [6] * 256
-    facts = {
+    metadata = {
         "model": "llama",
         "tokens": tokens,
         "scores": scores,
@@ -630,28 +619,27 @@ def pieces(**more) -> dict:
         "eos_token_id": 2,
         "unknown_token_id": 0,
     }
-    while len(facts["tokens"]) < V:
-        facts["tokens"].append(f"unused{len(facts['tokens'])}")
-        facts["scores"].append(-99.0)
-        facts["token_type"].append(5)
-    return facts | more
+    while len(metadata["tokens"]) < V:
+        metadata["tokens"].append(f"unused{len(metadata['tokens'])}")
+        metadata["scores"].append(-99.0)
+        metadata["token_type"].append(5)
+    return metadata | more
 
 
-def slow(text: str, facts: dict, prefix: bool = True) -> list[int]:
-    """llama.cpp's definition: of all neighbours that make a piece, join the best, the leftmost first, until
-    none is left.
+def slow(text: str, metadata: dict, prefix: bool = True) -> list[int]:
+    """llama.cpp's definition: join the neighbours that make the best piece, leftmost first, until none do.
 
     What is then no piece is spelt out in bytes.
     """
-    ids = {token: n for n, token in enumerate(facts["tokens"])}
+    ids = {token: n for n, token in enumerate(metadata["tokens"])}
     parts = list(((" " if prefix else "") + text).replace(" ", "▁")) if text else []
     while True:
-        found = [
-            (-facts["scores"][ids[a + b]], n) for n, (a, b) in enumerate(pairwise(parts)) if a + b in ids
+        candidates = [
+            (-metadata["scores"][ids[a + b]], n) for n, (a, b) in enumerate(pairwise(parts)) if a + b in ids
         ]
-        if not found:
+        if not candidates:
             break
-        _, n = min(found)
+        _, n = min(candidates)
         parts[n : n + 2] = [parts[n] + parts[n + 1]]
     out = []
     for part in parts:
@@ -659,16 +647,16 @@ def slow(text: str, facts: dict, prefix: bool = True) -> list[int]:
     return out
 
 
-def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(shelf):
-    facts = pieces()
-    ours = shelf(facts)
+def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(read_back):
+    metadata = sentencepiece_metadata()
+    ours = read_back(metadata)
     for text, parts in {
         "the sea": ["▁the", "▁sea"],
         "tea": ["▁t", "ea"],  # ▁t is better than ea, and both fit
         "there": ["▁the", "r", "e"],  # he, then ▁the, leave er nothing to join
         "seeing": ["▁s", "e", "e", "ing"],
         "12": ["▁", "12"],
-        "नमस्ते": ["▁", "नम", "स", "्", "त", "े"],  # no two neighbours make the whole word
+        "नमस्ते": ["▁", "नम", "स", "्", "त", "े"],  # no two neighbours make the word
         "the  sea": ["▁the", "▁", "▁sea"],  # ▁sea is better than ▁▁
         "in": ["▁in"],
     }.items():
@@ -677,27 +665,27 @@ def test_a_sentencepiece_vocabulary_splits_as_worked_by_hand(shelf):
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_a_sentencepiece_vocabulary_splits_as_the_slow_definition(shelf, prefix):
-    facts = pieces(bytes=True, add_space_prefix=prefix)
-    ours, chance = shelf(facts), random.Random(11)
+def test_a_sentencepiece_vocabulary_splits_as_the_slow_definition(read_back, prefix):
+    metadata = sentencepiece_metadata(bytes=True, add_space_prefix=prefix)
+    ours, rng = read_back(metadata), random.Random(11)
     texts = [t for t in TEXTS if t] + [
-        "".join(chance.choices("  theinsargdmobc12नमस्ते🙂", k=n)) for n in range(1, 200)
+        "".join(rng.choices("  theinsargdmobc12नमस्ते🙂", k=n)) for n in range(1, 200)
     ]
     for text in texts:
-        assert ours.encode(text).ids == [1, *slow(text, facts, prefix)], repr(text)
+        assert ours.encode(text).ids == [1, *slow(text, metadata, prefix)], repr(text)
         assert ours.decode(ours.encode(text).ids) == text
 
 
-def test_special_tokens_of_a_sentencepiece_vocabulary_stay_whole(shelf):
-    facts = pieces(bytes=True)
-    facts["tokens"].append("<|user|>")
-    facts["scores"].append(0.0)
-    facts["token_type"].append(4)
-    mine = len(facts["tokens"]) - 1
-    ours = shelf(facts)
+def test_special_tokens_of_a_sentencepiece_vocabulary_stay_whole(read_back):
+    metadata = sentencepiece_metadata(bytes=True)
+    metadata["tokens"].append("<|user|>")
+    metadata["scores"].append(0.0)
+    metadata["token_type"].append(4)
+    user_defined = len(metadata["tokens"]) - 1
+    ours = read_back(metadata)
     ids = ours.encode("the</s>sea<|user|>12", add_special_tokens=False).ids
     assert ids.count(2) == 1
-    assert ids.count(mine) == 1
+    assert ids.count(user_defined) == 1
     assert "<|user|>" in ours.decode(ids)  # the user's own token is text
     assert "</s>" not in ours.decode(ids)  # a control token is not
     assert "</s>" in ours.decode(ids, skip_special_tokens=False)
@@ -712,9 +700,9 @@ def test_special_tokens_of_a_sentencepiece_vocabulary_stay_whole(shelf):
         ({"add_bos_token": False, "add_eos_token": True}, [], [2]),
     ],
 )
-def test_a_sentence_begins_and_ends_as_the_file_says(shelf, more, begin, end):
-    facts = pieces(**more)
-    assert shelf(facts).encode("the sea").ids == [*begin, *slow("the sea", facts), *end]
+def test_a_sentence_begins_and_ends_as_the_file_says(read_back, more, begin, end):
+    metadata = sentencepiece_metadata(**more)
+    assert read_back(metadata).encode("the sea").ids == [*begin, *slow("the sea", metadata), *end]
 
 
 def test_a_file_without_a_tokenizer_gives_none(tmp_path):
