@@ -118,6 +118,7 @@ def _command_parser(name: str, command: Callable[..., int]) -> ArgumentParser:
         description="\n\n".join(filter(None, [docstring.short_description, docstring.long_description])),
         exit_on_error=False,
         allow_abbrev=False,
+        print_config="--print-config",
     )
     if "recipe" in parameters:
         parser.add_argument(
@@ -180,8 +181,6 @@ def _spell_with_hyphens(parser: ArgumentParser) -> None:
 
 
 def _normalise_name(option: str) -> str:
-    if option in ("--print-config", "--print_config"):
-        return "--print_config"  # jsonargparse looks for this spelling
     if option.startswith("--design."):
         return "--design." + option.removeprefix("--design.").replace("-", "_")
     return option.replace("_", "-")

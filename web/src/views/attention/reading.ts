@@ -50,12 +50,13 @@ export class Reading {
   }
 
   async ask<Q extends Keyed>(question: Q, given: Omit<Given<Q>, "key">): Promise<Answer<Q>> {
-    const { key } = this.answer;
+    const asked = this.answer;
     try {
-      return await this.source.ask(question, { ...given, key } as Given<Q>);
+      return await this.source.ask(question, { ...given, key: asked.key } as Given<Q>);
     } catch (error) {
       if (!(error instanceof Refused) || error.code !== "forgotten") throw error;
-      if (key === this.answer.key) await this.renew();
+      // Read again, the text has the same key: the answers are told apart, or a refusal that comes late reads it twice.
+      if (asked === this.answer) await this.renew();
       return this.source.ask(question, { ...given, key: this.answer.key } as Given<Q>);
     }
   }
