@@ -13,9 +13,8 @@ _HOMES = {
     "attention.cross_memory": "Memory",
     "attention.grid": "Grid",
     "attention.kv_cache": "Cache DynamicCache OffloadedCache QuantizedCache RingCache StaticCache",
-    "attention.mask_parser": "parse_mask",
     "attention.mask_plot": "draw faults mask_table picture",
-    "attention.masks": "Mask Where block causal full prefix window",
+    "attention.masks": "Mask Where block causal full parse_mask prefix window",
     "auditing.audit": "audit",
     "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
@@ -65,9 +64,8 @@ if TYPE_CHECKING:
         RingCache,
         StaticCache,
     )
-    from keepleft.attention.mask_parser import parse_mask
     from keepleft.attention.mask_plot import draw, faults, mask_table, picture
-    from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.masks import Mask, Where, block, causal, full, parse_mask, prefix, window
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch

@@ -15,7 +15,7 @@ import keepleft as kl
 from keepleft.data.batch import collate
 from keepleft.data.ragged import Ragged, pack_layout, pad_layout
 from keepleft.models.design import StackDesign
-from keepleft.models.loss import model_loss
+from keepleft.models.heads import model_loss
 from thinned import thinned
 
 FAMILIES = (

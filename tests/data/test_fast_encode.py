@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepleft.data.fast_encode import encoder, fast_encoder
-from keepleft.data.piece_table import PieceTable
+from keepleft.data.fast_encode import PieceTable, encoder, fast_encoder
 from keepleft.data.tokenizer import (
     SPECIAL_TOKENS,
     TOKENIZER_KINDS,
@@ -130,7 +129,7 @@ def test_pieces_are_tokenized_once_until_the_table_is_cleared(monkeypatch):
         assert tokens.tolist() == [n for word in words for n in (len(word), sum(map(ord, word)) % 1000)]
         assert set(counts.tolist()) == {2}
     assert len(tokenized) == len(set(words))
-    monkeypatch.setattr("keepleft.data.piece_table.MAX_CACHED_PIECES", 10)
+    monkeypatch.setattr("keepleft.data.fast_encode.MAX_CACHED_PIECES", 10)
     tokens, _ = table(np.frombuffer(text, np.uint8), starts[:-1], starts[1:])
     assert len(tokens) == 60_000
     assert len(tokenized) == 2 * len(set(words))

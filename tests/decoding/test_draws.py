@@ -13,8 +13,7 @@ import keepleft as kl
 from decoding.models import decoder
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.processor_table import PromptContext, make_processors
-from keepleft.decoding.rng import splitmix64, uniform
-from keepleft.decoding.sampling import sample_tokens
+from keepleft.decoding.sampling import sample_tokens, splitmix64, uniform
 
 DRAWS = 100_000
 SCORES = torch.tensor([2.0, 1.5, 1.0, 0.3, 0.0, -0.5, -1.0, -2.0, -4.0, 0.9])

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
-from keepleft.attention.paged_kv_cache import PagePool
-from keepleft.inference.page_table import PageTable
+from keepleft.attention.paged_kv_cache import PagePool, PageTable
 from keepleft.inference.paged_runner import PagedRunner
 
 FAMILIES = ("gpt2", "llama3", "gpt", "bart", "t5", "marian", "vaswani", "windowed", "prefixed")

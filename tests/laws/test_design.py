@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import keepleft as kl
 from keepleft.models import presets
-from keepleft.models.design_json import _OLD_NAMES, from_json, to_json
+from keepleft.models.design import _OLD_NAMES, from_json, to_json
 from peers import ENCODER_DECODERS, save
 from strategies import designs
 

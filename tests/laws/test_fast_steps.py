@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import keepleft as kl
+from keepleft.attention.paged_kv_cache import PageTable
 from keepleft.inference.decode_layers import unsupported_reason
 from keepleft.inference.ops_torch import TorchOps
-from keepleft.inference.page_table import PageTable
 from keepleft.inference.paged_runner import PagedRunner
 from keepleft.inference.static_runner import StaticRunner
 from strategies import CAUSAL_MASKS, MASKS, VOCAB, designs, random_model, tokens

@@ -41,7 +41,7 @@ def test_an_audit_that_finds_something_stops_the_run_and_names_it(corpus, capsys
         model.decoder.masks = (kl.full,)
         return model
 
-    monkeypatch.setattr("keepleft.runs.initial_model.initial_model", leaking_model)
+    monkeypatch.setattr("keepleft.runs.prepare.initial_model", leaking_model)
     assert train(corpus) == 2
     stderr = capsys.readouterr().err
     assert "decoder.layers.0.self" in stderr

@@ -12,8 +12,7 @@ from keepleft.data.token_text import token_pieces
 from keepleft.decoding.batch import DecodeBatch
 from keepleft.decoding.generate import resolve_options
 from keepleft.decoding.processor_table import make_processors
-from keepleft.decoding.rng import derive_seeds, uniform
-from keepleft.decoding.sampling import sample_tokens
+from keepleft.decoding.sampling import derive_seeds, sample_tokens, uniform
 from keepleft.serving.explorer.explorer import Explorer
 from serving.tiny_explorers import (
     SOURCE,

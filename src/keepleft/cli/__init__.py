@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         "export": export,
         "doctor": doctor,
     }
-    parser = build_parser(commands)
     arguments = normalise_arguments(sys.argv[1:] if arguments is None else arguments)
+    parser = build_parser(commands, arguments)
     try:
         parsed = parser.instantiate(parser.parse_args(arguments))
         explicit_options = parser.parse_args(arguments, defaults=False)[parsed.subcommand].keys()

@@ -114,7 +114,7 @@ def audit_model(
 def _parse_claim(text: str | None) -> Mask | None:
     if text is None:
         return None
-    from keepleft.attention.mask_parser import parse_mask
+    from keepleft.attention.masks import parse_mask
 
     try:
         return parse_mask(text)

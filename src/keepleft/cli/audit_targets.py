@@ -77,7 +77,7 @@ def from_code(reference: str) -> AuditArguments:
 
 def _audit_arguments(built: Any, reference: str) -> AuditArguments:
     """From a model, (model, example), (model, example, further arguments) or a dict of all arguments."""
-    from keepleft.attention.mask_parser import parse_mask
+    from keepleft.attention.masks import parse_mask
     from keepleft.auditing.audit import audit
 
     match built:

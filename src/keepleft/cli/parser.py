@@ -42,7 +42,9 @@ INPUTS_USAGE = {
 DEFAULT_INPUTS_USAGE = "MODEL [TEXT ...]"
 
 
-def build_parser(commands: dict[str, Callable[..., int]]) -> ArgumentParser:
+def build_parser(commands: dict[str, Callable[..., int]], arguments: list[str]) -> ArgumentParser:
+    """The parser of all commands; only the command that the arguments name gets its options."""
+    requested = next((word for word in arguments if word in commands), None)
     parser = ArgumentParser(
         prog="keepleft",
         version=__version__,
@@ -55,7 +57,8 @@ def build_parser(commands: dict[str, Callable[..., int]]) -> ArgumentParser:
     subcommands = parser.add_subcommands(metavar="COMMAND")
     for name, command in commands.items():
         summary = (command.__doc__ or "").splitlines()[0]
-        subcommands.add_subcommand(name, _command_parser(name, command), help=summary)
+        subparser = _command_parser(name, command) if name == requested else ArgumentParser()
+        subcommands.add_subcommand(name, subparser, help=summary)
     return parser
 
 

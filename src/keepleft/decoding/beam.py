@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses, LogitsProcessor, apply_processors, isin
-from keepleft.decoding.rng import splitmix64, uniform
-from keepleft.decoding.sampling import StoppingCriterion
+from keepleft.decoding.sampling import StoppingCriterion, splitmix64, uniform
 from keepleft.kernels.topk import topk_logsumexp
 
 EXCLUDED_SCORE = -1.0e9  # score of what is out of the race

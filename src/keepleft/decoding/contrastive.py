@@ -15,10 +15,11 @@ from torch import Tensor
 from keepleft.decoding.hypotheses import Hypotheses, apply_processors
 from keepleft.decoding.loop import right_align
 from keepleft.decoding.sampling import SamplingStrategy, append_tokens
+from keepleft.models.transformer import CausalModel
 
 
 def contrastive_search(
-    model: Any,
+    model: CausalModel,
     prompt: Tensor,
     strategy: SamplingStrategy,
     *,
@@ -38,14 +39,13 @@ def contrastive_search(
     num_rows = len(tokens)
     limits = [max_new_tokens] * num_rows if isinstance(max_new_tokens, int) else list(max_new_tokens)
     hypotheses, _ = strategy.begin(tokens, prompt_mask, torch.tensor(limits, device=tokens.device))
-    segment_kwargs = {} if prompt_mask is None else {"segments": prompt_mask.long()}
+    prompt_segments = None if prompt_mask is None else prompt_mask.long()
     with torch.no_grad():
-        logits, state = model.start(tokens, **segment_kwargs, **start_kwargs)
-        memory_kwargs = {"memory": start_kwargs["memory"]} if "memory" in start_kwargs else {}
-        # (B, T, dim)
-        context_states = F.normalize(
-            model.decoder_hidden_states(tokens, **segment_kwargs, **memory_kwargs).float(), dim=-1
+        logits, state = model.start(tokens, segments=prompt_segments, **start_kwargs)
+        hidden_states = model.decoder_hidden_states(
+            tokens, segments=prompt_segments, memory=start_kwargs.get("memory")
         )
+        context_states = F.normalize(hidden_states.float(), dim=-1)  # (B, T, dim)
     text_mask = torch.ones_like(tokens, dtype=torch.bool) if prompt_mask is None else prompt_mask
     row_index = torch.arange(num_rows, device=tokens.device)
     for _ in range(max(limits)):

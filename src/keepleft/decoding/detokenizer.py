@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class IncrementalDetokenizer:
@@ -12,7 +15,7 @@ class IncrementalDetokenizer:
     `begin`, `add` and `end` return what may be shown now: together the text up to the first stop string.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
         from tokenizers.decoders import DecodeStream
 
         self.tokenizer = tokenizer

@@ -20,8 +20,7 @@ from keepleft.decoding.graphed_loop import can_capture, decode_graphed
 from keepleft.decoding.hypotheses import Hypotheses
 from keepleft.decoding.loop import decode, right_align
 from keepleft.decoding.processor_table import make_processors
-from keepleft.decoding.rng import derive_seeds
-from keepleft.decoding.sampling import SamplingStrategy, StoppingCriterion
+from keepleft.decoding.sampling import SamplingStrategy, StoppingCriterion, derive_seeds
 from keepleft.decoding.speculative import make_drafter, speculative_decode
 from keepleft.decoding.stopping import any_of, max_time, stop_strings
 from keepleft.inference.decode_layers import unsupported_reason
@@ -38,7 +37,10 @@ def make_strategy(
     """Greedy, sampling or beam search, with the logits processors and stopping criteria of the options."""
     device, num_prompts = batch.prompt.device, len(batch.prompt)
     processors = make_processors(options, batch.prompt_context())
-    if (llg_grammar := grammar.grammar_from_options(options)) is not None:
+    if options.has_grammar:
+        if tokenizer is None:
+            raise ValueError("a grammar is matched against text, and there is no tokenizer: give one")
+        llg_grammar = grammar.grammar_from_options(options)
         processors.append(grammar.grammar_processor(llg_grammar, tokenizer, options.eos_ids))
     stop = make_stopping_criterion(tokenizer, options)
     seeds = None
@@ -78,7 +80,7 @@ def make_stopping_criterion(
         criteria.append(stop_strings(tokenizer, options.stop_list))
     if options.max_time is not None:
         criteria.append(max_time(time.monotonic() + options.max_time))
-    return any_of(criteria)
+    return any_of(criteria) if criteria else None
 
 
 def decode_steps(

@@ -184,6 +184,11 @@ class GenerationConfig:
         return [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings or []
 
     @property
+    def has_grammar(self) -> bool:
+        """Whether the text must match a regular expression, a JSON schema or a grammar."""
+        return self.regex is not None or self.json_schema is not None or self.grammar is not None
+
+    @property
     def beam_count(self) -> int:
         return self.num_beams or 1
 

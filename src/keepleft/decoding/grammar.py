@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from keepleft.decoding.filters import NEG_INF
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, LogitsProcessor
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def grammar_from_options(options: GenerationConfig) -> str | None:
-    """The grammar that the options ask for, as llguidance reads it; None without one."""
-    if options.regex is None and options.json_schema is None and options.grammar is None:
-        return None
+
+def grammar_from_options(options: GenerationConfig) -> str:
+    """The grammar that the options ask for, as llguidance reads it."""
     matcher_class = _import_llguidance().LLMatcher
     if options.regex is not None:
         return str(matcher_class.grammar_from_regex(options.regex))
@@ -30,11 +31,11 @@ def grammar_from_options(options: GenerationConfig) -> str | None:
     return str(matcher_class.grammar_from_json_schema(text, defaults={"whitespace_flexible": False}))
 
 
-def grammar_processor(grammar: str, tokenizer: Any, eos_ids: tuple[int, ...]) -> LogitsProcessor:
+def grammar_processor(grammar: str, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> LogitsProcessor:
     """A logits processor that allows only tokens of the grammar, and the end where it is complete."""
     llg = _import_llguidance()
     if not eos_ids:
-        raise ValueError("a text that keeps to a rule must be able to end: give eos_token_id")
+        raise ValueError("a text that keeps to a grammar must be able to end: give eos_token_id")
     initial_matcher = llg.LLMatcher(
         _llg_tokenizer(tokenizer.to_str(), tokenizer.get_vocab_size(), eos_ids[0]), grammar
     )

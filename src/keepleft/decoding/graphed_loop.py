@@ -29,6 +29,7 @@ from keepleft.inference.ops_triton import TritonOps
 from keepleft.inference.static_runner import StaticKV, StaticRunner, padding_bias, weight_pointers
 from keepleft.models.heads import first_real
 from keepleft.models.state import DecoderState
+from keepleft.models.transformer import CausalModel
 
 QUEUED_STEPS = 16  # steps launched before the first of them is done
 MAX_GRAPHS = 4  # cached graphs for each model
@@ -122,7 +123,7 @@ def can_capture(strategy: Any, max_length: int) -> bool:
 
 
 def decode_graphed(
-    model: Any,
+    model: CausalModel,
     prompt: Tensor,
     strategy: SamplingStrategy | Beam,
     *,
@@ -137,9 +138,8 @@ def decode_graphed(
     """
     hypotheses, rows = strategy.begin(prompt, prompt_mask, torch.tensor(max_new_tokens, device=prompt.device))
     with torch.no_grad():
-        logits, state = model.start(
-            prompt, **({} if prompt_mask is None else {"segments": prompt_mask.long()}), **start_kwargs
-        )
+        segments = None if prompt_mask is None else prompt_mask.long()
+        logits, state = model.start(prompt, segments=segments, **start_kwargs)
         hypotheses, parents = strategy.choose(logits if rows is None else logits[rows], hypotheses)  # type: ignore[arg-type]
         rows = parents if rows is None else rows if parents is None else rows[parents]
     yield hypotheses
@@ -173,7 +173,7 @@ def decode_graphed(
 
 
 def _get_graphed_step(
-    model: Any,
+    model: CausalModel,
     prompt: Tensor,
     strategy: SamplingStrategy | Beam,
     hypotheses: Hypotheses,
@@ -227,7 +227,7 @@ def _get_graphed_step(
 
 
 def _build_graphed_step(
-    model: Any,
+    model: CausalModel,
     strategy: SamplingStrategy | Beam,
     hypotheses: Hypotheses,
     capacity: int,

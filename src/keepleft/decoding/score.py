@@ -5,10 +5,11 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from keepleft.models.transformer import Decoder, EncoderDecoder, Model
 
 MAX_LOGITS_ROWS = 512  # tokens whose logits are in memory at a time
 
@@ -24,7 +25,7 @@ class ScoredToken:
 
 @torch.no_grad()
 def score_tokens(
-    model: Any,
+    model: Model,
     prompt: list[int],
     continuation: list[int],
     *,
@@ -35,7 +36,7 @@ def score_tokens(
     """Each token of a text after a prompt; an encoder-decoder reads the source, and its prompt is what the
     text begins with.
 
-    Only as much of the prompt is read as the model can hold; a text that is longer than the model's reach is
+    Only as much of the prompt is read as the model has positions for; a text that is longer itself is
     refused.
     """
     device, max_positions = next(model.parameters()).device, window or model.design.max_positions
@@ -52,8 +53,15 @@ def score_tokens(
     sequence = [*prompt, *continuation][:-1]
     sequence = sequence if max_positions is None else sequence[-max_positions:]
     tokens = torch.tensor([sequence], device=device)
-    source_inputs = () if source is None else (torch.tensor([source], device=device),)
-    hidden_states = model.hidden_states(*source_inputs, tokens)[:, -len(continuation) :]
+    if isinstance(model, EncoderDecoder):
+        if source is None:
+            raise ValueError("an encoder-decoder scores a text for its source: give one")
+        hidden_states = model.hidden_states(torch.tensor([source], device=device), tokens)
+    elif isinstance(model, Decoder):
+        hidden_states = model.hidden_states(tokens)
+    else:
+        raise ValueError("an encoder does not score text: take a decoder or an encoder-decoder")
+    hidden_states = hidden_states[:, -len(continuation) :]
     chunks = [slice(start, start + MAX_LOGITS_ROWS) for start in range(0, len(continuation), MAX_LOGITS_ROWS)]
     return [
         scored_token

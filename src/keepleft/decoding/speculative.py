@@ -18,13 +18,14 @@ from torch import Tensor
 from keepleft.decoding.generation_config import GenerationConfig
 from keepleft.decoding.hypotheses import Hypotheses, StepModel
 from keepleft.decoding.sampling import SamplingStrategy
+from keepleft.models.transformer import CausalModel
 
 # hypotheses so far and the maximum number of tokens → draft tokens
 Drafter = Callable[[Hypotheses, int], list[int]]
 
 
 def speculative_decode(
-    model: Any,
+    model: CausalModel,
     prompt: Tensor,
     strategy: SamplingStrategy,
     drafter: Drafter,
@@ -63,7 +64,7 @@ def speculative_decode(
 
 
 def make_drafter(
-    draft_model: Any,
+    draft_model: CausalModel | None,
     options: GenerationConfig,
     strategy: SamplingStrategy,
     source: Tensor | None = None,

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from keepleft.models.loss import model_loss
+from keepleft.models.heads import model_loss
 
 
 class TargetBatch(Protocol):

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keepleft.attention.paged_kv_cache import PagePool
-from keepleft.inference.page_table import PageTable
+from keepleft.attention.paged_kv_cache import PagePool, PageTable
 
 
 class BeamSlots:

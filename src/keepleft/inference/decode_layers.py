@@ -40,7 +40,7 @@ ByPosition = Callable[[Tensor], Tensor]  # a table indexed by position → (R or
 KVBuffers = Sequence[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 
-def unsupported_reason(model: Any) -> str | None:
+def unsupported_reason(model: nn.Module) -> str | None:
     """Why the fused decode step cannot serve this model; None if it can."""
     if not isinstance(model, CausalModel):
         return "it is not a decoder of keepleft's"

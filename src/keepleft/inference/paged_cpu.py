@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.attention.paged_kv_cache import EMPTY_SLOT, PagePool
+from keepleft.attention.paged_kv_cache import EMPTY_SLOT, PagePool, PageTable, next_slots
 from keepleft.inference.beam_slots import BeamSlots
 from keepleft.inference.decode_layers import DecodeLayers
 from keepleft.inference.ops import PageBatch, PagedLayout
 from keepleft.inference.ops_torch import TorchOps
-from keepleft.inference.page_table import PageTable, next_slots
+from keepleft.models.transformer import CausalModel
 
 
 class PagedCPUStep:
     """For models that the fused decode step serves."""
 
     def __init__(
-        self, model: Any, pool: PagePool, source_pool: PagePool | None, beam_slots: BeamSlots
+        self, model: CausalModel, pool: PagePool, source_pool: PagePool | None, beam_slots: BeamSlots
     ) -> None:
         self.model = model
         self.pool = pool

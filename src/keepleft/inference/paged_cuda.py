@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepleft.attention.paged_kv_cache import PagePool
+from keepleft.attention.paged_kv_cache import PagePool, PageTable, next_slots
 from keepleft.cuda_graph import capture_graph
 from keepleft.inference.decode_layers import DecodeLayers
 from keepleft.inference.ops import SlotTableLayout
 from keepleft.inference.ops_triton import TritonOps
-from keepleft.inference.page_table import PageTable, next_slots
+from keepleft.models.transformer import CausalModel
 
 GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows
 
@@ -33,7 +33,7 @@ class PagedCUDAStep:
 
     def __init__(
         self,
-        model: Any,
+        model: CausalModel,
         pool: PagePool,
         source_pool: PagePool | None,
         max_rows: int,

@@ -14,19 +14,19 @@ masks that neither serves by the model itself again (`GatherStep`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from keepleft.attention.cross_memory import Memory
-from keepleft.attention.paged_kv_cache import EMPTY_SLOT, PagedCacheView, PagePool
+from keepleft.attention.paged_kv_cache import EMPTY_SLOT, PagedCacheView, PagePool, PageTable, next_slots
 from keepleft.inference.beam_slots import BeamSlots
 from keepleft.inference.decode_layers import unsupported_reason
-from keepleft.inference.page_table import PageTable, next_slots
 from keepleft.inference.paged_cpu import PagedCPUStep
 from keepleft.inference.paged_cuda import PagedCUDAStep
+from keepleft.models.transformer import CausalModel, EncoderDecoder
 
 
 class SlotTracking(Protocol):
@@ -53,7 +53,7 @@ class PagedRunner:
 
     def __init__(
         self,
-        model: Any,
+        model: CausalModel,
         *,
         num_pages: int,
         page_size: int = 128,
@@ -140,6 +140,7 @@ class PagedRunner:
     def encode_sources(self, page_tables: Sequence[PageTable], sources: Sequence[Sequence[int]]) -> None:
         """Encode sources in one batch; each request must have its source pages already."""
         assert self.source_pool is not None
+        assert isinstance(self.model, EncoderDecoder)
         tokens, segments = self._pad_tokens(sources)
         memory = self.model.encode_memory(tokens, segments=segments)
         source_slots = [

@@ -1,10 +1,12 @@
 """Output heads: hidden states to logits over the vocabulary, logits over labels, or one vector per sequence.
 
 Every head is called with (hidden states, token table, segments): a tied head takes its weight from the table,
-a pooling head skips padding.
+a pooling head skips padding. `model_loss` applies a head and its loss without holding all logits at once.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from keepleft.models.design import ClassificationHead, Design, LMHead, MaskedLMHead, PoolingHead
 from keepleft.nn.feedforward import ACTIVATIONS
+from keepleft.nn.loss import LossSums, classification_loss, linear_cross_entropy
 from keepleft.nn.norm import make_norm
 
 
@@ -123,3 +126,18 @@ def first_real(real: Tensor) -> Tensor:
 def last_real(real: Tensor) -> Tensor:
     """(B, T) booleans → (B,) the index of each row's last real token; the end where there is none."""
     return real.shape[1] - 1 - real.flip(1).int().argmax(1)
+
+
+def model_loss(
+    model: nn.Module, inputs: dict[str, Tensor], targets: Tensor, label_smoothing: float = 0.0
+) -> LossSums:
+    """The sums of loss, cross-entropy and correct predictions over the targets.
+
+    inputs: the arguments of the model   targets: (B, T) tokens or (B,) labels, IGNORE_INDEX to skip
+    """
+    module: Any = model
+    if targets.dim() == 1:
+        return classification_loss(module(**inputs), targets, label_smoothing)
+    x = module.head.transform(module.hidden_states(**inputs))
+    weight, bias = module.head.output_weight(module.token)
+    return linear_cross_entropy(x, weight, bias, targets, label_smoothing=label_smoothing)

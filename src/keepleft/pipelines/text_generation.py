@@ -17,7 +17,6 @@ from torch import Tensor
 from keepleft.data.fast_encode import encoder
 from keepleft.data.ragged import Ragged
 from keepleft.data.tokenizer import special_tokens
-from keepleft.decoding import grammar
 from keepleft.decoding.batch import DecodeBatch, encode_prefixes, encode_prompts, warn_no_room
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import decode_steps, make_strategy
@@ -168,7 +167,7 @@ class TextGenerator:
         self, prompt: str | list[int], options: GenerationConfig, count: int
     ) -> list[Completion]:
         """A completion from each of the `count` likeliest first tokens, scored by its log-probability."""
-        if grammar.grammar_from_options(options) is not None or options.num_sequences > 1:
+        if options.has_grammar or options.num_sequences > 1:
             raise ValueError(
                 "alternatives are texts that begin differently: leave grammars and num_return_sequences out"
             )

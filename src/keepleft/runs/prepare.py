@@ -1,4 +1,4 @@
-"""Prepare a run folder: profile and tokenize the data, and resolve what the job leaves open."""
+"""Prepare a run: profile and tokenize the data, resolve what the job leaves open, make the initial model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import torch
+
 from keepleft.data.prepare import Counts
 from keepleft.data.token_store import TokenStore
 from keepleft.data.tokenizer import vocab_size
 from keepleft.disk import atomic
-from keepleft.models.design import Design
-from keepleft.models.design_json import from_json as read_design
-from keepleft.models.design_json import to_json as write_design
-from keepleft.runs import dataset, defaults, initial_model
+from keepleft.models.build import build
+from keepleft.models.design import ClassificationHead, Design
+from keepleft.models.design import from_json as read_design
+from keepleft.models.design import to_json as write_design
+from keepleft.runs import dataset, defaults
 from keepleft.runs import job as jobs
 from keepleft.runs.dataset import ProgressCallback
 from keepleft.runs.job import TrainJob
@@ -23,6 +26,7 @@ from keepleft.runs.tasks import TASKS, objective
 from keepleft.training.distributed import DistributedContext
 from keepleft.training.recipe import CHANGEABLE, Recipe
 from keepleft.training.recipe import from_dict as read_recipe
+from keepleft.weights.model_directory import AnyModel, load
 
 CONFIG_FILE = "config.yaml"
 RESOLVED_FILE = "resolved.json"
@@ -97,7 +101,7 @@ def prepare_run(
     micro_tokens, accumulate = _batch_sizes(job, max_length, distributed.world_size)
     design = defaults.design(job, vocab, source_vocab, max_length, len(labels), targets)
     if job.init_from:
-        design = initial_model.initial_design(job, labels)
+        design = initial_design(job, labels)
     defaults.check_design(job, design)
     if design.max_positions is not None and max_length > design.max_positions:
         raise ValueError(
@@ -161,3 +165,45 @@ def apply_changeable(resolved_job: ResolvedJob, job: TrainJob) -> ResolvedJob:
         name: getattr(job.recipe, name) for name in CHANGEABLE if getattr(job.recipe, name) is not None
     }
     return replace(resolved_job, recipe=replace(resolved_job.recipe, **changes))
+
+
+def initial_model(job: TrainJob, design: Design, labels: list[str], seed: int) -> AnyModel:
+    torch.manual_seed(seed)
+    if job.init_from:
+        model = _load_initial_model(job, labels)
+    else:
+        model = build(design, generator=torch.Generator().manual_seed(seed))
+    if job.lora:
+        from keepleft.training.lora import add_lora
+
+        add_lora(model, rank=job.lora, modules_to_save=("head",) if job.task == "classify" else ())
+    return model
+
+
+def initial_design(job: TrainJob, labels: list[str]) -> Design:
+    """The design of the model in `job.init_from`, without loading its weights."""
+    return _design_with_head(load(str(job.init_from), device="meta")[0], job, labels)
+
+
+def _design_with_head(pretrained: AnyModel, job: TrainJob, labels: list[str]) -> Design:
+    """The design of a pretrained model; to classify other labels than it knows, with a new head."""
+    design = pretrained.design
+    model_labels = list(pretrained.notes.get("id2label", {}).values())
+    if job.task != "classify" or (isinstance(design.head, ClassificationHead) and model_labels == labels):
+        return design
+    return design.but(head=ClassificationHead(len(labels), "tanh" if design.decoder is None else "last"))
+
+
+def _load_initial_model(job: TrainJob, labels: list[str]) -> AnyModel:
+    pretrained, _ = load(str(job.init_from))
+    design = _design_with_head(pretrained, job, labels)
+    if design is pretrained.design:
+        return pretrained
+    model = build(design)
+    state = model.state_dict()
+    for name, tensor in pretrained.state_dict().items():
+        if name in state and state[name].shape == tensor.shape and not name.startswith("head."):
+            state[name] = tensor
+    model.load_state_dict(state)
+    model.notes = {"model_type": pretrained.notes.get("model_type")}
+    return model

@@ -26,7 +26,7 @@ from keepleft.data.tokenizer import load_tokenizer
 from keepleft.disk import atomic
 from keepleft.evaluation.likelihood import likelihood
 from keepleft.models.transformer import Model
-from keepleft.runs import initial_model, save_model
+from keepleft.runs import prepare, save_model
 from keepleft.runs.dataset import ProgressCallback, Tokenizers, no_progress
 from keepleft.runs.job import TrainJob
 from keepleft.runs.metrics import MetricsLog, plot_loss
@@ -128,9 +128,9 @@ def _set_up_training(
         resolved_job = apply_changeable(resolved_job, job)
     tokenizers = _load_tokenizers(out)
     batches, valid = _make_batches(job, resolved_job, tokenizers, out, distributed)
-    model = initial_model.initial_model(
-        job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed
-    ).to(distributed.device)
+    model = prepare.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed).to(
+        distributed.device
+    )
     if distributed.rank == 0:
         yield from _describe_validation(job, batches, valid)
         num_parameters = sum(p.numel() for p in model.parameters())
@@ -312,9 +312,7 @@ def _save_result(
     newest = checkpoint.latest(out / CHECKPOINTS_FOLDER)
     assert newest is not None
     _, state, _ = newest
-    model = initial_model.initial_model(
-        job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed
-    )
+    model = prepare.initial_model(job, resolved_job.design, resolved_job.labels, resolved_job.recipe.seed)
     description = save_model.select_weights(
         model, out / CHECKPOINTS_FOLDER, state["best_step"], job.average_last
     )

@@ -6,8 +6,9 @@ from importlib import import_module
 
 from keepleft import checks
 from keepleft.data.tokenizer import load_tokenizer
-from keepleft.runs import defaults, initial_model, metrics
+from keepleft.runs import defaults, metrics
 from keepleft.runs.job import TrainJob
+from keepleft.runs.prepare import initial_design
 from keepleft.runs.tasks import TASKS
 
 
@@ -34,7 +35,7 @@ def validate_job(job: TrainJob) -> None:
     max_length = job.batch.max_length or 16
     design = defaults.design(job, vocab, source_vocab, max_length, labels=2, targets=1_000_000)
     if job.init_from:
-        design = initial_model.initial_design(job, ["no", "yes"])
+        design = initial_design(job, ["no", "yes"])
     defaults.check_design(job, design)
     try:
         defaults.recipe(job, targets=1_000_000, steps_per_epoch=100)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
-from keepleft.models.loss import model_loss
+from keepleft.models.heads import model_loss
 from keepleft.models.stack import LayerStack
 from keepleft.models.transformer import Model
 from keepleft.nn.block import TransformerBlock

@@ -82,6 +82,8 @@ class Family:
 
     def design_to_config(self, design: Design) -> dict[str, Any] | None:
         """The configuration of a design, or None where this family cannot express it."""
+        if design.kind != self.template.kind:
+            return None
         cls = next((cls for cls, head in self.heads.items() if self._head_matches(head, design)), None)
         if cls is None:
             return None

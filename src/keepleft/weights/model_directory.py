@@ -12,8 +12,7 @@ import torch
 from keepleft.disk import safetensors
 from keepleft.disk.tokenizer_json import parse_tokenizer
 from keepleft.models.build import build_empty, materialize
-from keepleft.models.design import ClassificationHead, Design, PoolingHead
-from keepleft.models.design_json import from_json, to_json
+from keepleft.models.design import ClassificationHead, Design, PoolingHead, from_json, to_json
 from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.weights.families import families
 from keepleft.weights.family import PASSTHROUGH_KEYS, Family

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from keepleft.decoding.rng import uniform
-from keepleft.decoding.sampling import select_tokens
+from keepleft.decoding.sampling import select_tokens, uniform
 from keepleft.serving.engine.sequence import SampledLogprobs, SequenceGroup
 
 

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from keepleft.attention.paged_kv_cache import PagePool
-from keepleft.inference.page_table import PageTable
+from keepleft.attention.paged_kv_cache import PagePool, PageTable
 from keepleft.serving.engine.fair_queue import FairQueue
 from keepleft.serving.engine.prefix_cache import PrefixCache
 from keepleft.serving.engine.request import RequestHandle

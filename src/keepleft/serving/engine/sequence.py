@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from keepleft.attention.paged_kv_cache import PageTable
 from keepleft.decoding.batch import DecodeBatch, default_new_tokens
 from keepleft.decoding.beam import Beam
 from keepleft.decoding.dispatch import make_strategy
@@ -15,7 +16,6 @@ from keepleft.decoding.generation_config import GenerationConfig, decoder_start_
 from keepleft.decoding.hypotheses import FinishedSequence, Hypotheses
 from keepleft.decoding.sampling import SamplingStrategy
 from keepleft.decoding.stopping import ended_by_itself, hits_stop_string
-from keepleft.inference.page_table import PageTable
 from keepleft.models.design import Design
 from keepleft.models.transformer import CausalModel
 from keepleft.serving.engine.request import Event, FinishEvent, FinishReason, RequestHandle, TokenEvent
@@ -145,11 +145,12 @@ class SequenceGroup:
         return FinishEvent(index, finish_reason, sequence, last=all(self.finished))
 
     def _finish_reason(self, index: int, token: int) -> FinishReason | None:
-        if token in self.eos_ids or (
-            self.stop_strings
-            and hits_stop_string(self.tokenizer, self.stop_strings, [self.new_tokens[index]])[0]
-        ):
+        if token in self.eos_ids:
             return "stop"
+        if self.stop_strings:
+            assert self.tokenizer is not None  # refused at the start otherwise
+            if hits_stop_string(self.tokenizer, self.stop_strings, [self.new_tokens[index]])[0]:
+                return "stop"
         if len(self.new_tokens[index]) >= self.max_new_tokens or (
             self.deadline is not None and time.monotonic() >= self.deadline
         ):

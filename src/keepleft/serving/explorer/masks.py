@@ -9,9 +9,8 @@ from torch import Tensor
 
 from keepleft.attention.backends.sdpa import BuiltinMask, builtin_mask
 from keepleft.attention.grid import Grid
-from keepleft.attention.mask_parser import MAX_CHARACTERS, parse_mask
 from keepleft.attention.mask_plot import faults
-from keepleft.attention.masks import Mask, window_size
+from keepleft.attention.masks import MAX_CHARACTERS, Mask, parse_mask, window_size
 from keepleft.models.stack import positions_from_segments
 from keepleft.serving.explorer import wire
 from keepleft.serving.explorer.params import Params

@@ -17,9 +17,8 @@ from keepleft.models.transformer import Decoder, Encoder, EncoderDecoder
 from keepleft.models.watch import watch
 from keepleft.nn.attention import Attention
 from keepleft.serving.http.errors import APIError, too_long
-from keepleft.serving.http.inputs import prompt_usage
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import check_text
+from keepleft.serving.http.request_builder import check_text, prompt_usage
 from keepleft.serving.http.schemas.requests import AttentionRequest
 from keepleft.serving.http.schemas.responses import AttentionResponse, response_docs
 from keepleft.serving.http.service import Service

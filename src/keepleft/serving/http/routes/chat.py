@@ -13,10 +13,16 @@ from fastapi.responses import JSONResponse, Response
 from keepleft.serving.http import chat_template
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import ChoiceDelta, GenerationStream
-from keepleft.serving.http.inputs import tenant_of, usage
 from keepleft.serving.http.logprobs import TokenLogprob, chat_logprobs
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
-from keepleft.serving.http.request_builder import RequestPlan, build_requests, check_limit, resolve_options
+from keepleft.serving.http.request_builder import (
+    RequestPlan,
+    build_requests,
+    check_limit,
+    resolve_options,
+    tenant_of,
+    usage,
+)
 from keepleft.serving.http.schemas.requests import ChatRequest
 from keepleft.serving.http.schemas.responses import ChatCompletionResponse, response_docs
 from keepleft.serving.http.service import Service

@@ -7,8 +7,8 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from keepleft.serving.http.inputs import prompt_usage, token_rows
 from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.request_builder import prompt_usage, token_rows
 from keepleft.serving.http.schemas.requests import ClassifyRequest
 from keepleft.serving.http.schemas.responses import ClassificationResponse, response_docs
 from keepleft.serving.http.service import Service

@@ -17,15 +17,17 @@ from keepleft.decoding.detokenizer import IncrementalDetokenizer
 from keepleft.decoding.score import ScoredToken, score_tokens
 from keepleft.serving.http.errors import APIError
 from keepleft.serving.http.generation_stream import ChoiceDelta, FinishedChoice, GenerationStream
-from keepleft.serving.http.inputs import as_prompts, tenant_of, usage
 from keepleft.serving.http.logprobs import TokenLogprob, completion_logprobs, token_logprob
 from keepleft.serving.http.middleware.request_log import Log, RequestRecord
 from keepleft.serving.http.request_builder import (
     Prompt,
     RequestPlan,
+    as_prompts,
     build_requests,
     check_limit,
     resolve_options,
+    tenant_of,
+    usage,
 )
 from keepleft.serving.http.schemas.requests import CompletionRequest
 from keepleft.serving.http.schemas.responses import CompletionResponse, response_docs

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.serving.http.errors import APIError
-from keepleft.serving.http.inputs import prompt_usage, token_rows
 from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.request_builder import prompt_usage, token_rows
 from keepleft.serving.http.schemas.requests import EmbeddingRequest
 from keepleft.serving.http.schemas.responses import EmbeddingResponse, response_docs
 from keepleft.serving.http.service import Service

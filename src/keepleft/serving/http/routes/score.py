@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from keepleft.data.token_text import token_pieces
 from keepleft.decoding.score import ScoredToken
 from keepleft.serving.http.errors import APIError, too_long
-from keepleft.serving.http.inputs import as_texts, prompt_usage
 from keepleft.serving.http.logprobs import finite_logprob
 from keepleft.serving.http.middleware.request_log import RequestRecord
+from keepleft.serving.http.request_builder import as_texts, prompt_usage
 from keepleft.serving.http.schemas.requests import ScoreRequest
 from keepleft.serving.http.schemas.responses import ScoreResponse, response_docs
 from keepleft.serving.http.service import Service

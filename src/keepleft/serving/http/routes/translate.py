@@ -9,9 +9,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from keepleft.serving.http.generation_stream import FinishedChoice, GenerationStream
-from keepleft.serving.http.inputs import as_texts, tenant_of, usage
 from keepleft.serving.http.middleware.request_log import RequestRecord
-from keepleft.serving.http.request_builder import RequestPlan, build_requests, check_limit, resolve_options
+from keepleft.serving.http.request_builder import (
+    RequestPlan,
+    as_texts,
+    build_requests,
+    check_limit,
+    resolve_options,
+    tenant_of,
+    usage,
+)
 from keepleft.serving.http.schemas.requests import TranslateRequest
 from keepleft.serving.http.schemas.responses import TranslationResponse, response_docs
 from keepleft.serving.http.service import Service
