@@ -108,8 +108,10 @@ def lower(mask: Mask, grid: Grid, batch: int, heads: int, device: torch.device) 
 def unmask_empty_queries(table: Tensor) -> DenseMask:
     """Let queries that see nothing see all keys, and zero them afterwards: some GPU kernels return NaN."""
     empty_queries = ~table.any(-1, keepdim=True)
-    is_capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
-    must_not_sync = torch.compiler.is_compiling() or is_capturing
+    # in this order: a compiled model cannot ask whether a stream is being captured
+    must_not_sync = torch.compiler.is_compiling() or (
+        table.is_cuda and torch.cuda.is_current_stream_capturing()
+    )
     if must_not_sync or bool(empty_queries.any()):
         return DenseMask(table | empty_queries, empty_queries)
     return DenseMask(table)
