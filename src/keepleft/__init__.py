@@ -14,8 +14,8 @@ _HOMES = {
     "attention.grid": "Grid",
     "attention.kv_cache": "Cache DynamicCache OffloadedCache QuantizedCache RingCache StaticCache",
     "attention.mask_parser": "parse_mask",
-    "attention.mask_plot": "draw faults mask_table picture",
-    "attention.masks": "Mask Where block causal full prefix window",
+    "attention.mask_plot": "draw faults picture",
+    "attention.masks": "Mask Where block causal full mask_table prefix window",
     "auditing.audit": "audit",
     "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
         StaticCache,
     )
     from keepleft.attention.mask_parser import parse_mask
-    from keepleft.attention.mask_plot import draw, faults, mask_table, picture
-    from keepleft.attention.masks import Mask, Where, block, causal, full, prefix, window
+    from keepleft.attention.mask_plot import draw, faults, picture
+    from keepleft.attention.masks import Mask, Where, block, causal, full, mask_table, prefix, window
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.mask_plot import mask_table
-from keepleft.attention.masks import Mask
+from keepleft.attention.masks import Mask, mask_table
 from keepleft.auditing import isolation, outputs, probe_inputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.introspect import Signature, introspect, role_of, signature, unwrap
