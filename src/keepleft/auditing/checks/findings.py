@@ -162,33 +162,32 @@ def reproducer(
 
 def add_nan_finding(
     session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = ""
-) -> bool:
-    """Is there NaN in an output? It is told, with the place where it begins, if NaN is among the checks."""
-    nan_mask = out.isnan().flatten(2).any(2).cpu()
-    if not nan_mask.any():
-        return False
-    if "nan" in session.checks:
-        row, reader = nan_mask.nonzero()[0].tolist()
-        path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (
-            f", {path_note}" if path_note else ""
+) -> None:
+    """Report the first NaN in an output, with the module where it begins, if NaN is among the checks.
+
+    when: ends the sentence "position 3 of row 0 is NaN …".
+    """
+    if "nan" not in session.checks:
+        return
+    row, reader = out.isnan().flatten(2).any(2).nonzero()[0].tolist()
+    path_label = session.record_path(path, *inputs.tokens.shape[:2])
+    if path_note:
+        path_label += f", {path_note}"
+    probe = make_probe(session, path, inputs, row, reader)
+    module = localize.first_nan_module(session.adapter.module, probe)
+    session.add_finding(
+        Finding(
+            "nan",
+            reader,
+            None,
+            float("inf"),
+            path_label,
+            module,
+            f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}; "
+            f"{remedy('nan', '')}.",
+            "forward",
         )
-        name = localize.first_nan_module(
-            session.adapter.module, make_probe(session, path, inputs, row, reader)
-        )
-        session.add_finding(
-            Finding(
-                "nan",
-                reader,
-                None,
-                float("inf"),
-                path_label,
-                name,
-                f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
-                f"{remedy('nan', '')}.",
-                "forward",
-            )
-        )
-    return True
+    )
 
 
 def remedy(kind: str, module_kind: str) -> str:

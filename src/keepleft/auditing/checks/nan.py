@@ -126,7 +126,10 @@ def _check_half_precision(session: AuditSession, path: CodePath) -> None:
 def _check_forward(session: AuditSession, path: CodePath, case: str, inputs: Inputs) -> bool:
     out = session.adapter.run(inputs, path)
     session.record_path(path, *inputs.tokens.shape[:2])
-    return not add_nan_finding(session, path, inputs, out, f"with {case}", case)
+    if not out.isnan().any():
+        return True
+    add_nan_finding(session, path, inputs, out, f"with {case}", case)
+    return False
 
 
 def _check_backward(

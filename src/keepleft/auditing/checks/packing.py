@@ -252,17 +252,14 @@ def _check_documents(
 
 
 def _has_no_nan(session: AuditSession, path: CodePath, packed: Inputs) -> bool:
-    """Are they numbers? A text that sees nothing is not."""
+    """False, and reported, where a packed row gives NaN: a sequence that may attend to nothing does."""
     if "nan" not in session.checks or path.dtype is not None:
         return True
-    return not add_nan_finding(
-        session,
-        path,
-        packed,
-        session.cached_run(packed, path),
-        "where several texts share a row",
-        "packed texts",
-    )
+    out = session.cached_run(packed, path)
+    if not out.isnan().any():
+        return True
+    add_nan_finding(session, path, packed, out, "where several texts share a row", "packed texts")
+    return False
 
 
 def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: PackingArguments) -> bool:
