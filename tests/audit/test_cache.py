@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import keepleft as kl
 from keepleft.auditing import localize
@@ -485,3 +486,27 @@ def test_where_gradients_turn_to_nan_is_told_and_nothing_is_left_behind():
     for part, was in zip(model.modules(), before, strict=True):
         assert vars(part)["_is_full_backward_hook"] is was["_is_full_backward_hook"] is None
         assert not [*part._forward_hooks, *part._forward_pre_hooks, *part._backward_hooks]
+
+
+class Raising(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error(f"after {x.exp().sum():g}")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_torch_mode_is_left_on_where_a_traced_module_raises(error):
+    model = nn.Sequential(nn.Linear(5, 5), Raising(error))
+    probe = localize.Probe(lambda: model(torch.ones(1, 3, 5)), 1, 3, 0, 1)
+    for trace in (localize.module_kind, lambda module, probe: localize.source_line(module, probe, probe)):
+        if error is RuntimeError:
+            assert trace(model[1], probe) == ""
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                trace(model[1], probe)
+        assert not torch.overrides._get_current_function_mode_stack()
+        assert not _get_current_dispatch_mode_stack()
+        assert not [*model[1]._forward_hooks, *model[1]._forward_pre_hooks]
