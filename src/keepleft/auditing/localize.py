@@ -337,7 +337,8 @@ def _flat_copy(tensor: Tensor) -> Tensor:
 def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
     """The values at the reader's position; None where the tensor has no time axis."""
     shape = tuple(tensor.shape)
-    b, t = probe.batch, probe.length
+    b = probe.batch
+    t = probe.length
     if probe.reader is None:
         return _batch_row(tensor, probe)
     if (
@@ -361,7 +362,8 @@ def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
 def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
     """All values of one row of the batch; None where there is no batch axis."""
     shape = tuple(tensor.shape)
-    b, t = probe.batch, probe.length
+    b = probe.batch
+    t = probe.length
     if not shape or b < 2:
         return None
     if shape[0] % b == 0 and (shape[:2] != (t, b) or b == t):

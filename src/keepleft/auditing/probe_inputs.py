@@ -23,7 +23,8 @@ class TokenSampler:
 
     def sample(self, batch: int, length: int, seed: int) -> Tensor:
         """(B, T), no two neighbours alike"""
-        n, rng = len(self.pool), torch.Generator().manual_seed(seed)
+        n = len(self.pool)
+        rng = torch.Generator().manual_seed(seed)
         if n <= 3:  # too few for neighbours to differ and still be random
             return self.pool[torch.randint(0, n, (batch, length), generator=rng)]
         steps = torch.randint(1, n, (batch, length), generator=rng)
@@ -31,7 +32,8 @@ class TokenSampler:
 
     def resample(self, tokens: Tensor, seed: int) -> Tensor:
         """Tokens of the same shape, each different from the one in its place."""
-        n, rng = len(self.pool), torch.Generator().manual_seed(seed)
+        n = len(self.pool)
+        rng = torch.Generator().manual_seed(seed)
         indices = torch.searchsorted(self.pool, tokens.contiguous()).clamp(max=n - 1)
         return self.pool[(indices + torch.randint(1, max(2, n), tokens.shape, generator=rng)) % n]
 
@@ -39,7 +41,8 @@ class TokenSampler:
         """Changes of every token that random ones rarely make, by name: one id everywhere, or copies of the
         first token.
         """
-        first, last = self.pool[0], self.pool[-1]
+        first = self.pool[0]
+        last = self.pool[-1]
         first_token = tokens[:, :1].expand_as(tokens)
         return [
             *(

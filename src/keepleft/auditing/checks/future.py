@@ -356,7 +356,8 @@ def _length_probe(session: AuditSession, path: CodePath) -> None:
 
 def _length_pairs(session: AuditSession) -> list[tuple[int, int]]:
     """(length, how many positions follow)"""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     pairs = [(adapter.length, extra_length) for extra_length in (1, 2, adapter.length)]
     pairs += [(3, 1), (5, 4)]
     pairs += [(n, 1) for n in session.lengths[: 8 if exhaustive else 3] if n > 2]

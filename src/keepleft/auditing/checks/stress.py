@@ -94,7 +94,8 @@ def poison_probe(session: AuditSession, path: CodePath) -> None:
     A reader that becomes NaN proves nothing, since 0 · NaN is NaN in honest kernels too; one that becomes
     another number is a leak.
     """
-    adapter, length = session.adapter, session.adapter.length
+    adapter = session.adapter
+    length = adapter.length
     if session.quantized or session.out_of_time or session.has_finding("future"):
         return
     base = adapter.make_inputs(1, length, seed=length + 3)
