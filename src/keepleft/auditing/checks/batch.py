@@ -72,7 +72,7 @@ def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
                 changes = changes[: 1 if session.reduced_coverage else 3]
             for change in changes:
                 yield _call_pair(session, base, unchanged_rows, change)
-    else:  # of any two rows, each changes once while the other stays
+    else:  # of any two rows, each changes at least once while the other stays
         for bit in range((batch_size - 1).bit_length()):
             half_mask = (torch.arange(batch_size) >> bit & 1).bool()
             yield _call_pair(session, base, half_mask, new)

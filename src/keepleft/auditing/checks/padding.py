@@ -54,9 +54,8 @@ def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequenc
         for padding_argument, is_source in padding_arguments:
             if is_source and path.mask != "absent":
                 continue  # a path's form of mask is that of the audited sequence
-            for side in _padding_sides(
-                adapter, padding_argument, is_source, positions_skip_padding(session, is_source)
-            ):
+            skips_padding = positions_skip_padding(session, is_source)
+            for side in _padding_sides(padding_argument, is_source, skips_padding):
                 with (
                     session.skip_on_error(
                         f"padding, {path.label(3)}, on the {side}" + " of the source" * is_source
@@ -82,14 +81,12 @@ def positions_skip_padding(session: AuditSession, is_source: bool) -> bool:
 
 
 def _padding_sides(
-    adapter: ModelAdapter, padding_argument: PaddingArgument, is_source: bool, skips_padding: bool
+    padding_argument: PaddingArgument, is_source: bool, skips_padding: bool
 ) -> tuple[str, ...]:
     """The sides that padding may be on. Sources are padded on the right, by convention."""
-    return (
-        ("right",)
-        if padding_argument.form == "lengths" or (is_source and not skips_padding)
-        else ("right", "left")
-    )
+    if padding_argument.form == "lengths" or (is_source and not skips_padding):
+        return ("right",)
+    return ("right", "left")
 
 
 def _check_sides(
@@ -107,7 +104,7 @@ def _check_sides(
     if not thorough:
         amounts = amounts[: 1 if session.reduced_coverage else 2]
     skips_padding = positions_skip_padding(session, is_source)
-    for side in _padding_sides(adapter, padding_argument, is_source, skips_padding):
+    for side in _padding_sides(padding_argument, is_source, skips_padding):
         for amount in amounts:
             if amount < 0:
                 amount += adapter.source_length if is_source else adapter.length
