@@ -13,8 +13,8 @@ _HOMES = {
     "attention.cross_memory": "Memory",
     "attention.grid": "Grid",
     "attention.kv_cache": "Cache DynamicCache OffloadedCache QuantizedCache RingCache StaticCache",
-    "attention.mask_plot": "draw faults mask_table picture",
-    "attention.masks": "Mask Where block causal full parse_mask prefix window",
+    "attention.mask_plot": "draw faults picture",
+    "attention.masks": "Mask Where block causal full mask_table parse_mask prefix window",
     "auditing.audit": "audit",
     "auditing.report": "AuditReport Finding LeakError UncheckedError",
     "data.batch": "Batch",
@@ -64,8 +64,18 @@ if TYPE_CHECKING:
         RingCache,
         StaticCache,
     )
-    from keepleft.attention.mask_plot import draw, faults, mask_table, picture
-    from keepleft.attention.masks import Mask, Where, block, causal, full, parse_mask, prefix, window
+    from keepleft.attention.mask_plot import draw, faults, picture
+    from keepleft.attention.masks import (
+        Mask,
+        Where,
+        block,
+        causal,
+        full,
+        mask_table,
+        parse_mask,
+        prefix,
+        window,
+    )
     from keepleft.auditing.audit import audit
     from keepleft.auditing.report import AuditReport, Finding, LeakError, UncheckedError
     from keepleft.data.batch import Batch

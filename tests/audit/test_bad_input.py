@@ -1,4 +1,4 @@
-"""What cannot be audited is said to be so, and never called clean; and a model is afterwards what it was."""
+"""What cannot be audited is reported as such and never as clean, and an audit leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = torch.randint(0, 19, (2, 11), generator=torch.Generator().manual_seed(0))
 
 
 class Honest(nn.Module):
-    """A running mean: sees itself and what came before."""
+    """A running mean over each position and those before it."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +197,7 @@ def test_an_unknown_input_asks_for_an_example():
 
 
 class Lazy(Honest):
-    """Fills tables when it needs them, and counts what it has seen."""
+    """Registers a table on its first call, and keeps a running mean in training."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ def test_what_a_gpu_would_stumble_over_is_refused_before():
         torch.nn.functional.cross_entropy(scores, inside)
         torch.nn.functional.cross_entropy(scores, inside.clamp(min=-1), ignore_index=-1)
         torch.nn.functional.nll_loss(scores, inside)
-        torch.nn.functional.cross_entropy(scores, torch.zeros(3, 5))  # shares, not labels
+        torch.nn.functional.cross_entropy(scores, torch.zeros(3, 5))  # probabilities, not labels
         torch.nn.CrossEntropyLoss()(scores.T[None], torch.tensor([[0, 4, 2]]))
         for labels, options in ((inside, {"ignore_index": -1}), (inside.clamp(min=-1), {}), (inside + 1, {})):
             with pytest.raises(IndexError, match="is out of bounds: there are 5 classes"):

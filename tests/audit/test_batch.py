@@ -1,4 +1,4 @@
-"""Rows of a batch: none moves another, however many there are, on whichever path, whatever their padding."""
+"""Batch independence, for any number of rows, on every path, with any padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB, WIDTH = 37, 12
 
 
 class Recurrent(nn.Module):
-    """A GRU over groups of four rows, as one does to spare memory."""
+    """A GRU over groups of four rows, to save memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Recurrent(nn.Module):
         return x
 
     def carried(self, state):
-        """What one group hands to the next."""
+        """The initial state of a group, given the final state of the one before."""
         return
 
     def forward(self, tokens):
@@ -43,7 +43,7 @@ class Recurrent(nn.Module):
 
 
 class Carried(Recurrent):
-    """The state of one group of rows begins the next."""
+    """The final state of one group of rows is the initial state of the next."""
 
     def carried(self, state):
         return state
@@ -60,7 +60,7 @@ class HalfMixes(Recurrent):
 
 
 class Padded(Recurrent):
-    """Takes lengths; the average is of this row's real tokens so far."""
+    """Takes lengths, and averages the real tokens of each row so far."""
 
     def real(self, lengths):
         return lengths[:, None, None].float()
@@ -72,7 +72,7 @@ class Padded(Recurrent):
 
 
 class OthersLengths(Padded):
-    """Divided by the mean length of the batch."""
+    """Divides by the mean length in the batch."""
 
     def real(self, lengths):
         return lengths.float().mean().expand(len(lengths))[:, None, None]

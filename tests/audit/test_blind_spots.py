@@ -1,4 +1,4 @@
-"""Each probe is blind somewhere: for each there is a leak that it finds and no other does."""
+"""No probe is redundant: for each there is a leak that it finds and no other does."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Causal(nn.Module):
 
 
 class HardChoice(Causal):
-    """The second position looks up what kind of token the third one is: no gradient, no size, no length
-    tells.
+    """The second position depends on the id of the third: without a gradient, and whatever the magnitude or
+    the length.
     """
 
     class Leak(nn.Module):
@@ -44,7 +44,7 @@ class HardChoice(Causal):
 
 
 class BelowRounding(Causal):
-    """The mean of all, so small that no bit of a float32 changes."""
+    """The mean of all positions, scaled so small that no bit of a float32 changes."""
 
     class Leak(nn.Module):
         def forward(self, x, tokens):
@@ -52,7 +52,7 @@ class BelowRounding(Causal):
 
 
 class ByLength(Causal):
-    """Nothing but the length of the text is looked at."""
+    """Depends on the length of the sequence and nothing else."""
 
     class Leak(nn.Module):
         def forward(self, x, tokens):
@@ -77,7 +77,7 @@ class FiniteMask(Causal):
 
 
 class Alarm(Causal):
-    """A rescue that looks at everything: what is not a number anywhere changes everyone."""
+    """Replaces everything as soon as anything is NaN, anywhere in the sequence."""
 
     class Leak(nn.Module):
         def forward(self, x, tokens):

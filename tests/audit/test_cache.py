@@ -1,5 +1,5 @@
-"""Caches as people write them: each is found without being told of, a fault in it is told, and its honest
-twin is clean.
+"""Caches as people write them: each is found without being named, a bug in it is reported, and the correct
+version is clean.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import keepleft as kl
 from keepleft.auditing import localize
@@ -22,7 +23,7 @@ HEADS = 2
 
 
 def turned(x, at):
-    """Rotary positions; at (T,) or (B, 1, T)."""
+    """Rotary embedding of x (B, H, T, D) at positions (T,) or (B, 1, T)."""
     half = x.shape[-1] // 2
     angle = at[..., None].to(x.dtype) * (50.0 ** (-torch.arange(half) / half)).to(x)
     left, right = x[..., :half], x[..., half:]
@@ -54,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Language(nn.Module):
-    """Two layers of attention; `wrong` plants the fault."""
+    """Two layers of attention; `wrong` plants the bug."""
 
     def __init__(self, wrong=False):
         super().__init__()
@@ -78,7 +79,7 @@ def read(past):
 
 
 class PadsInTheCache(Language):
-    """Wrong: what lies in the cache is taken for real."""
+    """Wrong: padding in the cache is taken for real tokens."""
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None):
         keep, before = None, read(past_key_values)
@@ -108,7 +109,7 @@ class PositionsOfPads(Language):
 
 
 class PositionsTwice(Language):
-    """Wrong: positions that are given are moved by the cache's length once more."""
+    """Wrong: explicit positions are shifted by the length of the cache once more."""
 
     def forward(self, input_ids, position_ids=None, past_key_values=None):
         at = (
@@ -120,7 +121,7 @@ class PositionsTwice(Language):
 
 
 class ReorderedByTheModel(Language):
-    """Wrong: keys go with the beams, values stay."""
+    """Wrong: reordering moves the keys and not the values."""
 
     def forward(self, tokens, past_key_values=None):
         return self.body(tokens, past_key_values)
@@ -130,7 +131,7 @@ class ReorderedByTheModel(Language):
 
 
 class Incremental(Language):
-    """fairseq's way: the whole text so far comes in, its last token is read, and a dict is filled.
+    """As in fairseq: takes the whole sequence so far, computes its last token, and fills a dict.
 
     Wrong: at position 0.
     """
@@ -146,7 +147,7 @@ class Incremental(Language):
 
 
 class CountedByTheModel(Language):
-    """inference_params, counted by the model. Wrong: by calls, not by tokens."""
+    """inference_params, advanced by the model. Wrong: by calls, not by tokens."""
 
     def forward(self, input_ids, inference_params=None):
         if inference_params is None:
@@ -159,7 +160,7 @@ class CountedByTheModel(Language):
 
 
 class CountedByTheCaller(Language):
-    """inference_params, counted by the caller. Wrong: one too many is added."""
+    """inference_params, advanced by the caller. Wrong: by one too many."""
 
     def forward(self, input_ids, inference_params=None):
         if inference_params is None:
@@ -202,7 +203,7 @@ class Kept:
 
 
 class Cropped(Language):
-    """Wrong: what is cut back is not taken off the count."""
+    """Wrong: cropping leaves the count of tokens as it was."""
 
     def forward(self, input_ids, past_key_values=None, use_cache=False):
         if past_key_values is None and not use_cache:
@@ -282,7 +283,7 @@ class Allocated(Begun):
 
 
 class Gru(nn.Module):
-    """hx in, and a second part out. Wrong: layers change places."""
+    """hx in, and the new state as second output. Wrong: the states of the layers are swapped."""
 
     def __init__(self, wrong=False):
         super().__init__()
@@ -298,7 +299,7 @@ class Gru(nn.Module):
 
 
 class Lstm(nn.Module):
-    """h0 and c0 in, h_n and c_n out. Wrong: they are given back the wrong way round."""
+    """h0 and c0 in, h_n and c_n out. Wrong: they are returned in the wrong order."""
 
     def __init__(self, wrong=False):
         super().__init__()
@@ -355,7 +356,7 @@ def test_its_honest_twin_is_clean_and_was_looked_at(model):
 
 
 class Weights(Language):
-    """hidden comes out and could go in again, but it is what another text is read by, not a cache."""
+    """hidden is returned and accepted, but it is the encoding of another sequence, not a cache."""
 
     def forward(self, tokens, encoder_hidden_states=None):
         logits, past = self.body(tokens)
@@ -363,7 +364,7 @@ class Weights(Language):
 
 
 class Forgetful(Language):
-    """input_pos tells positions only; nothing is kept."""
+    """input_pos gives positions only; there is no cache."""
 
     def forward(self, idx, input_pos=None):
         return self.body(idx, at=input_pos)[0]
@@ -386,7 +387,7 @@ def test_what_could_not_be_compared_does_not_count(monkeypatch):
 
 
 class Prompted(nn.Module):
-    """Three learned vectors stand before the text. The mask is padded on the wrong side."""
+    """Three learned vectors are prepended to the sequence. The mask is padded on the wrong side."""
 
     def __init__(self):
         super().__init__()
@@ -432,7 +433,7 @@ class Chopped(nn.Module):
 
 
 class WithGradients(nn.Module):
-    """Open where gradients are kept."""
+    """Unmasked where gradients are enabled."""
 
     def __init__(self):
         super().__init__()
@@ -485,3 +486,27 @@ def test_where_gradients_turn_to_nan_is_told_and_nothing_is_left_behind():
     for part, was in zip(model.modules(), before, strict=True):
         assert vars(part)["_is_full_backward_hook"] is was["_is_full_backward_hook"] is None
         assert not [*part._forward_hooks, *part._forward_pre_hooks, *part._backward_hooks]
+
+
+class Raising(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error(f"after {x.exp().sum():g}")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_torch_mode_is_left_on_where_a_traced_module_raises(error):
+    model = nn.Sequential(nn.Linear(5, 5), Raising(error))
+    probe = localize.Probe(lambda: model(torch.ones(1, 3, 5)), 1, 3, 0, 1)
+    for trace in (localize.module_kind, lambda module, probe: localize.source_line(module, probe, probe)):
+        if error is RuntimeError:
+            assert trace(model[1], probe) == ""
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                trace(model[1], probe)
+        assert not torch.overrides._get_current_function_mode_stack()
+        assert not _get_current_dispatch_mode_stack()
+        assert not [*model[1]._forward_hooks, *model[1]._forward_pre_hooks]

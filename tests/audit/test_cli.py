@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 class Mean(nn.Module):
-    """Each position sees the mean of what came before; or of everything."""
+    """Adds the mean of the positions so far, or of all of them."""
 
     def __init__(self, honest):
         super().__init__()
@@ -127,7 +127,7 @@ def test_a_leak_is_1_and_the_files_tell_it(here, capsys):
     )
     assert code == 1
     assert out.startswith("leak: ")
-    assert "give --claim full" in err  # nothing was said of a claim
+    assert "give --claim full" in err  # no claim was given
     assert sorted(path.name for path in (here / "out").iterdir()) == ["junit.xml", "page.html"]
     suite = ElementTree.parse(here / "out" / "junit.xml").getroot()[0]
     assert suite.find("testcase[@name='future']/failure") is not None
@@ -161,7 +161,7 @@ def test_a_dict_of_arguments_is_obeyed_and_the_command_line_wins(here, capsys):
         capsys, "keepleft_models:encoder", "--claim", "causal", "--checks", "future", "--json"
     )
     assert (code, json.loads(out)["claim"]) == (1, "causal")
-    assert err == ""  # the claim was said
+    assert err == ""  # a claim was given
 
 
 def test_an_audit_that_breaks_off_is_never_taken_for_a_leak(here, capsys, monkeypatch):
@@ -195,7 +195,7 @@ def test_files_are_there_whole_or_not_at_all(here, capsys, monkeypatch):
     )
     code, out, err = said(capsys, "keepleft_models:ready", *QUICK, "--html", "page.html")
     assert code == 2
-    assert out.startswith("clean: ")  # the verdict was said all the same
+    assert out.startswith("clean: ")  # the verdict is printed all the same
     assert "page.html could not be written" in err
     assert (here / "page.html").read_text() == "the last one"
     assert not list(here.glob("*.part"))
@@ -339,7 +339,7 @@ def test_a_configuration_that_cannot_be_used_is_told_in_one_line(
 
 
 def test_a_model_directory_never_runs_code(directory, tmp_path, capsys):
-    """Neither pickled weights nor a module that its configuration names."""
+    """Neither pickled weights are loaded nor a module that the configuration names."""
     pytest.importorskip("transformers")
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     config = json.loads((directory / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""The audit is silent on honest models, and what is almost honest is told by the right word."""
+"""No findings on honest models, and the right kinds of findings on those that are almost honest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scores does a label judge? What a few labels in two rows do not show."""
+"""Label alignment: the cases that a few labels in two rows do not show."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 import keepleft as kl
 from audit.planted.case import seeded
-from audit.planted.labels import GPT, Labelled, Output
-from audit.planted.parts import VOCAB, Attention, Language
+from audit.planted.labels import GPT, LabelsModel, ModelOutput
+from audit.planted.parts import VOCAB, Attention, LanguageModel
 
 
-class Chunked(Labelled):
-    """The loss in chunks of eight, of scores and labels that were shifted before."""
+class Chunked(LabelsModel):
+    """The loss in chunks of eight, over logits and labels that were shifted before."""
 
     chunk = 8
 
@@ -25,7 +25,7 @@ class Chunked(Labelled):
 
 
 class EdgesLost(Chunked):
-    """Shifted inside each chunk: what follows a chunk's end is judged by nothing."""
+    """Shifted inside each chunk: the first label of a chunk is compared with nothing."""
 
     def loss(self, logits, labels):
         total = count = 0
@@ -36,15 +36,15 @@ class EdgesLost(Chunked):
 
 
 class FarEdgesLost(EdgesLost):
-    """Chunks longer than a short text."""
+    """Chunks longer than a short sequence."""
 
     def __init__(self) -> None:
         super().__init__()
         self.chunk = 24
 
 
-class OneRow(Labelled):
-    """squeeze() takes the batch away where it is one, and nobody shifts."""
+class OneRow(LabelsModel):
+    """squeeze() removes the axis of a batch of one, and then nothing is shifted."""
 
     def loss(self, logits, labels):
         if len(logits) == 1:
@@ -52,29 +52,29 @@ class OneRow(Labelled):
         return super().loss(logits, labels)
 
 
-class Reading(Labelled):
+class Reading(LabelsModel):
     """Labels are added to the input."""
 
     def forward(self, input_ids, labels=None):
         given = input_ids if labels is None else (input_ids + labels.clamp(min=0).roll(-1, 1)) % VOCAB
         logits = self.model(given)
-        return Output(None if labels is None else self.loss(logits, labels), logits)
+        return ModelOutput(None if labels is None else self.loss(logits, labels), logits)
 
 
-class Each(Labelled):
+class Each(LabelsModel):
     """A loss for each label."""
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
 
 
-class EachNotShifted(Labelled):
+class EachNotShifted(LabelsModel):
     def loss(self, logits, labels):
         return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
 
 
 class EachFirst(Each):
-    """The same in a tuple, in front of the scores."""
+    """The same in a tuple, before the logits."""
 
     def forward(self, input_ids, labels=None):
         out = super().forward(input_ids, labels)
@@ -86,15 +86,15 @@ class EachFirstNotShifted(EachFirst):
         return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
 
 
-class WithRouter(Labelled):
-    """A z-loss beside the loss adds what no label moves; labels are smoothed."""
+class WithRouter(LabelsModel):
+    """With label smoothing, and a z-loss that depends on no label."""
 
     def loss(self, logits, labels):
         plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
         return plain + 1e-2 * logits.logsumexp(-1).pow(2).mean()
 
 
-class Named(Labelled):
+class Named(LabelsModel):
     def forward(self, input_ids, lm_labels=None):
         return super().forward(input_ids, lm_labels)
 
@@ -109,7 +109,7 @@ class Y(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Language(Attention())
+        self.model = LanguageModel(Attention())
 
     def loss(self, logits, y):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
@@ -125,12 +125,12 @@ class YBackwards(Y):
 
 
 class Translator(nn.Module):
-    """An encoder and a decoder that makes its input from labels where none is given."""
+    """An encoder-decoder that makes the decoder's input from the labels where none is given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.source = nn.Embedding(VOCAB, VOCAB)
-        self.decoder = Language(Attention())
+        self.decoder = LanguageModel(Attention())
 
     def made(self, labels):
         return F.pad(labels, (1, 0), value=0)[:, :-1].clamp(min=0)
@@ -143,14 +143,14 @@ class Translator(nn.Module):
 
 
 class Copier(Translator):
-    """Nobody shifts: the decoder reads what it is to say."""
+    """Not shifted: the decoder reads the label that it must predict."""
 
     def made(self, labels):
         return labels.clamp(min=0)
 
 
-class Broken(Labelled):
-    """No loss that words explain."""
+class Broken(LabelsModel):
+    """A loss that no logits explain."""
 
     def loss(self, logits, labels):
         return (logits[:, :-1].sum(-1) * labels[:, 1:]).sin().mean()
@@ -175,7 +175,7 @@ LEAKS = [
     YBackwards,
     GPT,
 ]
-HONEST = [Labelled, Chunked, Each, EachFirst, WithRouter, Named, Y]
+HONEST = [LabelsModel, Chunked, Each, EachFirst, WithRouter, Named, Y]
 
 
 @pytest.mark.parametrize("model", LEAKS)

@@ -1,4 +1,6 @@
-"""NaN: in one row, in a long text, in coarse numbers under a mask; and it is never told as another leak."""
+"""NaN in one row, in a long sequence, in half precision under a mask; it is never reported as another kind of
+leak.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ VOCAB, WIDTH = 37, 12
 
 
 class Decoder(nn.Module):
-    """A running mean, with a place for something that breaks."""
+    """A running mean, with a submodule that may give NaN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,14 +33,14 @@ class Decoder(nn.Module):
 
 
 class OneRow(Decoder):
-    """The deviation over rows, of which there may be one."""
+    """The standard deviation over rows, NaN where there is only one."""
 
     def part(self, x, mask):
         return x + 0 * x[:, :1].std(0, keepdim=True)
 
 
 class Decayed(Decoder):
-    """A scan by division: the decay of a long text comes to nothing."""
+    """A scan by division: the decay over a long sequence underflows to zero."""
 
     def part(self, x, mask):
         decay = 0.5 ** torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
@@ -57,28 +59,28 @@ class DecayedStep(Decoder):
 
 
 class HalfMask(Decoder):
-    """What hides padding is beyond float16, and zero times infinity is NaN."""
+    """The bias that hides padding overflows float16, and zero times infinity is NaN."""
 
     def part(self, x, mask):
         return x + 0 * ((1 - mask)[..., None] * 1e5).to(x.dtype)
 
 
 class HalfRange(Decoder):
-    """Beyond float16 whatever is masked: it never claimed that precision."""
+    """Overflows float16 with or without a mask: it does not claim to support that precision."""
 
     def part(self, x, mask):
         return x + 0 * torch.full_like(x, 300.0).pow(2)
 
 
 class PadsBreak(Decoder):
-    """Divides by whether the text is padded."""
+    """Divides by zero where the sequence is padded."""
 
     def part(self, x, mask):
         return x + 0 / mask.to(x.dtype).min(1, keepdim=True).values[..., None]
 
 
 class PadsRight(Decoder):
-    """Padding has no share in it; every number stays one."""
+    """Hides padding correctly; every output stays finite."""
 
     def part(self, x, mask):
         return x * mask[..., None].to(x)

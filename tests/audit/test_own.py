@@ -1,6 +1,4 @@
-"""What we build and how we teach it is audited like anyone's: models, caches, labels, packing,
-accumulation.
-"""
+"""Our own models and our own training are audited like anyone's: caches, labels, packing, accumulation."""
 
 from __future__ import annotations
 

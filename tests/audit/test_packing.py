@@ -1,4 +1,4 @@
-"""Texts that share a row: what one row of three texts does not show."""
+"""Sequence packing: the cases that one row of three sequences does not show."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn import functional as F
 import keepleft as kl
 from audit.planted.case import seeded
 from audit.planted.packing import Packed
-from audit.planted.parts import VOCAB, WIDTH, lower, waves
+from audit.planted.parts import VOCAB, WIDTH, causal_mask, sinusoidal_positions
 
 
 class FirstRow(Packed):
-    """The first row's texts are taken for those of all rows."""
+    """The segments of the first row are used for all rows."""
 
     def forward(self, tokens, segment_ids=None):
         segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
@@ -22,21 +22,24 @@ class FirstRow(Packed):
 
 
 class Wild(Packed):
-    """Text 0 is seen by all."""
+    """Every sequence attends to segment 0."""
 
     def seen(self, layer, segments):
-        return super().seen(layer, segments) | (lower(segments.shape[1]) & (segments == 0)[:, None])[:, None]
+        return (
+            super().seen(layer, segments)
+            | (causal_mask(segments.shape[1]) & (segments == 0)[:, None])[:, None]
+        )
 
 
 class Four(Packed):
-    """A table of four texts; the fifth counts as the fourth."""
+    """A table of four segments; the fifth counts as the fourth."""
 
     def seen(self, layer, segments):
         return super().seen(layer, segments.clamp(max=4))
 
 
 class Near(Packed):
-    """Two borders in a row count once: texts of one token merge."""
+    """Two boundaries in a row count as one: sequences of one token merge."""
 
     def seen(self, layer, segments):
         border = F.pad((segments[:, 1:] != segments[:, :-1]).long(), (1, 0))
@@ -44,7 +47,7 @@ class Near(Packed):
 
 
 class Cumulative(Packed):
-    """Told where each text ends, batch of one."""
+    """Takes cu_seqlens, for a batch of one."""
 
     def segments(self, tokens, ends):
         return torch.bucketize(torch.arange(tokens.shape[1]), ends[1:-1].long(), right=True).expand(
@@ -56,7 +59,7 @@ class Cumulative(Packed):
 
 
 class FirstBorder(Cumulative):
-    """Only the first border is looked at."""
+    """Only the first boundary is used."""
 
     def segments(self, tokens, ends):
         return (torch.arange(tokens.shape[1]) >= ends[1]).long().expand(tokens.shape)
@@ -70,14 +73,14 @@ class Numbered(Packed):
 
 
 class NumberedAsBits(Numbered):
-    """And whatever is not 0 is one text."""
+    """Everything that is not 0 is one sequence."""
 
     def seen(self, layer, segments):
         return super().seen(layer, segments.bool())
 
 
 class ZeroIsPadding(Packed):
-    """0 stands for padding: seen by itself alone, so its output is a number and nothing more."""
+    """0 is padding, which attends to itself alone: its output is finite and means nothing."""
 
     def seen(self, layer, segments):
         itself = torch.eye(segments.shape[1], dtype=torch.bool)
@@ -85,7 +88,7 @@ class ZeroIsPadding(Packed):
 
 
 class ZeroIsNothing(nn.Module):
-    """0 stands for padding, and sees nothing at all."""
+    """0 is padding, which attends to nothing at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,13 +99,17 @@ class ZeroIsNothing(nn.Module):
     def forward(self, tokens, segment_ids=None):
         segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
         x = self.embed(tokens)
-        seen = (segments[:, :, None] == segments[:, None]) & lower(tokens.shape[1]) & (segments != 0)[:, None]
+        seen = (
+            (segments[:, :, None] == segments[:, None])
+            & causal_mask(tokens.shape[1])
+            & (segments != 0)[:, None]
+        )
         scores = (self.mix(x) @ x.transpose(1, 2)).masked_fill(~seen, float("-inf"))
         return self.head(x + scores.softmax(-1) @ x)
 
 
 class Placed(Packed):
-    """Takes positions as well, and lets them run on where they are not given."""
+    """Takes positions as well, which do not restart where they are not given."""
 
     def forward(self, input_ids, segment_ids=None, position_ids=None):
         segments = torch.ones_like(input_ids) if segment_ids is None else segment_ids
@@ -110,7 +117,7 @@ class Placed(Packed):
             torch.arange(input_ids.shape[1]).expand_as(input_ids) if position_ids is None else position_ids
         )
         x = self.embed(input_ids)
-        x = x + waves(places, WIDTH).to(x.dtype)
+        x = x + sinusoidal_positions(places, WIDTH).to(x.dtype)
         for number, layer in enumerate(self.layers):
             x = x + layer(x, self.seen(number, segments))
         return self.head(x)

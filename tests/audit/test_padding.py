@@ -1,4 +1,4 @@
-"""Padding: every code path that takes a mask heeds it, whichever row it is of and wherever it stands."""
+"""Padding: every code path that takes a mask must apply it, in every row and at every position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         self.use_sdpa = False
 
     def seen(self, mask):
-        """What becomes of the mask."""
+        """The mask as this model applies it."""
         return mask
 
     def forward(self, input_ids, attention_mask=None):
@@ -65,7 +65,7 @@ class FourthRow(Decoder):
 
 
 class EndsOnly(Decoder):
-    """From the first real token to the last: what is hidden between them is forgotten."""
+    """Keeps everything from the first real token to the last, including what is hidden between them."""
 
     def seen(self, mask):
         real = mask.long()
@@ -107,7 +107,7 @@ def test_each_path_that_is_offered_is_looked_at(way) -> None:
 
 
 class Luong(nn.Module):
-    """Reads its source packed, so padding stands on the right."""
+    """Reads its source as a packed sequence, so that padding must be on the right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Luong(nn.Module):
 
 
 class LuongOpen(Luong):
-    """Its attention sees the zeros that stand where padding was."""
+    """Its attention reads the zeros at padded positions."""
 
     def hidden(self, pads):
         return torch.zeros_like(pads)

@@ -1,4 +1,4 @@
-"""One page that needs nothing else: what was found, what was not checked, and who moves whom."""
+"""The HTML report is one self-contained page: findings, what was not checked, and the influence map."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOTHING = replace(
 
 
 class Read(HTMLParser):
-    """The page as a browser sees it: elements that close in order, and texts."""
+    """The parsed page: elements, which must close in order, and text."""
 
     EMPTY = {"meta", "rect", "circle", "path"}
 

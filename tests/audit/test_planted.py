@@ -1,4 +1,4 @@
-"""Every planted leak is found, with the right kind and at the right place, and nothing else is said of it."""
+"""Every planted leak is found, with the right kind and in the right module, and nothing else is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture that fails where a model leaks, and costs nothing where nobody asks for it."""
+"""The pytest plugin: a fixture that fails where a model leaks, and costs nothing where it is not used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mean(nn.Module):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the audit is asked, without one."""
+    """The arguments of calls to the audit, which is replaced."""
     calls = []
 
     def look(target, example=None, **options):
@@ -143,7 +143,7 @@ def test_a_leak_fails_with_its_report_and_the_line_that_asked(ran):
     assert "LeakError: leak: Mean does not keep to its claim" in cases["test_peeking"]
     assert "to see it:" in out
     assert ">       audit(Mean(False), " in out
-    assert "pytest_plugin.py" not in out  # nobody wants to see how the plugin does it
+    assert "pytest_plugin.py" not in out  # the plugin's own frames are hidden
 
 
 def test_what_cannot_be_audited_fails_too(ran):

@@ -1,4 +1,4 @@
-"""Masks made visible: as a boolean table, as text, as an SVG or PNG, and their faults in words."""
+"""Masks made visible: as text, as an SVG or PNG, and their faults in words."""
 
 from __future__ import annotations
 
@@ -10,22 +10,12 @@ import torch
 from torch import Tensor
 
 from keepleft import svg
-from keepleft.attention.masks import Mask
+from keepleft.attention.masks import Mask, mask_table
 from keepleft.disk import atomic
 
 VISIBLE_COLOUR = svg.BLUE
 HIDDEN_COLOUR = "#eef2f6"
 GRID_COLOUR = svg.PAPER  # blue on pale grey: distinguishable in black and white too
-
-
-def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
-    """The mask over the first n positions as an (n, n) boolean matrix: True where the query may attend."""
-    if not isinstance(mask, Mask):
-        raise TypeError(f"{mask!r} is no mask: give one such as causal & window(3)")
-    if n < 1:
-        raise ValueError(f"a table of {n} positions is none: ask for at least 1")
-    i = torch.arange(n)
-    return mask(torch.tensor(row), torch.tensor(head), i[:, None], i[None, :]).expand(n, n)
 
 
 def draw(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> str:

@@ -278,6 +278,16 @@ prefix = Prefix
 block = Block
 
 
+def mask_table(mask: Mask, n: int, *, row: int = 0, head: int = 0) -> Tensor:
+    """The mask over the first n positions as an (n, n) boolean matrix: True where the query may attend."""
+    if not isinstance(mask, Mask):
+        raise TypeError(f"{mask!r} is no mask: give one such as causal & window(3)")
+    if n < 1:
+        raise ValueError(f"a table of {n} positions is none: ask for at least 1")
+    i = torch.arange(n)
+    return mask(torch.tensor(row), torch.tensor(head), i[:, None], i[None, :]).expand(n, n)
+
+
 def is_causal(mask: Mask) -> bool:
     """Is the mask `causal & …`, so that no future position is visible?"""
     return causal in _conjuncts(mask)

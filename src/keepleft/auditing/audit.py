@@ -156,7 +156,8 @@ def _validate_arguments(
 @contextmanager
 def _preserve_rng_state() -> Iterator[None]:
     """Restore the random state of Python, NumPy and PyTorch afterwards."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     with torch.random.fork_rng():
         try:
             yield
@@ -263,7 +264,8 @@ def _measure_influence(session: AuditSession) -> tuple[InfluenceTable, Influence
     adapter = session.adapter
     if adapter.selector is None or (session.out_of_time and not session.findings):
         return (), ()
-    length, path = adapter.length, CodePath()
+    length = adapter.length
+    path = CodePath()
     measured = torch.zeros(length, length)
     try:
         with adapter.on_path(path):

@@ -150,7 +150,8 @@ def find_stepper(adapter: ModelAdapter, callables: CacheCallables) -> CacheStepp
     """An adapter to this model's cache; None where it has none. Raises CallError where it seems to have one
     that cannot be used.
     """
-    module, reorder = adapter.module, callables.reorder
+    module = adapter.module
+    reorder = callables.reorder
     if callables.prefill is not None and callables.step is not None:
         return _from_callables(adapter, callables.prefill, callables.step, reorder)
     if adapter.facts.is_keepleft:
@@ -163,7 +164,8 @@ def find_stepper(adapter: ModelAdapter, callables: CacheCallables) -> CacheStepp
             )
         return _from_keepleft_model(adapter, module)
     for prefill_name, step_name in _METHOD_PAIRS:
-        prefill, step = getattr(module, prefill_name, None), getattr(module, step_name, None)
+        prefill = getattr(module, prefill_name, None)
+        step = getattr(module, step_name, None)
         if callable(prefill) and callable(step):
             return _from_callables(adapter, prefill, step, reorder)
     init_stepper = _from_init_method(adapter, reorder)
@@ -205,7 +207,8 @@ def _may_be_state(adapter: ModelAdapter, name: str) -> bool:
 
 def _depends_on_state(stepper: CacheStepper) -> bool:
     """Does a step depend on the tokens before it?"""
-    adapter, last_logits = stepper.adapter, []
+    adapter = stepper.adapter
+    last_logits = []
     inputs = adapter.make_inputs(2, 4, seed=6)
     other_prefix = adapter.sampler.resample(inputs.tokens, 7)[:, :3].to(inputs.tokens.dtype)
     other_inputs = inputs.but(tokens=torch.cat([other_prefix, inputs.tokens[:, 3:]], 1))
@@ -480,7 +483,8 @@ def _slice_inputs(adapter: ModelAdapter, inputs: Inputs, start: int, size: int) 
     """A chunk: its tokens and their positions, and the mask of all tokens so far."""
     rows, length = inputs.tokens.shape[:2]
     required = adapter.signature.required
-    keep_mask, positions = inputs.keep_mask, inputs.positions
+    keep_mask = inputs.keep_mask
+    positions = inputs.positions
     padding_argument = adapter.padding_argument
     if (
         keep_mask is None

@@ -90,7 +90,8 @@ BUDGETS = {
 
 def code_paths(session: AuditSession) -> Iterator[CodePath]:
     """The code paths that this model offers, the plainest first."""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     plain_path = CodePath()
     yield plain_path
     if adapter.module is not None:
@@ -135,7 +136,8 @@ def _implementation_paths(session: AuditSession) -> list[CodePath]:
 
 def _argument_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator[CodePath]:
     """Boolean arguments that ask for attention weights, for further outputs, or for a cache."""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     signature = adapter.signature
     weights_argument = signature.argument_for("weights") or (
         "output_attentions" if adapter.facts.is_huggingface else None
@@ -167,7 +169,8 @@ def _argument_paths(session: AuditSession, alternatives: list[CodePath]) -> Iter
 
 def _mask_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator[CodePath]:
     """A padding mask, given though nothing is padded: of ones, boolean, or 4-D."""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     if adapter.padding_argument is None:
         return
     yield CodePath(mask="ones")
@@ -183,7 +186,8 @@ def _mask_paths(session: AuditSession, alternatives: list[CodePath]) -> Iterator
 
 def _dtype_paths(session: AuditSession) -> Iterator[CodePath]:
     """Other precisions than the model's own."""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     if adapter.module is None or session.quantized or not (exhaustive or adapter.num_parameters < 1e7):
         return
     for dtype in (torch.bfloat16, torch.float32, torch.float64)[: 3 if exhaustive else 2]:

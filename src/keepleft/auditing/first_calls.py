@@ -18,7 +18,8 @@ def smoke_test(session: AuditSession) -> None:
     """Raise UnauditableError unless the model runs, deterministically and without changing its weights, and
     gives a finite output for each position that depends on its input.
     """
-    adapter, path = session.adapter, CodePath()
+    adapter = session.adapter
+    path = CodePath()
     with adapter.on_path(path):
         try:
             _find_call(session, path)
@@ -27,7 +28,8 @@ def smoke_test(session: AuditSession) -> None:
             raise UnauditableError(
                 f"{adapter.name} does not run on {adapter.main_argument} of shape {shape}: {error}"
             ) from error
-        inputs, other_inputs = adapter.make_inputs(2), adapter.make_inputs(2, seed=1)
+        inputs = adapter.make_inputs(2)
+        other_inputs = adapter.make_inputs(2, seed=1)
         versions = _weight_versions(adapter)
         output = adapter.run(inputs, path)
         if _weight_versions(adapter) != versions:
@@ -117,7 +119,8 @@ def _detect_mask_polarity(adapter: ModelAdapter, padding_argument: PaddingArgume
         return _run_or_none(adapter, inputs.but(extra={padding_argument.name: mask}), path)
 
     without_mask = _run_or_none(adapter, inputs, path)
-    all_true, all_false = run_with_mask(True), run_with_mask(False)
+    all_true = run_with_mask(True)
+    all_false = run_with_mask(False)
     if all_true is None and all_false is None:
         adapter.padding_argument = None  # it is not a mask of tokens
     elif _equal(without_mask, all_false) and not _equal(without_mask, all_true):
@@ -137,7 +140,8 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 def inspect_behaviour(session: AuditSession) -> None:
     """Record what a few more calls show: layers, quantization, float64 support, randomness in training."""
-    adapter, module = session.adapter, session.adapter.module
+    adapter = session.adapter
+    module = adapter.module
     path = CodePath()
     inputs = adapter.make_inputs(2)
     with adapter.on_path(path), OpCounter() as op_counter:
@@ -188,7 +192,8 @@ def _weight_versions(adapter: ModelAdapter) -> list[int]:
 
 def _is_random(adapter: ModelAdapter, inputs: Inputs, *, train: bool) -> bool:
     """Does the output depend on the random seed?"""
-    path, outputs = CodePath(train=train), []
+    path = CodePath(train=train)
+    outputs = []
     try:
         for seed in (0, 1):
             adapter.seed = seed

@@ -223,7 +223,8 @@ def _grid_html(
     """
     cell_pixels = max(7, min(30, SIDE_PIXELS // len(rows)))
     side_pixels = cell_pixels * len(rows)
-    width, height = LEFT_MARGIN + side_pixels + 8, TOP_MARGIN + side_pixels + 8
+    width = LEFT_MARGIN + side_pixels + 8
+    height = TOP_MARGIN + side_pixels + 8
     label_step = ceil(28 / cell_pixels)  # numbers need room
     lines = [
         f"<figure><figcaption>{name}</figcaption>",
@@ -242,7 +243,8 @@ def _grid_html(
         )
     for q, row in enumerate(rows):
         for k, cell in enumerate(row):
-            x, y = LEFT_MARGIN + k * cell_pixels, TOP_MARGIN + q * cell_pixels
+            x = LEFT_MARGIN + k * cell_pixels
+            y = TOP_MARGIN + q * cell_pixels
             drawing = "".join(draw_cell(cell))
             lines.append(f'<g class="cell" transform="translate({x} {y}) scale({cell_pixels})">{drawing}</g>')
     frame = (

@@ -234,7 +234,8 @@ def restore_buffers(snapshot: BufferSnapshot) -> bool:
 # -- modes, flags and implementations ----------------------------------------------------------
 
 _DROPOUT_NAME = re.compile(
-    r"drop(out)?(_p|_prob|_rate|out)?$|^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop"
+    r"drop(out)?(_p|_prob|_rate|out)?$|"
+    r"^(attn|attention|resid|embd|hidden|activation)\w*(drop|pdrop)\w*$|p_drop"
 )
 
 

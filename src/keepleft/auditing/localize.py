@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -337,7 +337,8 @@ def _flat_copy(tensor: Tensor) -> Tensor:
 def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
     """The values at the reader's position; None where the tensor has no time axis."""
     shape = tuple(tensor.shape)
-    b, t = probe.batch, probe.length
+    b = probe.batch
+    t = probe.length
     if probe.reader is None:
         return _batch_row(tensor, probe)
     if (
@@ -361,7 +362,8 @@ def _at_reader(tensor: Tensor, probe: Probe) -> Tensor | None:
 def _batch_row(tensor: Tensor, probe: Probe) -> Tensor | None:
     """All values of one row of the batch; None where there is no batch axis."""
     shape = tuple(tensor.shape)
-    b, t = probe.batch, probe.length
+    b = probe.batch
+    t = probe.length
     if not shape or b < 2:
         return None
     if shape[0] % b == 0 and (shape[:2] != (t, b) or b == t):
@@ -417,25 +419,40 @@ def module_kind(module: nn.Module, probe: Probe) -> str:
     for module_type, kind in _KINDS_BY_TYPE:
         if isinstance(module, module_type):
             return kind
-    op_names: set[str] = set()
     recorder = _OpRecorder()
-
-    def pre_hook(*_: Any) -> None:
-        recorder.__enter__()
-
-    def forward_hook(*_: Any) -> None:
-        recorder.__exit__(None, None, None)
-        op_names.update(recorder.op_names)
-
-    hooks = [module.register_forward_pre_hook(pre_hook), module.register_forward_hook(forward_hook)]
     try:
-        probe.execute(nullcontext)
+        probe.execute(lambda: _mode_inside(module, recorder))
     except Exception:  # the message is only shorter without it
         return ""
+    return _kind_by_ops(recorder.op_names)
+
+
+@contextmanager
+def _mode_inside(module: nn.Module, mode: TorchDispatchMode | TorchFunctionMode) -> Iterator[None]:
+    """A torch mode that is on during the calls of one module only, and is left also where a call raises."""
+    depth = 0
+
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        mode.__enter__()
+        depth += 1
+
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        if depth:
+            depth -= 1
+            mode.__exit__(None, None, None)
+
+    hooks = []
+    try:
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return _kind_by_ops(op_names)
+        while depth:  # always_call covers exceptions, but not a timeout or an interrupt
+            leave()
 
 
 def _kind_by_ops(op_names: set[str]) -> str:
@@ -502,20 +519,7 @@ class _OpTracer(TorchFunctionMode):
 def _trace_ops(module: nn.Module, probe: Probe, with_grad: bool) -> list[tuple[str, str, Tensor | None]]:
     """The operations inside a module while the probe runs."""
     tracer = _OpTracer(probe)
-
-    @contextmanager
-    def register_hooks() -> Iterator[None]:
-        hooks = [
-            module.register_forward_pre_hook(lambda *_: tracer.__enter__() and None),
-            module.register_forward_hook(lambda *_: tracer.__exit__(None, None, None)),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    probe.execute(register_hooks, with_grad)
+    probe.execute(lambda: _mode_inside(module, tracer), with_grad)
     return tracer.records
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keepleft.attention.mask_plot import mask_table
-from keepleft.attention.masks import Mask
+from keepleft.attention.masks import Mask, mask_table
 from keepleft.auditing import isolation, outputs, probe_inputs
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.introspect import Signature, introspect, role_of, signature, unwrap
@@ -181,7 +180,9 @@ class ModelAdapter:
 
     def _find_sequences(self) -> tuple[str, str | None]:
         """The argument with the audited sequence, and the one with its source, if there is one."""
-        signature, facts, example = self.signature, self.facts, self.example_arguments
+        signature = self.signature
+        facts = self.facts
+        example = self.example_arguments
 
         def find_argument(role: str, *, always: bool) -> str | None:
             name = signature.argument_for(role)
@@ -364,7 +365,8 @@ class ModelAdapter:
         """
         out: dict[str, Any] = {}
         required = self.signature.required
-        argument, keep_mask = self.padding_argument, inputs.keep_mask
+        argument = self.padding_argument
+        keep_mask = inputs.keep_mask
         if argument is not None and (argument.form != "segments" or inputs.segments is None):
             if keep_mask is None and (path.mask != "absent" or argument.name in required):
                 keep_mask = torch.ones(inputs.tokens.shape[:2], dtype=torch.bool)
@@ -374,7 +376,8 @@ class ModelAdapter:
                     if path.mask == "square"
                     else argument.encode(keep_mask, path.mask == "boolean")
                 )
-        argument, keep_mask = self.source_padding_argument, inputs.source_keep_mask
+        argument = self.source_padding_argument
+        keep_mask = inputs.source_keep_mask
         if argument is not None and inputs.source is not None:
             if keep_mask is None and argument.name in required:
                 keep_mask = torch.ones(inputs.source.shape[:2], dtype=torch.bool)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from keepleft.auditing.report import AuditReport
 
 MARKER = "audit"
@@ -51,7 +53,7 @@ class Auditor:
         self.folder = folder
         self.reports: list[AuditReport] = []
 
-    def __call__(self, target: Any, *example: Any, **options: Any) -> AuditReport:
+    def __call__(self, target: Callable[..., Any], *example: Any, **options: Any) -> AuditReport:
         """The report, if it is clean; raises LeakError or UncheckedError otherwise."""
         __tracebackhide__ = True  # the line of interest is the caller's
         from keepleft.auditing.audit import audit

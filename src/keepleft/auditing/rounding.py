@@ -91,7 +91,8 @@ def change_on_path(
     adapter = session.adapter
     try:
         with adapter.on_path(path):
-            output, other_output = adapter.run(a, path), adapter.run(b, path)
+            output = adapter.run(a, path)
+            other_output = adapter.run(b, path)
     except CallError:
         return None
     return float(max_change(output, other_output)[row, reader]) / scale(output)

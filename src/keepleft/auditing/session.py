@@ -11,8 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from keepleft.attention.mask_plot import mask_table
-from keepleft.attention.masks import Mask
+from keepleft.attention.masks import Mask, mask_table
 from keepleft.auditing.code_paths import Budget, CodePath
 from keepleft.auditing.interventions import OpCounter
 from keepleft.auditing.model_adapter import CallError, Inputs, ModelAdapter

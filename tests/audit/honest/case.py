@@ -1,4 +1,4 @@
-"""One honest model: what it is called, how it is made and what it claims."""
+"""An honest model: its name, how it is built, and what it claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Honest:
-    """A model without a leak under its claim; None claims what the audit takes for granted, causal.
-
-    build() makes (target, example) or (target, example, options); the example may be None. Options are
-    further arguments of the audit; those that build() returns belong to the very target that it made, and go
-    above those given here.
+    """A model without a leak under its claim, where None is causal. build() returns (target, example) or
+    (target, example, options); the example may be None. Options are further arguments of the audit; those
+    that build() returns depend on the target, and override those given here.
     """
 
     name: str

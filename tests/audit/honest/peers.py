@@ -16,21 +16,22 @@ from torch import Tensor, nn
 import keepleft as kl
 from audit.honest.case import Honest
 
-V, PAD = 53, 1  # the vocabulary, and the token that pads
+V = 53  # vocabulary size
+PAD = 1  # id of the padding token
 
 
-def made(config: str, model: str, **numbers: Any) -> nn.Module:
-    """A model with seeded weights that are large enough for every part to have a say."""
+def build_model(config: str, model: str, **numbers: Any) -> nn.Module:
+    """A model with seeded weights, large enough for every part to have an effect."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         import transformers
 
         torch.manual_seed(31)
         peer = getattr(transformers, model)(getattr(transformers, config)(**numbers)).eval()
-        with torch.no_grad():  # fresh norms and biases are ones and zeros
+        with torch.no_grad():  # norms and biases are initialised to ones and zeros
             for name, parameter in peer.named_parameters():
                 if "embed_positions" in name and not parameter.requires_grad:
-                    continue  # sinusoids are a formula
+                    continue  # sinusoidal positions are fixed
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 else:
@@ -39,7 +40,7 @@ def made(config: str, model: str, **numbers: Any) -> nn.Module:
 
 
 class Tokens(nn.Module):
-    """A peer that is given tokens and nothing else."""
+    """Passes on tokens and nothing else."""
 
     def __init__(self, peer: nn.Module) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Tokens(nn.Module):
 
 
 class Uncached(Tokens):
-    """A peer whose cache is left alone."""
+    """Does not use the cache."""
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
@@ -59,19 +60,19 @@ class Uncached(Tokens):
 
 
 class Unpadded(Tokens):
-    """A peer that reads two texts without pads."""
+    """Passes on source and target without padding masks."""
 
     def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
         return self.peer(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False).logits
 
 
 def honest(name: str, config: str, model: str, claim: Any = None, **numbers: Any) -> Honest:
-    """A case that needs no example: its configuration says what it reads."""
-    return Honest(name, lambda: (made(config, model, **numbers), None), claim)
+    """A case without an example: the configuration tells what the model takes."""
+    return Honest(name, lambda: (build_model(config, model, **numbers), None), claim)
 
 
 def without(name: str, wrap: type[Tokens], nearly: Honest, **example: Tensor) -> Honest:
-    """A peer without the path on which it leaks."""
+    """A nearly honest class without the path on which it leaks."""
     return Honest(name, lambda: (wrap(nearly.build()[0]), example or None), nearly.claim)
 
 
@@ -288,7 +289,8 @@ _by_slot = (
     "positions count from the left end of the row and cannot be given: pads on the left move everything"
 )
 _unmasked = "with output_attentions=True the mask is forgotten"
-NEARLY = {  # the class, the kinds of its leaks, and why
+# the class, the kinds of its leaks, and why
+NEARLY = {
     "falcon": (
         honest("falcon", "FalconConfig", "FalconForCausalLM", **_plain),
         {"future", "padding"},

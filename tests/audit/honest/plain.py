@@ -17,57 +17,56 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import keepleft as kl
 from audit.honest.case import Honest
 
-V = 53
-D = 26
-H = 2  # vocabulary, width, heads: a head is 13 wide
-FEATURES = 7  # width of what is given as numbers instead of tokens
+V = 53  # vocabulary size
+D = 26  # width
+H = 2  # heads, each 13 wide
+FEATURES = 7  # width of inputs that are features instead of tokens
 
 
-def ids(batch: int = 2, time: int = 11) -> Tensor:
+def random_tokens(batch: int = 2, time: int = 11) -> Tensor:
     """Random tokens, (B, T)."""
     return torch.randint(V, (batch, time), generator=torch.Generator().manual_seed(19))
 
 
-def numbers(batch: int = 2, time: int = 11) -> Tensor:
+def random_features(batch: int = 2, time: int = 11) -> Tensor:
     """Random features, (B, T, FEATURES)."""
     return torch.randn(batch, time, FEATURES, generator=torch.Generator().manual_seed(23))
 
 
-# -- what may be seen, and where a token stands
-# ------------------------------------------------------------------------
+# -- masks and positions -----------------------------------------------------------------------
 
 
-def triangle(x: Tensor) -> Tensor:
+def causal_mask(x: Tensor) -> Tensor:
     """(T, T), True on and below the diagonal."""
     return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
 
 
-def apart(time: int, x: Tensor) -> Tensor:
-    """(T, T): how far key k lies behind query q; below zero in the future."""
+def distances(time: int, x: Tensor) -> Tensor:
+    """(T, T): how far key k is behind query q, negative in the future."""
     place = torch.arange(time, device=x.device)
     return place[:, None] - place
 
 
-def real(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
+def real_tokens(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     """(B, T), True where a token is real."""
     return torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
 
 
-def counted(keep: Tensor) -> Tensor:
-    """Positions counted from the first real token; pads stand at 0."""
+def positions_from_mask(keep: Tensor) -> Tensor:
+    """Positions counted from the first real token; padding is at 0."""
     return (keep.long().cumsum(1) - 1).clamp(min=0)
 
 
-def restarted(segments: Tensor) -> Tensor:
-    """Positions that begin again at 0 where a new text begins."""
+def positions_from_segments(segments: Tensor) -> Tensor:
+    """Positions that restart at 0 with each segment."""
     place = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     fresh = torch.ones_like(segments, dtype=torch.bool)
     fresh[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return place - torch.where(fresh, place, 0).cummax(1).values
 
 
-def turned(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary: (B, H, T, d), positions (B, T) or (T,); an odd last number is left as it is."""
+def apply_rotary(x: Tensor, positions: Tensor) -> Tensor:
+    """Rotary embedding of x (B, H, T, d) at positions (B, T) or (T,); an odd last column stays as it is."""
     half = x.shape[-1] // 2
     speeds = 100.0 ** (-torch.arange(half, device=x.device) / half)
     angles = positions[..., None] * speeds
@@ -77,8 +76,7 @@ def turned(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-# -- the frame: embedding, blocks, head
-# --------------------------------------------------------------------------------
+# -- language models: embedding, blocks, head --------------------------------------------------
 
 
 class Block(nn.Module):
@@ -96,8 +94,8 @@ class Block(nn.Module):
         return x + self.feed(self.norm2(x))
 
 
-class Language(nn.Module):
-    """A language model of any mixers, with learned positions where a number of them is given."""
+class LanguageModel(nn.Module):
+    """A language model with one block per mixer, and so many learned positions, if any."""
 
     def __init__(self, *mixers: nn.Module, positions: int = 0) -> None:
         super().__init__()
@@ -121,83 +119,82 @@ class Language(nn.Module):
         return self.body(input_ids, torch.arange(input_ids.shape[1], device=input_ids.device))
 
 
-class Masked(Language):
-    """A language model that is told which tokens are real, and counts positions from them."""
+class WithAttentionMask(LanguageModel):
+    """Takes attention_mask, and counts positions by it."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        keep = real(input_ids, attention_mask)
-        return self.body(input_ids, counted(keep), keep)
+        keep = real_tokens(input_ids, attention_mask)
+        return self.body(input_ids, positions_from_mask(keep), keep)
 
 
-class Placed(Language):
-    """A language model that takes positions from the caller."""
+class WithPositionIds(LanguageModel):
+    """Takes position_ids."""
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        keep = real(input_ids, attention_mask)
+        keep = real_tokens(input_ids, attention_mask)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
         return self.body(input_ids, position_ids, keep)
 
 
-class Turning(Placed):
-    """The same, with positions that turn queries and keys."""
+class WithRotaryPositionIds(WithPositionIds):
+    """The same with rotary positions."""
 
     def body(self, tokens: Tensor, positions: Tensor, *how: Any) -> Tensor:
         return super().body(tokens, positions, *how, positions)
 
 
-class Blanked(Language):
-    """A language model that is told which tokens are pads."""
+class WithPaddingMask(LanguageModel):
+    """Takes key_padding_mask."""
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        keep = real(tokens, None if key_padding_mask is None else ~key_padding_mask.bool())
-        return self.body(tokens, counted(keep), keep)
+        keep = real_tokens(tokens, None if key_padding_mask is None else ~key_padding_mask.bool())
+        return self.body(tokens, positions_from_mask(keep), keep)
 
 
-class Measured(Language):
-    """A language model that is told how long each text is; pads follow it."""
+class WithLengths(LanguageModel):
+    """Takes lengths; padding is on the right."""
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        keep = real(tokens, None if lengths is None else place < lengths.to(tokens.device)[:, None])
+        keep = real_tokens(tokens, None if lengths is None else place < lengths.to(tokens.device)[:, None])
         return self.body(tokens, place, keep)
 
 
-class Packed(Language):
-    """A language model that reads several texts in one row, each as if alone."""
+class WithSegmentIds(LanguageModel):
+    """Takes segment ids of packed sequences, and keeps them apart."""
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         segments = torch.ones_like(input_ids) if segment_ids is None else segment_ids
-        places = restarted(segments)
+        places = positions_from_segments(segments)
         return self.body(input_ids, places, segments, places)
 
 
-class Documents(Packed):
+class WithDocumentIds(WithSegmentIds):
     """The same under another name, with a mask of real tokens beside it."""
 
     def forward(
         self, tokens: Tensor, attention_mask: Tensor | None = None, doc_ids: Tensor | None = None
     ) -> Tensor:
-        keep = real(tokens, attention_mask)
+        keep = real_tokens(tokens, attention_mask)
         documents = keep.long() if doc_ids is None else torch.where(keep, doc_ids, 0)
         return super().forward(tokens, documents)
 
 
-class Sequenced(Packed):
+class WithSeqIdx(WithSegmentIds):
     """The same under the name that state-space models use."""
 
     def forward(self, input_ids: Tensor, seq_idx: Tensor | None = None) -> Tensor:
         return super().forward(input_ids, seq_idx)
 
 
-# -- attention
-# -------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------
 
 
-class Heads(nn.Module):
-    """Queries, keys and values for some heads, and the way back."""
+class MultiHead(nn.Module):
+    """The projections of multi-head attention: queries, keys, values and output."""
 
     def __init__(self, heads: int = H) -> None:
         super().__init__()
@@ -215,47 +212,47 @@ class Heads(nn.Module):
         return self.out(x.transpose(1, 2).flatten(2))
 
 
-class Infinite(Heads):
+class MinusInfinityMask(MultiHead):
     """Softmax over scores with -inf in the future."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        scores = self.scores(q, k).masked_fill(~triangle(x), float("-inf"))
+        scores = self.scores(q, k).masked_fill(~causal_mask(x), float("-inf"))
         return self.join(scores.softmax(-1) @ v)
 
 
-class Lowest(Heads):
-    """Adds the lowest number of the kind to the future."""
+class FiniteMinMask(MultiHead):
+    """Adds the lowest number of the dtype to future scores."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        future = (~triangle(x)).to(x.dtype) * torch.finfo(x.dtype).min
+        future = (~causal_mask(x)).to(x.dtype) * torch.finfo(x.dtype).min
         return self.join((self.scores(q, k) + future).softmax(-1) @ v)
 
 
-class Large(Heads):
-    """Fills the future with -1e9: enough, as norms keep scores small."""
+class MinusBillionMask(MultiHead):
+    """Fills future scores with -1e9: enough, since norms keep scores small."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        return self.join(F.softmax(self.scores(q, k).masked_fill(~triangle(x), -1e9), dim=-1) @ v)
+        return self.join(F.softmax(self.scores(q, k).masked_fill(~causal_mask(x), -1e9), dim=-1) @ v)
 
 
-class Fused(Heads):
+class FusedCausal(MultiHead):
     """The fused kernel with its own triangle."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.join(F.scaled_dot_product_attention(*self.split(x), is_causal=True))
 
 
-class FusedMask(Heads):
+class FusedBooleanMask(MultiHead):
     """The fused kernel with a boolean mask."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.join(F.scaled_dot_product_attention(*self.split(x), attn_mask=triangle(x)))
+        return self.join(F.scaled_dot_product_attention(*self.split(x), attn_mask=causal_mask(x)))
 
 
-class Either(Heads):
+class FlashOrManual(MultiHead):
     """nanoGPT's: the fused kernel, or a triangle kept in a buffer, by a flag."""
 
     def __init__(self, block_size: int = 41, dropout: float = 0.0) -> None:
@@ -281,7 +278,7 @@ class Either(Heads):
         return self.resid_dropout(self.join(y))
 
 
-class Grouped(nn.Module):
+class GroupedQuery(nn.Module):
     """Several query heads share one key head; written with einsum."""
 
     def __init__(self) -> None:
@@ -294,11 +291,11 @@ class Grouped(nn.Module):
         q = self.q(x).unflatten(-1, (2, 3, 5))
         k, v = self.kv(x).unflatten(-1, (2, 2, 5)).unbind(3)
         scores = torch.einsum("btghd,bsgd->bghts", q, k) / 5**0.5
-        weights = scores.masked_fill(~triangle(x), float("-inf")).softmax(-1)
+        weights = scores.masked_fill(~causal_mask(x), float("-inf")).softmax(-1)
         return self.out(torch.einsum("bghts,bsgd->btghd", weights, v).flatten(2))
 
 
-class Builtin(nn.Module):
+class TorchMultihead(nn.Module):
     """nn.MultiheadAttention in either layout, with or without weights."""
 
     def __init__(self, batch_first: bool, need_weights: bool = False) -> None:
@@ -309,24 +306,26 @@ class Builtin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x if self.batch_first else x.transpose(0, 1)
-        y = self.attn(y, y, y, attn_mask=~triangle(x), need_weights=self.need_weights)[0]
+        y = self.attn(y, y, y, attn_mask=~causal_mask(x), need_weights=self.need_weights)[0]
         return y if self.batch_first else y.transpose(0, 1)
 
 
-class BuiltinPadded(nn.Module):
-    """nn.MultiheadAttention with pads hidden; who would see nothing sees itself, and is a pad."""
+class TorchMultiheadPadded(nn.Module):
+    """nn.MultiheadAttention with padding hidden; a query that could attend to nothing, which is padding,
+    attends to itself.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.attn = nn.MultiheadAttention(D, H, batch_first=True)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        seen = triangle(x) & keep[:, None] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        seen = causal_mask(x) & keep[:, None] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         return self.attn(x, x, x, attn_mask=~seen.repeat_interleave(H, 0), need_weights=False)[0]
 
 
-class Seen(Heads):
-    """Attention by any rule over the places of query and key."""
+class PredicateMask(MultiHead):
+    """Attention with any predicate over the positions of query and key."""
 
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -339,8 +338,8 @@ class Seen(Heads):
         )
 
 
-class Near(Heads):
-    """A sliding window, turned by rotary positions."""
+class SlidingWindow(MultiHead):
+    """A sliding window with rotary positions."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
@@ -349,14 +348,14 @@ class Near(Heads):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
         place = torch.arange(x.shape[1], device=x.device)
-        far = apart(x.shape[1], x)
-        scores = self.scores(turned(q, place), turned(k, place))
+        far = distances(x.shape[1], x)
+        scores = self.scores(apply_rotary(q, place), apply_rotary(k, place))
         return self.join(scores.masked_fill((far < 0) | (far >= self.window), float("-inf")).softmax(-1) @ v)
 
 
-class Chunks(Heads):
-    """A window in chunks: each chunk looks at itself and at the one before; the end is filled up and cut off
-    again.
+class ChunkedWindow(MultiHead):
+    """A sliding window in chunks: each chunk attends to itself and the one before; the last is padded and cut
+    off again.
     """
 
     def __init__(self, chunk: int) -> None:
@@ -375,21 +374,21 @@ class Chunks(Heads):
         return self.join(y.flatten(2, 3)[:, :, :time])
 
 
-class Sloped(Heads):
-    """ALiBi: the farther, the less; pads hidden where they are told, and zeros where nothing is seen."""
+class ALiBi(MultiHead):
+    """ALiBi; padding is hidden where a mask is given, and a query that attends to nothing gives zeros."""
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
         slopes = 2.0 ** -torch.arange(1, self.heads + 1, device=x.device)
-        bias = (-slopes[:, None, None] * apart(x.shape[1], x)).to(x.dtype)
-        seen = triangle(x)[None, None] if keep is None else (triangle(x) & keep[:, None])[:, None]
+        bias = (-slopes[:, None, None] * distances(x.shape[1], x)).to(x.dtype)
+        seen = causal_mask(x)[None, None] if keep is None else (causal_mask(x) & keep[:, None])[:, None]
         scores = (self.scores(q, k) + bias).masked_fill(~seen, float("-inf"))
         scores = torch.where(seen.any(-1, keepdim=True), scores, 0.0)
         return self.join(scores.softmax(-1).masked_fill(~seen, 0.0) @ v)
 
 
-class Bucketed(Heads):
-    """T5's bias: one number for each bucket of distances and head, and no scale."""
+class T5Bias(MultiHead):
+    """T5's relative bias: a number for each bucket of distances and head, and unscaled scores."""
 
     def __init__(self, buckets: int = 7, farthest: int = 17, both: bool = False) -> None:
         super().__init__()
@@ -400,7 +399,7 @@ class Bucketed(Heads):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
-        far, near = apart(x.shape[1], x), self.buckets // 2
+        far, near = distances(x.shape[1], x), self.buckets // 2
         steps = far.abs() if self.both else far.clamp(min=0)
         grown = (
             near
@@ -411,77 +410,79 @@ class Bucketed(Heads):
         bucket = torch.where(steps < near, steps, grown.clamp(max=self.buckets - 1))
         bucket = bucket + self.buckets * (far < 0) if self.both else bucket
         scores = q @ k.mT * 0.3 + self.bias(bucket).permute(2, 0, 1)
-        seen = torch.ones_like(triangle(x)) if self.both else triangle(x)
+        seen = torch.ones_like(causal_mask(x)) if self.both else causal_mask(x)
         seen = seen if keep is None else (seen & keep[:, None])[:, None]
         return self.join(scores.masked_fill(~seen, torch.finfo(x.dtype).min).softmax(-1) @ v)
 
 
-class Turned(Heads):
-    """Rotary positions, by place in the row where none are given: only distances count, so pads on the left
-    move nothing.
+class RotaryAttention(MultiHead):
+    """Rotary attention, at positions in the row where none are given: only distances matter, so padding on
+    the left changes nothing.
     """
 
     def forward(self, x: Tensor, keep: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
         place = torch.arange(x.shape[1], device=x.device) if places is None else places
-        seen = triangle(x) if keep is None else (triangle(x) & keep[:, None])[:, None]
+        seen = causal_mask(x) if keep is None else (causal_mask(x) & keep[:, None])[:, None]
         return self.join(
-            F.scaled_dot_product_attention(turned(q, place), turned(k, place), v, attn_mask=seen)
+            F.scaled_dot_product_attention(apply_rotary(q, place), apply_rotary(k, place), v, attn_mask=seen)
         )
 
 
-class Padded(Heads):
-    """Causal among real tokens; zeros, not NaN, where nothing is seen."""
+class PaddingMasked(MultiHead):
+    """Causal over real tokens; a query that attends to nothing gives zeros, not NaN."""
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        seen = (triangle(x) & keep[:, None])[:, None]
+        seen = (causal_mask(x) & keep[:, None])[:, None]
         scores = self.scores(q, k).masked_fill(~seen, torch.finfo(x.dtype).min)
         return self.join((scores.softmax(-1) * seen.any(-1, keepdim=True)) @ v)
 
 
-class Among(Heads):
-    """Causal inside each text of a packed row, with rotary positions that begin again."""
+class SegmentAttention(MultiHead):
+    """Causal inside each segment, with rotary positions that restart."""
 
     def forward(self, x: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        seen = triangle(x) & (segments[:, :, None] == segments[:, None])
+        seen = causal_mask(x) & (segments[:, :, None] == segments[:, None])
         return self.join(
-            F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen[:, None])
+            F.scaled_dot_product_attention(
+                apply_rotary(q, places), apply_rotary(k, places), v, attn_mask=seen[:, None]
+            )
         )
 
 
-class Sunk(Heads):
-    """Softmax with one more in the sum: who sees nothing takes nothing."""
+class SinkSoftmax(MultiHead):
+    """Softmax with an additional one in the denominator: a query that attends to nothing gives zeros."""
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
-        seen = triangle(x) if keep is None else (triangle(x) & keep[:, None])[:, None]
+        seen = causal_mask(x) if keep is None else (causal_mask(x) & keep[:, None])[:, None]
         scores = self.scores(q, k).masked_fill(~seen, float("-inf"))
         scores = torch.cat([torch.zeros_like(scores[..., :1]), scores], -1)
         return self.join(scores.softmax(-1)[..., 1:] @ v)
 
 
-class Few(Heads):
-    """Each query keeps the three best of the keys it may see."""
+class TopKAttention(MultiHead):
+    """Each query attends to the three best of its visible keys."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        scores = self.scores(q, k).masked_fill(~triangle(x), float("-inf"))
+        scores = self.scores(q, k).masked_fill(~causal_mask(x), float("-inf"))
         least = scores.topk(min(3, x.shape[1]), -1).values[..., -1:]
         return self.join(scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v)
 
 
-class Gates(Heads):
+class SigmoidAttention(MultiHead):
     """Sigmoids instead of a softmax."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        return self.join((self.scores(q, k) - 2.0).sigmoid().masked_fill(~triangle(x), 0.0) @ v)
+        return self.join((self.scores(q, k) - 2.0).sigmoid().masked_fill(~causal_mask(x), 0.0) @ v)
 
 
-class Linear(Heads):
-    """Linear attention: running sums of keys times values; pads add nothing."""
+class LinearAttention(MultiHead):
+    """Linear attention: running sums of keys times values; padding adds nothing."""
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         q, k, v = self.split(x)
@@ -493,8 +494,8 @@ class Linear(Heads):
         )
 
 
-class LinearChunks(Heads):
-    """Linear attention in chunks of five: a triangle inside a chunk, a running sum over those before."""
+class ChunkedLinearAttention(MultiHead):
+    """Linear attention in chunks of five: a causal mask inside a chunk, a running sum over those before."""
 
     def forward(self, x: Tensor) -> Tensor:
         c, time = 5, x.shape[1]
@@ -503,7 +504,7 @@ class LinearChunks(Heads):
             F.pad(part, (0, 0, 0, -time % c)).unflatten(2, (-1, c))
             for part in (F.elu(q) + 1, F.elu(k) + 1, v)
         )
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last number sums the weights
+        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
         sums = k.mT @ v
         before = torch.cat([torch.zeros_like(sums[:, :, :1]), sums.cumsum(2)[:, :, :-1]], 2)
         y = (q @ k.mT).tril() @ v + q @ before
@@ -511,12 +512,14 @@ class LinearChunks(Heads):
 
 
 class Hourglass(nn.Module):
-    """Attention over groups of three, moved right first, so that a group ends where it is first used."""
+    """Attention over groups of three, shifted right first, so that a group is complete where it is first
+    used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Linear(3 * D, D)
-        self.attn = Fused()
+        self.attn = FusedCausal()
         self.up = nn.Linear(D, D)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -526,12 +529,11 @@ class Hourglass(nn.Module):
         return self.up(groups).repeat_interleave(3, 1)[:, :time]
 
 
-# -- convolutions, recurrences and scans
-# -------------------------------------------------------------------------------
+# -- convolutions, recurrences and scans -------------------------------------------------------
 
 
-class Convolved(nn.Module):
-    """A convolution with all its padding on the left; pads of a text are zeroed before it."""
+class CausalConv(nn.Module):
+    """A convolution padded on the left only; padding tokens are zeroed before it."""
 
     def __init__(self, kernel: int = 3, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -543,8 +545,8 @@ class Convolved(nn.Module):
         return self.conv(F.pad(x.mT, (self.left, 0))).mT
 
 
-class Trimmed(nn.Module):
-    """A convolution padded on both sides by torch, its end cut off; weights in two parts."""
+class TrimmedConv(nn.Module):
+    """A convolution that torch pads on both sides, with its end cut off; weight normalisation."""
 
     def __init__(self, kernel: int = 5) -> None:
         super().__init__()
@@ -554,7 +556,7 @@ class Trimmed(nn.Module):
         return F.glu(self.conv(x.mT)[..., : x.shape[1]].mT, -1)
 
 
-class Recurrent(nn.Module):
+class TorchRecurrent(nn.Module):
     """Torch's own LSTM or GRU."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
@@ -565,8 +567,8 @@ class Recurrent(nn.Module):
         return self.rnn(x)[0]
 
 
-class Gated(nn.Module):
-    """A GRU cell by hand: a pad leaves the state as it was."""
+class ManualGRU(nn.Module):
+    """A GRU cell by hand: padding leaves the state as it was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -580,10 +582,8 @@ class Gated(nn.Module):
         return torch.stack(out, 1)
 
 
-class Scan(nn.Module):
-    """A state-space scan, one step after another, whose decay depends on the token; a new text clears the
-    state.
-    """
+class StateSpaceScan(nn.Module):
+    """A sequential state-space scan whose decay depends on the token; a new segment resets the state."""
 
     def __init__(self, states: int = 3) -> None:
         super().__init__()
@@ -604,8 +604,8 @@ class Scan(nn.Module):
         return torch.stack(out, 1)
 
 
-class Sums(nn.Module):
-    """A state-space scan as one running sum: grown by what decay will take away again."""
+class CumsumScan(nn.Module):
+    """A state-space scan as one cumulative sum, of inputs divided by the decay so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -620,8 +620,8 @@ class Sums(nn.Module):
         return self.out((new * grown.exp()).cumsum(1).mul((-grown).exp()).to(x.dtype))
 
 
-class Doubling(nn.Module):
-    """A scan in log T steps: each joins what lies 1, 2, 4 … back."""
+class DoublingScan(nn.Module):
+    """A parallel scan in log T steps, which combine positions 1, 2, 4 … apart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -639,10 +639,8 @@ class Doubling(nn.Module):
         return state
 
 
-class Long(nn.Module):
-    """A convolution as long as the text, by Fourier transform over twice the length: causal up to
-    rounding.
-    """
+class FFTConv(nn.Module):
+    """A convolution as long as the sequence, by FFT over twice the length: causal up to rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -651,15 +649,15 @@ class Long(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         time = x.shape[1]
-        kind = torch.promote_types(x.dtype, torch.float32)  # there is no transform of bfloat16
+        kind = torch.promote_types(x.dtype, torch.float32)  # there is no FFT in bfloat16
         place = torch.arange(time, device=x.device)[:, None, None]
         kernel = (self.size * torch.exp(-self.decay.to(kind) * place)).sum(1)
         y = torch.fft.rfft(x.to(kind), n=2 * time, dim=1) * torch.fft.rfft(kernel, n=2 * time, dim=0)
         return torch.fft.irfft(y, n=2 * time, dim=1)[:, :time].to(x.dtype)
 
 
-class Shifted(nn.Module):
-    """RWKV: a blend with the token before, then weights that fade with time."""
+class RWKVMixer(nn.Module):
+    """RWKV: token shift, then weights that decay with time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -692,8 +690,8 @@ class Shifted(nn.Module):
         return r.sigmoid() * torch.stack(out, 1)
 
 
-class Running(nn.Module):
-    """Normalised by mean and spread of all that came so far."""
+class RunningNorm(nn.Module):
+    """Normalises by the mean and deviation of the positions so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -708,7 +706,7 @@ class Running(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each token goes to the best two of five experts; an expert runs on the tokens gathered for it."""
+    """Top-2 routing over five experts; an expert runs on the tokens gathered for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -728,27 +726,27 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
-class Routed(nn.Module):
+class MoEBlock(nn.Module):
     """Attention, then experts for each token."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn = Fused()
+        self.attn = FusedCausal()
         self.experts = Experts()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x + self.attn(x))
 
 
-class Codes(nn.Module):
-    """Each token is put to the nearest of eleven codes, straight through for gradients; then a
+class VectorQuantizer(nn.Module):
+    """Each vector is quantised to the nearest of eleven codes, with a straight-through gradient, before a
     convolution.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.codes = nn.Parameter(torch.randn(11, D))
-        self.conv = Convolved(3)
+        self.conv = CausalConv(3)
 
     def forward(self, x: Tensor) -> Tensor:
         far = x.square().sum(-1, keepdim=True) - 2 * x @ self.codes.T + self.codes.square().sum(-1)
@@ -756,8 +754,7 @@ class Codes(nn.Module):
         return self.conv(x + (nearest - x).detach())
 
 
-# -- wholes with a shape of their own
-# ------------------------------------------------------------------------------------
+# -- other architectures -----------------------------------------------------------------------
 
 
 class NanoGPT(nn.Module):
@@ -774,7 +771,7 @@ class NanoGPT(nn.Module):
                 wte=nn.Embedding(V, D),
                 wpe=nn.Embedding(block_size, D),
                 drop=nn.Dropout(dropout),
-                h=nn.ModuleList(Block(Either(block_size, dropout)) for _ in range(2)),
+                h=nn.ModuleList(Block(FlashOrManual(block_size, dropout)) for _ in range(2)),
                 ln_f=nn.LayerNorm(D),
             )
         )
@@ -796,7 +793,7 @@ class NanoGPT(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, V), targets.reshape(-1), ignore_index=-1)
 
 
-class Stacked(nn.Module):
+class TorchEncoderLM(nn.Module):
     """nn.TransformerEncoder with a causal mask."""
 
     def __init__(self, norm_first: bool, dropout: float = 0.0) -> None:
@@ -813,10 +810,8 @@ class Stacked(nn.Module):
         return self.head(self.encoder(x, mask=mask, is_causal=True))
 
 
-class Whole(nn.Module):
-    """nn.Transformer: source and target, a causal mask for the target, pads of the source hidden from both
-    sides.
-    """
+class TorchTransformer(nn.Module):
+    """nn.Transformer: a causal mask for the target, the source's padding hidden in encoder and decoder."""
 
     def __init__(self, batch_first: bool) -> None:
         super().__init__()
@@ -832,10 +827,10 @@ class Whole(nn.Module):
         self.head = nn.Linear(D, V)
 
     def forward(self, src: Tensor, tgt: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
-        keep = real(src, None if src_key_padding_mask is None else ~src_key_padding_mask.bool())
-        x = self.source(src) * keep[..., None] + self.position(counted(keep))
+        keep = real_tokens(src, None if src_key_padding_mask is None else ~src_key_padding_mask.bool())
+        x = self.source(src) * keep[..., None] + self.position(positions_from_mask(keep))
         y = self.target(tgt) + self.position(torch.arange(tgt.shape[1], device=tgt.device))
-        pads = ~keep & keep.any(1, keepdim=True)  # a source of pads alone is a row of zeros: better than NaN
+        pads = ~keep & keep.any(1, keepdim=True)  # a source of padding alone is kept: better than NaN
         mask = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1], device=y.device, dtype=torch.bool)
         if not self.batch_first:
             x, y = x.transpose(0, 1), y.transpose(0, 1)
@@ -845,14 +840,14 @@ class Whole(nn.Module):
         return self.head(y if self.batch_first else y.transpose(0, 1))
 
 
-class Crossing(nn.Module):
-    """A decoder over features of a source, with cross attention and no encoder."""
+class CrossAttentionDecoder(nn.Module):
+    """A decoder with cross-attention to source features, without an encoder."""
 
     def __init__(self) -> None:
         super().__init__()
         self.source = nn.Linear(FEATURES, D)
         self.target = nn.Embedding(V, D)
-        self.own = Sloped()
+        self.own = ALiBi()
         self.cross = nn.MultiheadAttention(D, H, batch_first=True)
         self.head = nn.Linear(D, V)
 
@@ -862,7 +857,7 @@ class Crossing(nn.Module):
         return self.head(x + self.cross(x, memory, memory, need_weights=False)[0])
 
 
-class Numbers(nn.Module):
+class FeatureModel(nn.Module):
     """Features in, features out: a forecast of the next values."""
 
     def __init__(self, mixer: nn.Module) -> None:
@@ -889,8 +884,8 @@ class ChannelsFirst(nn.Module):
         return x
 
 
-class Wave(nn.Module):
-    """A WaveNet: gated convolutions that reach 1, 2 and 4 back, with sums of all layers at the end."""
+class WaveNet(nn.Module):
+    """A WaveNet: gated convolutions with dilations 1, 2 and 4, and skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -908,8 +903,8 @@ class Wave(nn.Module):
         return self.head(total.relu()).mT
 
 
-class Pairs(nn.Module):
-    """Looks up each token together with the one before, in a table of hashes."""
+class BigramHash(nn.Module):
+    """Embeds each token together with the previous one, by hash."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -922,16 +917,16 @@ class Pairs(nn.Module):
         return self.head(F.gelu(self.one(tokens) + self.two((before * 59 + tokens) % 101)))
 
 
-class Forbidding(Language):
-    """Forbids the first word of the vocabulary: its score is -inf everywhere."""
+class BannedToken(LanguageModel):
+    """Bans the first token of the vocabulary: its logit is -inf everywhere."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         forbidden = torch.arange(V, device=input_ids.device) == 0
         return super().forward(input_ids).masked_fill(forbidden, float("-inf")).log_softmax(-1)
 
 
-class Dropping(Language):
-    """Drops out after the embedding and after each block."""
+class WithDropout(LanguageModel):
+    """Dropout after the embedding and after each block."""
 
     def __init__(self, *mixers: nn.Module) -> None:
         super().__init__(*mixers)
@@ -944,8 +939,8 @@ class Dropping(Language):
         return self.head(self.norm(x))
 
 
-class Skipping(Language):
-    """Leaves out a block now and then while it learns, for each row by itself."""
+class StochasticDepth(LanguageModel):
+    """Skips blocks at random in training, for each row independently."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.token(input_ids)
@@ -955,16 +950,16 @@ class Skipping(Language):
         return self.head(self.norm(x))
 
 
-class Sharing(Language):
-    """Embedding and head are one matrix."""
+class TiedWeights(LanguageModel):
+    """Embedding and head share their weights."""
 
     def __init__(self, *mixers: nn.Module) -> None:
         super().__init__(*mixers)
         self.head.weight = self.token.weight
 
 
-class Quiet(Language):
-    """Begins with zeros where a block or the head writes."""
+class ZeroInit(LanguageModel):
+    """Output projections of blocks, or the head, initialised to zero."""
 
     def __init__(self, *mixers: nn.Module, head: bool) -> None:
         super().__init__(*mixers)
@@ -972,15 +967,15 @@ class Quiet(Language):
             nn.init.zeros_(layer.weight)
 
 
-class Telling(Language):
-    """Returns the weights too, where they are asked for."""
+class ReturnsWeights(LanguageModel):
+    """Returns attention weights too, on request."""
 
     def forward(self, tokens: Tensor, return_attention: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
         x, told = self.token(tokens), []
         for block in self.blocks:
             q, k, v = block.mixer.split(block.norm1(x))
             if return_attention:
-                told.append(block.mixer.scores(q, k).masked_fill(~triangle(x), float("-inf")).softmax(-1))
+                told.append(block.mixer.scores(q, k).masked_fill(~causal_mask(x), float("-inf")).softmax(-1))
                 y = told[-1] @ v
             else:
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -990,19 +985,18 @@ class Telling(Language):
         return (logits, told) if return_attention else logits
 
 
-# -- encoders
-# ------------------------------------------------------------------------------------------------------------
+# -- encoders ----------------------------------------------------------------------------------
 
 
-class Around(Heads):
-    """Everyone sees every real token; zeros where there is none."""
+class BidirectionalAttention(MultiHead):
+    """Bidirectional over real tokens; zeros where there are none."""
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         return self.join(F.scaled_dot_product_attention(*self.split(x), attn_mask=keep[:, None, None]))
 
 
-class Minus(Heads):
-    """BERT as it was first written: -10000 on pads, which is enough after a norm."""
+class BertAttention(MultiHead):
+    """BERT as first published: -10000 on padded keys, which is enough after a norm."""
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.split(x)
@@ -1011,8 +1005,8 @@ class Minus(Heads):
         )
 
 
-class BothSides(nn.Module):
-    """A convolution that looks both ways; pads are zeros, as beyond the ends."""
+class SymmetricConv(nn.Module):
+    """A symmetric convolution; padding tokens are zeros, as beyond the ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1022,8 +1016,8 @@ class BothSides(nn.Module):
         return self.conv((x * keep[..., None]).mT).mT
 
 
-class StackedBothWays(nn.Module):
-    """nn.TransformerEncoder with pads hidden; a row of pads alone shows itself and ends as zeros."""
+class TorchEncoder(nn.Module):
+    """nn.TransformerEncoder with padding hidden; a row of padding alone attends to itself and gives zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1033,14 +1027,14 @@ class StackedBothWays(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, src: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
-        keep = real(src, None if src_key_padding_mask is None else ~src_key_padding_mask.bool())
-        x = self.token(src) + self.position(counted(keep))
+        keep = real_tokens(src, None if src_key_padding_mask is None else ~src_key_padding_mask.bool())
+        x = self.token(src) + self.position(positions_from_mask(keep))
         x = self.encoder(x, src_key_padding_mask=~keep & keep.any(1, keepdim=True))
         return x.masked_fill(~keep[..., None], 0.0)
 
 
-class ThereAndBack(nn.Module):
-    """An LSTM in both directions over packed rows of the lengths given."""
+class BidirectionalLSTM(nn.Module):
+    """A bidirectional LSTM over packed sequences of the given lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1057,23 +1051,24 @@ class ThereAndBack(nn.Module):
         return self.head(pad_packed_sequence(y, batch_first=True, total_length=tokens.shape[1])[0])
 
 
-class AroundEach(Heads):
-    """Everyone sees its own text of a packed row."""
+class BidirectionalSegments(MultiHead):
+    """Bidirectional inside each segment of a packed row."""
 
     def forward(self, x: Tensor, segments: Tensor, places: Tensor) -> Tensor:
         q, k, v = self.split(x)
         seen = (segments[:, :, None] == segments[:, None])[:, None]
         return self.join(
-            F.scaled_dot_product_attention(turned(q, places), turned(k, places), v, attn_mask=seen)
+            F.scaled_dot_product_attention(
+                apply_rotary(q, places), apply_rotary(k, places), v, attn_mask=seen
+            )
         )
 
 
-# -- caches
-# ----------------------------------------------------------------------------------------------------
+# -- caches ------------------------------------------------------------------------------------
 
 
-class Remembering(Heads):
-    """Attention over what was kept and what is new; keys are kept turned."""
+class CachedAttention(MultiHead):
+    """Attention over cached and new keys; keys are cached after rotation."""
 
     def forward(
         self, x: Tensor, past: tuple[Tensor, Tensor] | None = None
@@ -1081,18 +1076,18 @@ class Remembering(Heads):
         q, k, v = self.split(x)
         start = 0 if past is None else past[0].shape[2]
         place = torch.arange(start, start + x.shape[1], device=x.device)
-        q, k = turned(q, place), turned(k, place)
+        q, k = apply_rotary(q, place), apply_rotary(k, place)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         seen = torch.arange(k.shape[2], device=x.device) <= place[:, None]
         return self.join(F.scaled_dot_product_attention(q, k, v, attn_mask=seen)), (k, v)
 
 
-class Cached(Language):
-    """A cache that grows: a tuple of keys and values for each block, in and out."""
+class GrowingCacheLM(LanguageModel):
+    """A growing cache: a tuple of keys and values for each block, in and out."""
 
     def __init__(self, blocks: int = 2) -> None:
-        super().__init__(*(Remembering() for _ in range(blocks)))
+        super().__init__(*(CachedAttention() for _ in range(blocks)))
 
     def run(self, tokens: Tensor, cache: tuple | None) -> tuple[Tensor, tuple]:
         x, kept = self.token(tokens), []
@@ -1107,8 +1102,8 @@ class Cached(Language):
         return self.run(x, cache)
 
 
-class CachedOnWish(Cached):
-    """The same, in the words of Hugging Face; the cache comes back where it is asked for."""
+class UseCacheLM(GrowingCacheLM):
+    """The same with Hugging Face's argument names; the cache is returned with use_cache."""
 
     def forward(
         self, input_ids: Tensor, past_key_values: tuple | None = None, use_cache: bool = False
@@ -1117,7 +1112,7 @@ class CachedOnWish(Cached):
         return {"logits": logits, "past_key_values": kept} if use_cache else {"logits": logits}
 
 
-class Stepping(Cached):
+class StartStepLM(GrowingCacheLM):
     """start and step; the state is a list that changes in place."""
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -1132,8 +1127,8 @@ class Stepping(Cached):
         return scores[:, -1]
 
 
-class Static(Heads):
-    """A buffer of a fixed size with a place for each position; empty places are not seen."""
+class StaticCacheAttention(MultiHead):
+    """Attention with a static cache: a slot for each position; empty slots are hidden."""
 
     def forward(
         self, x: Tensor, kept: tuple[Tensor, Tensor], place: Tensor
@@ -1144,11 +1139,11 @@ class Static(Heads):
         return self.join(F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)), (keys, values)
 
 
-class Buffered(Language):
-    """A static cache: buffers of 47 places, and how many are taken."""
+class StaticCacheLM(LanguageModel):
+    """A static cache: buffers of 47 slots, and how many are filled."""
 
     def __init__(self) -> None:
-        super().__init__(Static(), Static(), positions=47)
+        super().__init__(StaticCacheAttention(), StaticCacheAttention(), positions=47)
 
     def forward(
         self, tokens: Tensor, kv_cache: dict[str, Any] | None = None
@@ -1168,8 +1163,8 @@ class Buffered(Language):
         return self.head(self.norm(x)), {"taken": taken + tokens.shape[1], "layers": kept}
 
 
-class Inside(Heads):
-    """Keeps its keys in buffers of its own, and looks no farther than it was told to."""
+class InternalCacheAttention(MultiHead):
+    """Keeps its keys in buffers of its own, and reads them up to the current position only."""
 
     def __init__(self, rows: int = 7, places: int = 47) -> None:
         super().__init__()
@@ -1187,11 +1182,11 @@ class Inside(Heads):
         return self.join(F.scaled_dot_product_attention(q, k, v, attn_mask=seen))
 
 
-class Starting(Language):
-    """Llama's first code: the cache lies inside, and the caller says where the tokens begin."""
+class StartPosLM(LanguageModel):
+    """As in Llama's first code: an internal cache, and start_pos."""
 
     def __init__(self) -> None:
-        super().__init__(Inside(), Inside(), positions=47)
+        super().__init__(InternalCacheAttention(), InternalCacheAttention(), positions=47)
 
     def forward(self, tokens: Tensor, start_pos: int = 0) -> Tensor:
         return self.body(
@@ -1199,8 +1194,8 @@ class Starting(Language):
         )
 
 
-class Ringed(Heads):
-    """A ring of as many places as the window; what leaves the window is written over."""
+class RingCacheAttention(MultiHead):
+    """A ring buffer as long as the window; keys that leave the window are overwritten."""
 
     def __init__(self, window: int = 5) -> None:
         super().__init__()
@@ -1208,7 +1203,7 @@ class Ringed(Heads):
 
     def forward(self, x: Tensor, ring: dict[str, Tensor], place: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         q, k, v = self.split(x)
-        q, k = turned(q, place), turned(k, place)
+        q, k = apply_rotary(q, place), apply_rotary(k, place)
         keys, values = torch.cat([ring["keys"], k], 2), torch.cat([ring["values"], v], 2)
         places = torch.cat([ring["places"], place])
         far = place[:, None] - places
@@ -1225,11 +1220,11 @@ class Ringed(Heads):
         return self.join(F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)), ring
 
 
-class Ring(Language):
-    """A sliding window with a ring for each block; the state is returned by each step."""
+class RingCacheLM(LanguageModel):
+    """A sliding window with a ring cache for each block; each step returns the state."""
 
     def __init__(self, blocks: int, window: int = 5) -> None:
-        super().__init__(*(Ringed(window) for _ in range(blocks)))
+        super().__init__(*(RingCacheAttention(window) for _ in range(blocks)))
         self.window = window
 
     def run(self, tokens: Tensor, state: tuple[int, list] | None = None) -> tuple[Tensor, tuple[int, list]]:
@@ -1272,8 +1267,8 @@ class RecurrentState(nn.Module):
         return self.head(y), state
 
 
-class Recalling(nn.Module):
-    """A convolution that keeps its last inputs between calls."""
+class CachedConv(nn.Module):
+    """A convolution whose state is its last inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1287,8 +1282,8 @@ class Recalling(nn.Module):
         return self.head(F.silu(self.conv(x)).mT), x[..., -3:]
 
 
-class Summing(Linear):
-    """Linear attention that goes on from the sums it had."""
+class StatefulLinearAttention(LinearAttention):
+    """Linear attention that continues from its running sums."""
 
     def forward(
         self, x: Tensor, sums: tuple[Tensor, Tensor] | None = None
@@ -1302,36 +1297,35 @@ class Summing(Linear):
         return self.join(y), (both[:, :, -1:], keys[:, :, -1:])
 
 
-class Carried(Cached):
+class LinearAttentionStateLM(GrowingCacheLM):
     """Linear attention whose state does not grow."""
 
     def __init__(self) -> None:
-        Language.__init__(self, Summing(), Summing())
+        LanguageModel.__init__(self, StatefulLinearAttention(), StatefulLinearAttention())
 
     def forward(self, tokens: Tensor, state: tuple | None = None) -> tuple[Tensor, tuple]:
         return self.run(tokens, state)
 
 
-# -- labels and outputs
-# ------------------------------------------------------------------------------------------------
+# -- labels and outputs ------------------------------------------------------------------------
 
 
 @dataclass
-class Output:
-    """What a model found out."""
+class ModelOutput:
+    """The output of a model."""
 
     logits: Tensor
     loss: Tensor | None = None
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Position t predicts label t + 1; -100 is left out."""
+    """Position t predicts label t + 1; -100 is ignored."""
     return F.cross_entropy(
         logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=-100
     )
 
 
-class Labelled(Masked):
+class LabelsInDict(WithAttentionMask):
     """Hugging Face's convention, as a dict."""
 
     def forward(
@@ -1345,8 +1339,8 @@ class Labelled(Masked):
         )
 
 
-class LabelledPair(Language):
-    """The same as a pair of loss and logits, the labels moved instead of the logits."""
+class LabelsInTuple(LanguageModel):
+    """The same as a tuple (loss, logits), with the labels shifted instead of the logits."""
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor, ...]:
         logits = super().forward(input_ids)
@@ -1356,20 +1350,20 @@ class LabelledPair(Language):
         return F.cross_entropy(logits.mT.float(), following), logits
 
 
-class LabelledOutput(Language):
-    """The same as a dataclass, the loss a sum over tokens by their number, and zero where there is none."""
+class LabelsInDataclass(LanguageModel):
+    """The same as a dataclass; the summed loss divided by the number of labels, zero where there are none."""
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Output:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> ModelOutput:
         logits = super().forward(input_ids)
         if labels is None:
-            return Output(logits)
+            return ModelOutput(logits)
         wanted = labels[:, 1:]
         each = F.cross_entropy(logits[:, :-1].mT, wanted, ignore_index=-100, reduction="none")
-        return Output(logits, each.sum() / (wanted != -100).sum().clamp(min=1))
+        return ModelOutput(logits, each.sum() / (wanted != -100).sum().clamp(min=1))
 
 
-class Returning(Language):
-    """Logits among other things: in a dict, a tuple or a dataclass."""
+class WrappedOutput(LanguageModel):
+    """Logits among other outputs: in a dict, a tuple or a dataclass."""
 
     def __init__(self, *mixers: nn.Module, wrap: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__(*mixers)
@@ -1382,12 +1376,11 @@ class Returning(Language):
         return self.wrap(self.head(self.norm(x)), x)
 
 
-# -- other forms
-# ---------------------------------------------------------------------------------------------------------
+# -- other forms -------------------------------------------------------------------------------
 
 
-class Rounded(nn.Module):
-    """A linear layer with weights in eight bits, one scale for each output."""
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights, one scale per output channel."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -1400,46 +1393,46 @@ class Rounded(nn.Module):
         return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype), self.bias)
 
 
-class RoundedByToken(Rounded):
-    """Eight bits for what comes in as well, each token with a scale of its own."""
+class Int8PerTokenLinear(Int8Linear):
+    """The inputs in int8 too, with a scale for each token."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
         return super().forward((x / scale).round() * scale)
 
 
-def rounded(model: nn.Module, kind: type[Rounded]) -> nn.Module:
-    """The model with every linear layer in eight bits."""
+def quantize_linears(model: nn.Module, kind: type[Int8Linear]) -> nn.Module:
+    """The model with every linear layer in int8."""
     for name, child in list(model.named_children()):
         if isinstance(child, nn.Linear):
             setattr(model, name, kind(child))
         else:
-            rounded(child, kind)
+            quantize_linears(child, kind)
     return model
 
 
-def halved(model: nn.Module) -> nn.Module:
-    """The model with linear layers that torch keeps in sixteen bits."""
+def half_precision_linears(model: nn.Module) -> nn.Module:
+    """The model with linear layers that torch quantises dynamically to float16."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = model.eval().requires_grad_(False)  # such layers have no gradient
+        model = model.eval().requires_grad_(False)  # these layers have no gradient
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.float16)
 
 
-def bare() -> Callable[[Tensor], Tensor]:
-    """A function and no module: attention with fixed weights."""
+def attention_function() -> Callable[[Tensor], Tensor]:
+    """Attention with fixed weights, as a function instead of a module."""
     table, q, k, v, head = (torch.randn(shape) / 4 for shape in [(V, D), (D, D), (D, D), (D, D), (D, V)])
 
     def function(tokens: Tensor) -> Tensor:
         x = table[tokens]
         scores = (x @ q) @ (x @ k).mT / math.sqrt(D)
-        return (scores.masked_fill(~triangle(x), float("-inf")).softmax(-1) @ (x @ v) + x) @ head
+        return (scores.masked_fill(~causal_mask(x), float("-inf")).softmax(-1) @ (x @ v) + x) @ head
 
     return function
 
 
-def bare_numbers() -> Callable[[Tensor], Tensor]:
-    """A function of features: a mean over all so far."""
+def mean_function() -> Callable[[Tensor], Tensor]:
+    """A function of features: the mean of the positions so far."""
 
     def function(x: Tensor) -> Tensor:
         return (x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]).tanh()
@@ -1448,8 +1441,8 @@ def bare_numbers() -> Callable[[Tensor], Tensor]:
 
 
 def with_callables() -> tuple:
-    """A model whose cache is reached by two functions."""
-    model = Cached()
+    """A model whose cache is used through prefill= and step=."""
+    model = GrowingCacheLM()
 
     def prefill(prompt: Tensor) -> tuple[Tensor, dict[str, tuple]]:
         scores, cache = model(prompt)
@@ -1459,12 +1452,12 @@ def with_callables() -> tuple:
         scores, state["cache"] = model(tokens, state["cache"])
         return scores
 
-    return (lambda tokens: model(tokens)[0]), ids(), {"prefill": prefill, "step": step, "vocab": V}
+    return (lambda tokens: model(tokens)[0]), random_tokens(), {"prefill": prefill, "step": step, "vocab": V}
 
 
-def pair() -> dict[str, Tensor]:
-    """A source and a target of other lengths."""
-    return {"src": ids(2, 13), "tgt": ids(2, 11)}
+def source_and_target() -> dict[str, Tensor]:
+    """A source and a target of different lengths."""
+    return {"src": random_tokens(2, 13), "tgt": random_tokens(2, 11)}
 
 
 def honest(
@@ -1491,156 +1484,244 @@ def causal_and(mask: kl.Mask) -> kl.Mask:
 
 HONEST = [
     honest("nanogpt", NanoGPT),
-    honest("nanogpt with targets", NanoGPT, lambda: {"idx": ids(), "targets": ids().roll(-1, 1)}),
+    honest(
+        "nanogpt with targets",
+        NanoGPT,
+        lambda: {"idx": random_tokens(), "targets": random_tokens().roll(-1, 1)},
+    ),
     honest("nanogpt with dropout", lambda: NanoGPT(dropout=0.2)),
-    honest("softmax with -inf", lambda: Language(Infinite(), Infinite(), positions=41)),
-    honest("softmax with the lowest number", lambda: Language(Lowest(), Lowest(), positions=41)),
-    honest("softmax with -1e9", lambda: Language(Large(), Large(), positions=41)),
-    honest("fused, is_causal", lambda: Language(Fused(), Fused(), positions=41)),
-    honest("fused, boolean mask", lambda: Language(FusedMask(), FusedMask(), positions=41)),
-    honest("grouped heads by einsum", lambda: Language(Grouped(), Grouped())),
-    honest("MultiheadAttention, batch first", lambda: Language(Builtin(True), Builtin(True), positions=41)),
-    honest("MultiheadAttention, time first", lambda: Language(Builtin(False), Builtin(False), positions=41)),
+    honest(
+        "softmax with -inf", lambda: LanguageModel(MinusInfinityMask(), MinusInfinityMask(), positions=41)
+    ),
+    honest(
+        "softmax with the lowest number",
+        lambda: LanguageModel(FiniteMinMask(), FiniteMinMask(), positions=41),
+    ),
+    honest("softmax with -1e9", lambda: LanguageModel(MinusBillionMask(), MinusBillionMask(), positions=41)),
+    honest("fused, is_causal", lambda: LanguageModel(FusedCausal(), FusedCausal(), positions=41)),
+    honest(
+        "fused, boolean mask", lambda: LanguageModel(FusedBooleanMask(), FusedBooleanMask(), positions=41)
+    ),
+    honest("grouped heads by einsum", lambda: LanguageModel(GroupedQuery(), GroupedQuery())),
+    honest(
+        "MultiheadAttention, batch first",
+        lambda: LanguageModel(TorchMultihead(True), TorchMultihead(True), positions=41),
+    ),
+    honest(
+        "MultiheadAttention, time first",
+        lambda: LanguageModel(TorchMultihead(False), TorchMultihead(False), positions=41),
+    ),
     honest(
         "MultiheadAttention with weights",
-        lambda: Language(Builtin(True, True), Builtin(False, True), positions=41),
+        lambda: LanguageModel(TorchMultihead(True, True), TorchMultihead(False, True), positions=41),
     ),
     honest(
-        "MultiheadAttention, pads hidden", lambda: Blanked(BuiltinPadded(), BuiltinPadded(), positions=41)
+        "MultiheadAttention, pads hidden",
+        lambda: WithPaddingMask(TorchMultiheadPadded(), TorchMultiheadPadded(), positions=41),
     ),
-    honest("TransformerEncoder, causal, norm first", lambda: Stacked(True)),
-    honest("TransformerEncoder, causal, norm last, dropout", lambda: Stacked(False, 0.1)),
-    honest("Transformer, batch first", lambda: Whole(True), pair),
-    honest("Transformer, time first", lambda: Whole(False), pair),
-    honest("cross attention to features", Crossing, lambda: {"source": numbers(2, 13), "target": ids()}),
-    honest("window, one layer", lambda: Language(Near(5)), claim=causal_and(kl.window(5))),
+    honest("TransformerEncoder, causal, norm first", lambda: TorchEncoderLM(True)),
+    honest("TransformerEncoder, causal, norm last, dropout", lambda: TorchEncoderLM(False, 0.1)),
+    honest("Transformer, batch first", lambda: TorchTransformer(True), source_and_target),
+    honest("Transformer, time first", lambda: TorchTransformer(False), source_and_target),
+    honest(
+        "cross attention to features",
+        CrossAttentionDecoder,
+        lambda: {"source": random_features(2, 13), "target": random_tokens()},
+    ),
+    honest("window, one layer", lambda: LanguageModel(SlidingWindow(5)), claim=causal_and(kl.window(5))),
     honest(
         "window, two layers reach twice as far",
-        lambda: Language(Near(4), Near(4)),
+        lambda: LanguageModel(SlidingWindow(4), SlidingWindow(4)),
         claim=causal_and(kl.window(7)),
     ),
-    honest("window in chunks", lambda: Language(Chunks(4)), claim=causal_and(kl.window(5))),
-    honest("alibi", lambda: Language(Sloped(), Sloped())),
-    honest("alibi, pads hidden", lambda: Masked(Sloped(), Sloped())),
-    honest("t5 bias", lambda: Language(Bucketed(), Bucketed())),
-    honest("t5 bias, pads hidden", lambda: Masked(Bucketed(), Bucketed())),
-    honest("rotary", lambda: Language(Turned(), Turned())),
-    honest("rotary, pads hidden", lambda: Masked(Turned(), Turned())),
+    honest("window in chunks", lambda: LanguageModel(ChunkedWindow(4)), claim=causal_and(kl.window(5))),
+    honest("alibi", lambda: LanguageModel(ALiBi(), ALiBi())),
+    honest("alibi, pads hidden", lambda: WithAttentionMask(ALiBi(), ALiBi())),
+    honest("t5 bias", lambda: LanguageModel(T5Bias(), T5Bias())),
+    honest("t5 bias, pads hidden", lambda: WithAttentionMask(T5Bias(), T5Bias())),
+    honest("rotary", lambda: LanguageModel(RotaryAttention(), RotaryAttention())),
+    honest("rotary, pads hidden", lambda: WithAttentionMask(RotaryAttention(), RotaryAttention())),
     honest(
         "prefix of three",
-        lambda: Language(*(Seen(lambda q, k: (k <= q) | (k < 3)) for _ in range(2)), positions=41),
+        lambda: LanguageModel(
+            *(PredicateMask(lambda q, k: (k <= q) | (k < 3)) for _ in range(2)), positions=41
+        ),
         claim=kl.causal | kl.prefix(3),
     ),
     honest(
         "causal between blocks, full inside",
-        lambda: Language(*(Seen(lambda q, k: k // 4 <= q // 4) for _ in range(2)), positions=41),
+        lambda: LanguageModel(
+            *(PredicateMask(lambda q, k: k // 4 <= q // 4) for _ in range(2)), positions=41
+        ),
         claim=kl.causal | kl.block(4),
     ),
     honest(
         "causal inside blocks",
-        lambda: Language(*(Seen(lambda q, k: (k <= q) & (k // 5 == q // 5)) for _ in range(2)), positions=41),
+        lambda: LanguageModel(
+            *(PredicateMask(lambda q, k: (k <= q) & (k // 5 == q // 5)) for _ in range(2)), positions=41
+        ),
         claim=causal_and(kl.block(5)),
     ),
     honest(
         "blocks that see themselves",
-        lambda: Language(*(Seen(lambda q, k: k // 3 == q // 3) for _ in range(2)), positions=41),
+        lambda: LanguageModel(
+            *(PredicateMask(lambda q, k: k // 3 == q // 3) for _ in range(2)), positions=41
+        ),
         claim=kl.block(3),
     ),
-    honest("softmax with a sink, pads hidden", lambda: Masked(Sunk(), Sunk(), positions=41)),
-    honest("best three keys", lambda: Language(Few(), Few(), positions=41)),
-    honest("sigmoid attention", lambda: Language(Gates(), Gates(), positions=41)),
-    honest("hourglass", lambda: Language(Hourglass(), Fused(), positions=41)),
-    honest("convolution", lambda: Language(Convolved(3), Convolved(3)), claim=causal_and(kl.window(5))),
+    honest(
+        "softmax with a sink, pads hidden",
+        lambda: WithAttentionMask(SinkSoftmax(), SinkSoftmax(), positions=41),
+    ),
+    honest("best three keys", lambda: LanguageModel(TopKAttention(), TopKAttention(), positions=41)),
+    honest("sigmoid attention", lambda: LanguageModel(SigmoidAttention(), SigmoidAttention(), positions=41)),
+    honest("hourglass", lambda: LanguageModel(Hourglass(), FusedCausal(), positions=41)),
+    honest(
+        "convolution", lambda: LanguageModel(CausalConv(3), CausalConv(3)), claim=causal_and(kl.window(5))
+    ),
     honest(
         "convolution, dilated",
-        lambda: Language(Convolved(3), Convolved(3, 3)),
+        lambda: LanguageModel(CausalConv(3), CausalConv(3, 3)),
         claim=causal_and(kl.window(9)),
     ),
-    honest("convolution, depthwise", lambda: Language(Convolved(5, groups=D), Fused())),
-    honest("convolution, cut at the end", lambda: Language(Trimmed(), Trimmed())),
-    honest("convolution, pads zeroed", lambda: Masked(Convolved(3), Convolved(3, 2))),
-    honest("wavenet", Wave, claim=causal_and(kl.window(8))),
-    honest("lstm", lambda: Language(Recurrent(nn.LSTM))),
-    honest("gru", lambda: Language(Recurrent(nn.GRU), Recurrent(nn.GRU))),
-    honest("gru by hand, pads skipped", lambda: Masked(Gated())),
-    honest("linear attention by cumsum", lambda: Language(Linear(), Linear())),
-    honest("linear attention by cumsum, pads hidden", lambda: Masked(Linear(), Linear())),
-    honest("linear attention in chunks", lambda: Language(LinearChunks(), LinearChunks())),
-    honest("state space, step by step", lambda: Language(Scan(), Scan())),
-    honest("state space by cumsum", lambda: Language(Sums(), Sums())),
-    honest("state space by cumsum, pads hidden", lambda: Masked(Sums(), Sums())),
-    honest("scan by doubling", lambda: Language(Doubling(), Doubling())),
-    honest("long convolution by fft", lambda: Language(Long(), Long())),
-    honest("token shift", lambda: Language(Shifted(), Shifted())),
-    honest("running norm", lambda: Language(Running(), Fused())),
-    honest("experts, top 2 of 5", lambda: Language(Routed(), Routed(), positions=41)),
-    honest("nearest codes", lambda: Language(Codes(), Fused())),
-    honest("pairs of tokens", Pairs, claim=causal_and(kl.window(2))),
-    honest("features, attention", lambda: Numbers(Turned()), numbers),
-    honest("features, convolution", lambda: Numbers(Convolved(3)), numbers),
-    honest("features, lstm", lambda: Numbers(Recurrent(nn.LSTM)), numbers),
-    honest("features in, channels first out", ChannelsFirst, numbers),
-    honest("pads hidden, positions from the mask", lambda: Masked(Padded(), Padded(), positions=41)),
-    honest("pads hidden, positions given", lambda: Placed(Padded(), Padded(), positions=41)),
-    honest("pads hidden, rotary, positions given", lambda: Turning(Turned(), Turned())),
-    honest("lengths given", lambda: Measured(Padded(), Padded(), positions=41)),
-    honest("packed, learned and rotary positions", lambda: Packed(Among(), Among(), positions=41)),
-    honest("packed, documents with a mask", lambda: Documents(Among(), Among(), positions=41)),
-    honest("packed state space", lambda: Sequenced(Scan(), Scan())),
-    honest("encoder", lambda: Masked(Around(), Around(), positions=41), claim=kl.full),
-    honest("encoder with -10000", lambda: Masked(Minus(), Minus(), positions=41), claim=kl.full),
-    honest("encoder, t5 bias", lambda: Masked(Bucketed(both=True), Bucketed(both=True)), claim=kl.full),
-    honest("encoder, convolution", lambda: Masked(BothSides(), BothSides()), claim=kl.full),
-    honest("encoder, TransformerEncoder", StackedBothWays, claim=kl.full),
-    honest("encoder, lstm both ways", ThereAndBack, claim=kl.full),
-    honest("encoder, packed", lambda: Packed(AroundEach(), AroundEach()), claim=kl.full),
-    honest("cache that grows", Cached),
-    honest("cache in words of transformers", CachedOnWish),
-    honest("cache in a static buffer", Buffered),
-    honest("cache inside, start_pos", Starting),
-    honest("cache in a ring, one layer", lambda: Ring(1), claim=causal_and(kl.window(5))),
-    honest("cache in a ring, two layers", lambda: Ring(2, 3), claim=causal_and(kl.window(5))),
-    honest("cache by start and step", Stepping),
+    honest("convolution, depthwise", lambda: LanguageModel(CausalConv(5, groups=D), FusedCausal())),
+    honest("convolution, cut at the end", lambda: LanguageModel(TrimmedConv(), TrimmedConv())),
+    honest("convolution, pads zeroed", lambda: WithAttentionMask(CausalConv(3), CausalConv(3, 2))),
+    honest("wavenet", WaveNet, claim=causal_and(kl.window(8))),
+    honest("lstm", lambda: LanguageModel(TorchRecurrent(nn.LSTM))),
+    honest("gru", lambda: LanguageModel(TorchRecurrent(nn.GRU), TorchRecurrent(nn.GRU))),
+    honest("gru by hand, pads skipped", lambda: WithAttentionMask(ManualGRU())),
+    honest("linear attention by cumsum", lambda: LanguageModel(LinearAttention(), LinearAttention())),
+    honest(
+        "linear attention by cumsum, pads hidden",
+        lambda: WithAttentionMask(LinearAttention(), LinearAttention()),
+    ),
+    honest(
+        "linear attention in chunks",
+        lambda: LanguageModel(ChunkedLinearAttention(), ChunkedLinearAttention()),
+    ),
+    honest("state space, step by step", lambda: LanguageModel(StateSpaceScan(), StateSpaceScan())),
+    honest("state space by cumsum", lambda: LanguageModel(CumsumScan(), CumsumScan())),
+    honest("state space by cumsum, pads hidden", lambda: WithAttentionMask(CumsumScan(), CumsumScan())),
+    honest("scan by doubling", lambda: LanguageModel(DoublingScan(), DoublingScan())),
+    honest("long convolution by fft", lambda: LanguageModel(FFTConv(), FFTConv())),
+    honest("token shift", lambda: LanguageModel(RWKVMixer(), RWKVMixer())),
+    honest("running norm", lambda: LanguageModel(RunningNorm(), FusedCausal())),
+    honest("experts, top 2 of 5", lambda: LanguageModel(MoEBlock(), MoEBlock(), positions=41)),
+    honest("nearest codes", lambda: LanguageModel(VectorQuantizer(), FusedCausal())),
+    honest("pairs of tokens", BigramHash, claim=causal_and(kl.window(2))),
+    honest("features, attention", lambda: FeatureModel(RotaryAttention()), random_features),
+    honest("features, convolution", lambda: FeatureModel(CausalConv(3)), random_features),
+    honest("features, lstm", lambda: FeatureModel(TorchRecurrent(nn.LSTM)), random_features),
+    honest("features in, channels first out", ChannelsFirst, random_features),
+    honest(
+        "pads hidden, positions from the mask",
+        lambda: WithAttentionMask(PaddingMasked(), PaddingMasked(), positions=41),
+    ),
+    honest(
+        "pads hidden, positions given",
+        lambda: WithPositionIds(PaddingMasked(), PaddingMasked(), positions=41),
+    ),
+    honest(
+        "pads hidden, rotary, positions given",
+        lambda: WithRotaryPositionIds(RotaryAttention(), RotaryAttention()),
+    ),
+    honest("lengths given", lambda: WithLengths(PaddingMasked(), PaddingMasked(), positions=41)),
+    honest(
+        "packed, learned and rotary positions",
+        lambda: WithSegmentIds(SegmentAttention(), SegmentAttention(), positions=41),
+    ),
+    honest(
+        "packed, documents with a mask",
+        lambda: WithDocumentIds(SegmentAttention(), SegmentAttention(), positions=41),
+    ),
+    honest("packed state space", lambda: WithSeqIdx(StateSpaceScan(), StateSpaceScan())),
+    honest(
+        "encoder",
+        lambda: WithAttentionMask(BidirectionalAttention(), BidirectionalAttention(), positions=41),
+        claim=kl.full,
+    ),
+    honest(
+        "encoder with -10000",
+        lambda: WithAttentionMask(BertAttention(), BertAttention(), positions=41),
+        claim=kl.full,
+    ),
+    honest(
+        "encoder, t5 bias", lambda: WithAttentionMask(T5Bias(both=True), T5Bias(both=True)), claim=kl.full
+    ),
+    honest(
+        "encoder, convolution", lambda: WithAttentionMask(SymmetricConv(), SymmetricConv()), claim=kl.full
+    ),
+    honest("encoder, TransformerEncoder", TorchEncoder, claim=kl.full),
+    honest("encoder, lstm both ways", BidirectionalLSTM, claim=kl.full),
+    honest(
+        "encoder, packed",
+        lambda: WithSegmentIds(BidirectionalSegments(), BidirectionalSegments()),
+        claim=kl.full,
+    ),
+    honest("cache that grows", GrowingCacheLM),
+    honest("cache in words of transformers", UseCacheLM),
+    honest("cache in a static buffer", StaticCacheLM),
+    honest("cache inside, start_pos", StartPosLM),
+    honest("cache in a ring, one layer", lambda: RingCacheLM(1), claim=causal_and(kl.window(5))),
+    honest("cache in a ring, two layers", lambda: RingCacheLM(2, 3), claim=causal_and(kl.window(5))),
+    honest("cache by start and step", StartStepLM),
     honest("cache by prefill and step", with_callables),
     honest("cache of an lstm", lambda: RecurrentState(nn.LSTM)),
     honest("cache of a gru", lambda: RecurrentState(nn.GRU)),
-    honest("cache of a convolution", Recalling, claim=causal_and(kl.window(4))),
-    honest("cache of linear attention", Carried),
-    honest("labels in a dict", lambda: Labelled(Padded(), Padded(), positions=41)),
-    honest("labels, loss and logits in a tuple", lambda: LabelledPair(Fused(), Fused(), positions=41)),
-    honest("labels in a dataclass", lambda: LabelledOutput(Fused(), Fused(), positions=41)),
-    honest("weights on request", lambda: Telling(Heads(), Heads())),
-    honest("bfloat16", lambda: Masked(Turned(), Turned()).to(torch.bfloat16)),
-    honest("float64", lambda: Language(Infinite(), Linear()).to(torch.float64)),
-    honest("dropout", lambda: Dropping(Fused(), Convolved(3))),
-    honest("stochastic depth", lambda: Skipping(Fused(), Fused())),
-    honest("zeros where blocks write", lambda: Quiet(Fused(), Fused(), head=False)),
-    honest("zeros in the head", lambda: Quiet(Fused(), Fused(), head=True)),
-    honest("score of -inf for one word", lambda: Forbidding(Fused())),
-    honest("bare function", bare, ids, vocab=V),
-    honest("bare function of features", bare_numbers, numbers),
+    honest("cache of a convolution", CachedConv, claim=causal_and(kl.window(4))),
+    honest("cache of linear attention", LinearAttentionStateLM),
+    honest("labels in a dict", lambda: LabelsInDict(PaddingMasked(), PaddingMasked(), positions=41)),
     honest(
-        "compiled, eager", lambda: torch.compile(Language(Infinite(), Fused(), positions=41), backend="eager")
+        "labels, loss and logits in a tuple",
+        lambda: LabelsInTuple(FusedCausal(), FusedCausal(), positions=41),
+    ),
+    honest("labels in a dataclass", lambda: LabelsInDataclass(FusedCausal(), FusedCausal(), positions=41)),
+    honest("weights on request", lambda: ReturnsWeights(MultiHead(), MultiHead())),
+    honest("bfloat16", lambda: WithAttentionMask(RotaryAttention(), RotaryAttention()).to(torch.bfloat16)),
+    honest("float64", lambda: LanguageModel(MinusInfinityMask(), LinearAttention()).to(torch.float64)),
+    honest("dropout", lambda: WithDropout(FusedCausal(), CausalConv(3))),
+    honest("stochastic depth", lambda: StochasticDepth(FusedCausal(), FusedCausal())),
+    honest("zeros where blocks write", lambda: ZeroInit(FusedCausal(), FusedCausal(), head=False)),
+    honest("zeros in the head", lambda: ZeroInit(FusedCausal(), FusedCausal(), head=True)),
+    honest("score of -inf for one word", lambda: BannedToken(FusedCausal())),
+    honest("bare function", attention_function, random_tokens, vocab=V),
+    honest("bare function of features", mean_function, random_features),
+    honest(
+        "compiled, eager",
+        lambda: torch.compile(
+            LanguageModel(MinusInfinityMask(), FusedCausal(), positions=41), backend="eager"
+        ),
     ),
     honest(
-        "compiled, aot_eager", lambda: torch.compile(Language(Turned(), Convolved(3)), backend="aot_eager")
+        "compiled, aot_eager",
+        lambda: torch.compile(LanguageModel(RotaryAttention(), CausalConv(3)), backend="aot_eager"),
     ),
     honest(
-        "quantised, weights in int8", lambda: rounded(Language(Infinite(), Infinite(), positions=41), Rounded)
+        "quantised, weights in int8",
+        lambda: quantize_linears(
+            LanguageModel(MinusInfinityMask(), MinusInfinityMask(), positions=41), Int8Linear
+        ),
     ),
     honest(
         "quantised, int8 by token",
-        lambda: rounded(Language(Infinite(), Infinite(), positions=41), RoundedByToken),
+        lambda: quantize_linears(
+            LanguageModel(MinusInfinityMask(), MinusInfinityMask(), positions=41), Int8PerTokenLinear
+        ),
     ),
     honest(
         "quantised, quantize_dynamic to float16",
-        lambda: halved(Language(Infinite(), Infinite(), positions=41)),
+        lambda: half_precision_linears(LanguageModel(MinusInfinityMask(), MinusInfinityMask(), positions=41)),
     ),
-    honest("positions end at 32", lambda: Language(Fused(), Fused(), positions=32)),
-    honest("tied weights", lambda: Sharing(Fused(), Fused())),
+    honest("positions end at 32", lambda: LanguageModel(FusedCausal(), FusedCausal(), positions=32)),
+    honest("tied weights", lambda: TiedWeights(FusedCausal(), FusedCausal())),
     honest(
-        "returns a dict", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: {"hidden": x, "logits": y})
+        "returns a dict",
+        lambda: WrappedOutput(FusedCausal(), FusedCausal(), wrap=lambda y, x: {"hidden": x, "logits": y}),
     ),
-    honest("returns a tuple", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: (y, x))),
-    honest("returns a dataclass", lambda: Returning(Fused(), Fused(), wrap=lambda y, x: Output(y))),
+    honest("returns a tuple", lambda: WrappedOutput(FusedCausal(), FusedCausal(), wrap=lambda y, x: (y, x))),
+    honest(
+        "returns a dataclass",
+        lambda: WrappedOutput(FusedCausal(), FusedCausal(), wrap=lambda y, x: ModelOutput(y)),
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Other rows of the batch move this row."""
+"""Leaks between the rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import HEADS, VOCAB, WIDTH, Attention, Language, lower, soft
+from audit.planted.parts import HEADS, VOCAB, WIDTH, Attention, LanguageModel, causal_mask, masked_softmax
 
 
-class Centred(nn.Module):
+class BatchCentering(nn.Module):
     """Subtracts the mean over the rows."""
 
     def forward(self, x):
@@ -20,7 +20,7 @@ class Centred(nn.Module):
 
 
 class StepNorm(nn.Module):
-    """Batch norm for each time on its own, as recurrent networks have it: rows meet while training."""
+    """Batch norm at each time step, as in recurrent networks: rows mix in training."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class StepNorm(nn.Module):
         return torch.stack([self.norm(step) for step in x.unbind(1)], 1)
 
 
-class Largest(nn.Module):
+class BatchQuantizer(nn.Module):
     """Rounds to 127 steps of the largest value that any row has at this time."""
 
     def forward(self, x):
@@ -38,8 +38,8 @@ class Largest(nn.Module):
         return x + ((x / scale).round() * scale - x).detach()
 
 
-class Normed(Language):
-    """One norm of the second block, or the last one, is of another kind."""
+class BatchNormLM(LanguageModel):
+    """A language model with another norm in the second block, or at the end."""
 
     def __init__(self, norm: nn.Module, last: bool = False) -> None:
         super().__init__(Attention(), Attention())
@@ -49,8 +49,8 @@ class Normed(Language):
             self.blocks[1].norm1 = norm
 
 
-class Rows(nn.Module):
-    """A recurrent network that takes the rows for time."""
+class RNNOverRows(nn.Module):
+    """A recurrent network over the batch axis instead of time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class Rows(nn.Module):
         return self.head(self.rnn(self.embed(tokens))[0])
 
 
-class NotBatchFirst(nn.Module):
-    """Attention that takes the rows for time: each time sees itself in all rows."""
+class AttentionOverRows(nn.Module):
+    """Attention over the batch axis instead of time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class NotBatchFirst(nn.Module):
         return self.attn(x, x, x, need_weights=False)[0]
 
 
-class Flattened(Attention):
-    """All rows as one long text, causal: a row sees the rows above."""
+class FlattenedBatch(Attention):
+    """All rows as one long causal sequence: a row attends to the rows above it."""
 
     def forward(self, x):
         return super().forward(x.reshape(1, -1, x.shape[-1])).view_as(x)
@@ -93,7 +93,7 @@ class WrongReshape(nn.Module):
 
 
 class CarriedOver(nn.Module):
-    """Row after row, and the state of one row starts the next."""
+    """One row after another; the final state of one is the initial state of the next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,8 +107,8 @@ class CarriedOver(nn.Module):
         return torch.cat(rows)
 
 
-class Capacity(nn.Module):
-    """Each expert serves five tokens of the batch: the upper rows take the places."""
+class BatchCapacity(nn.Module):
+    """Each expert serves five tokens of the batch, in order: the first rows use up its capacity."""
 
     def __init__(self, experts: int = 2) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Capacity(nn.Module):
 
 
 class BestRow(nn.Module):
-    """At each time only the row with the best score goes through the expert."""
+    """At each position only the row with the highest score goes through the expert."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class OverRows(Attention):
 
     def mix(self, q, k, v):
         weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(0)
-        return (weights * lower(q.shape[2], q.device).to(q.dtype) / 5) @ v
+        return (weights * causal_mask(q.shape[2], q.device).to(q.dtype) / 5) @ v
 
 
 class SummedKeys(Attention):
@@ -149,11 +149,11 @@ class SummedKeys(Attention):
 
     def mix(self, q, k, v):
         scores = torch.einsum("bhqd,chkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-        return soft(scores, lower(q.shape[2], q.device)) @ v
+        return masked_softmax(scores, causal_mask(q.shape[2], q.device)) @ v
 
 
 class FirstRowsGate(nn.Module):
-    """The first row's gate is everyone's."""
+    """The gate of the first row is used for all rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,45 +164,48 @@ class FirstRowsGate(nn.Module):
         return self.attn(x) * torch.sigmoid(self.gate(x[:1]))
 
 
-class Mixup(Language):
-    """While training every row gets a tenth of its neighbour."""
+class Mixup(LanguageModel):
+    """In training every row gets a tenth of a neighbouring row."""
 
     def embedded(self, tokens):
         x = super().embedded(tokens)
         return 0.9 * x + 0.1 * x.roll(1, 0) if self.training else x
 
 
-class Sorted(Language):
-    """Rows are sorted by how many rare tokens they begin with, and not sorted back."""
+class SortedRows(LanguageModel):
+    """Rows are sorted by how many rare tokens they begin with, and not restored to their order."""
 
     def forward(self, tokens):
         return super().forward(tokens[(tokens[:, 0] > 11).long().argsort(stable=True)])
 
 
-def language(name, module, *mixers, model=Language, **fields):
+def language(name, module, *mixers, model=LanguageModel, **fields):
     return Planted(name, seeded(lambda: model(*[mixer() for mixer in mixers])), "batch", module, **fields)
 
 
-# all of the rows above is seen: a probe that changes or cuts every row at once sees the future move
+# a row reads all of the rows above it, so a probe that changes every row at once finds a leak of the future
 ROWS_ABOVE = ("future",)
 
 
 PLANTED = [
-    language("mean over the rows", "blocks.1.norm1", Centred, model=Normed),
+    language("mean over the rows", "blocks.1.norm1", BatchCentering, model=BatchNormLM),
     Planted(
-        "batch norm while training", seeded(lambda: Normed(StepNorm(WIDTH), last=True)), "batch", "norm.norm"
+        "batch norm while training",
+        seeded(lambda: BatchNormLM(StepNorm(WIDTH), last=True)),
+        "batch",
+        "norm.norm",
     ),
-    language("rounded by the largest of all rows", "blocks.1.norm1", Largest, model=Normed),
-    Planted("GRU along the rows", seeded(Rows), "batch", "rnn"),
-    language("attention along the rows", "blocks.1.mixer.attn", Attention, NotBatchFirst),
-    language("rows as one long text", "blocks.0.mixer", Flattened, Attention, also=ROWS_ABOVE),
+    language("rounded by the largest of all rows", "blocks.1.norm1", BatchQuantizer, model=BatchNormLM),
+    Planted("GRU along the rows", seeded(RNNOverRows), "batch", "rnn"),
+    language("attention along the rows", "blocks.1.mixer.attn", Attention, AttentionOverRows),
+    language("rows as one long text", "blocks.0.mixer", FlattenedBatch, Attention, also=ROWS_ABOVE),
     language("reshape instead of transpose", "blocks.1.mixer", Attention, WrongReshape, also=ROWS_ABOVE),
     language("state carried from row to row", "blocks.0.mixer", CarriedOver, Attention, also=ROWS_ABOVE),
-    language("capacity of the whole batch", "blocks.1.mixer", Attention, Capacity, also=ROWS_ABOVE),
+    language("capacity of the whole batch", "blocks.1.mixer", Attention, BatchCapacity, also=ROWS_ABOVE),
     language("only the best row at each time", "blocks.1.mixer", Attention, BestRow),
     language("softmax over the rows", "blocks.1.mixer", Attention, OverRows),
     language("keys summed over the rows", "blocks.2.mixer", Attention, Attention, SummedKeys),
     language("the first row's gate", "blocks.0.mixer", FirstRowsGate, Attention),
     language("rows mixed while training", "", Attention, model=Mixup),
-    language("rows sorted and not sorted back", "", Attention, model=Sorted),
+    language("rows sorted and not sorted back", "", Attention, model=SortedRows),
 ]

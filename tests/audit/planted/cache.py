@@ -1,4 +1,4 @@
-"""Step by step is not the same as in one pass."""
+"""Steps from a cache that differ from one full pass."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import HEADS, VOCAB, WIDTH, soft, turned, waves
+from audit.planted.parts import HEADS, VOCAB, WIDTH, apply_rotary, masked_softmax, sinusoidal_positions
 
 
-def triangle(queries: int, keys: int, device=None):
-    """The last `queries` of `keys` positions, and what they may see (queries, keys)."""
+def causal_mask(queries: int, keys: int, device=None):
+    """(queries, keys): which keys the last positions may attend to."""
     at = torch.arange(keys, device=device)
     return at[None, :] <= at[keys - queries :, None]
 
 
 class Attention(nn.Module):
-    """Causal attention over a cache (k, v) that grows; forward gives (out, cache)."""
+    """Causal attention with a growing cache (k, v); forward returns (out, cache)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,20 +40,24 @@ class Attention(nn.Module):
         return q, k
 
     def mix(self, q, k, v, first):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=triangle(q.shape[2], k.shape[2], q.device))
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=causal_mask(q.shape[2], k.shape[2], q.device)
+        )
 
     def kept(self, k, v, length):
         return k, v
 
 
-class TopLeft(Attention):
-    """is_causal is a triangle in the top left corner: with a cache a new token sees the oldest only."""
+class TopLeftMask(Attention):
+    """is_causal aligns its triangle at the top left: with a cache, a new token attends to the oldest key
+    only.
+    """
 
     def mix(self, q, k, v, first):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-class OpenSteps(Attention):
+class UnmaskedSteps(Attention):
     """No mask once there is a cache: right for one new token, wrong for several."""
 
     def mix(self, q, k, v, first):
@@ -67,43 +71,43 @@ class NoBiasOffset(Attention):
         queries, keys = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
         bias = -0.3 * (queries[:, None] - keys[None, :]).abs().to(q.dtype)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + bias
-        return soft(scores, triangle(q.shape[2], k.shape[2], q.device)) @ v
+        return masked_softmax(scores, causal_mask(q.shape[2], k.shape[2], q.device)) @ v
 
 
-class NoTurnOffset(Attention):
-    """Rotary positions of new tokens begin at zero."""
+class NoRotaryOffset(Attention):
+    """Rotary positions of new tokens start at zero."""
 
     def placed(self, q, k, start):
         at = torch.arange(q.shape[2], device=q.device)
-        return turned(q, at), turned(k, at)
+        return apply_rotary(q, at), apply_rotary(k, at)
 
 
 class QueryOffsetOnly(Attention):
-    """Rotary positions: new queries know where they are, new keys do not."""
+    """Rotary positions: new queries get the offset of the cache, new keys do not."""
 
     def placed(self, q, k, start):
         at = torch.arange(q.shape[2], device=q.device)
-        return turned(q, at + start), turned(k, at)
+        return apply_rotary(q, at + start), apply_rotary(k, at)
 
 
 class ChunkScale(Attention):
-    """Scores grow with the logarithm of how much is seen, taken for all new tokens from the last one."""
+    """Scores scaled by the logarithm of the number of visible keys; new tokens all use that of the last."""
 
     def mix(self, q, k, v, first):
         at = torch.arange(1, k.shape[2] + 1, device=q.device, dtype=torch.float32)
         seen = at if first else at[-1:].expand(q.shape[2])
         scores = q @ k.transpose(-2, -1) * torch.log(seen + 1)[:, None].to(q.dtype)
-        return soft(scores, triangle(q.shape[2], k.shape[2], q.device)) @ v
+        return masked_softmax(scores, causal_mask(q.shape[2], k.shape[2], q.device)) @ v
 
 
-class LastChunk(Attention):
-    """Only the keys of the last call are kept: from the third call on the first is forgotten."""
+class LastChunkOnly(Attention):
+    """Only the keys of the last call are kept: from the third call on, those of the first are missing."""
 
     def kept(self, k, v, length):
         return k[:, :, -length:], v[:, :, -length:]
 
 
-class Ring(Attention):
+class RingCache(Attention):
     """A window over keys; the cache keeps one too few."""
 
     def __init__(self, window: int = 4) -> None:
@@ -119,7 +123,7 @@ class Ring(Attention):
         return k[:, :, -(self.window - 2) :], v[:, :, -(self.window - 2) :]
 
 
-class Overwritten(Ring):
+class OverwrittenRing(RingCache):
     """A ring that is written before it is read: with several new tokens the oldest keys are gone too soon."""
 
     def mix(self, q, k, v, first):
@@ -135,11 +139,11 @@ class Overwritten(Ring):
         return k[:, :, -self.window :], v[:, :, -self.window :]
 
 
-class Language(nn.Module):
-    """Tokens to scores through layers that give (out, cache)."""
+class LanguageModel(nn.Module):
+    """Tokens to logits through layers that return (out, cache)."""
 
-    shared = False  # do all layers read the first one's cache?
-    counted = True  # do positions go on from the cache?
+    shared = False  # do all layers use the cache of the first?
+    counted = True  # do positions continue after the cache?
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -152,7 +156,7 @@ class Language(nn.Module):
         start, caches = (0, [None] * len(self.layers)) if past is None else past
         x = self.embed(tokens)
         at = torch.arange(tokens.shape[1], device=tokens.device) + (start if self.counted else 0)
-        x = x + waves(at, WIDTH).to(x.dtype)
+        x = x + sinusoidal_positions(at, WIDTH).to(x.dtype)
         new = []
         for number, layer in enumerate(self.layers):
             y, cache = layer(x, caches[0 if self.shared else number])
@@ -164,14 +168,14 @@ class Language(nn.Module):
         return self.run(tokens, cache)
 
 
-class Shared(Language):
+class SharedCache(LanguageModel):
     """Every layer gets the first layer's cache."""
 
     shared = True
 
 
-class Uncounted(Language):
-    """Positions of new tokens begin at zero again."""
+class RestartedPositions(LanguageModel):
+    """Positions of new tokens start at zero again."""
 
     counted = False
 
@@ -179,8 +183,8 @@ class Uncounted(Language):
         return self.run(x, kv_cache)
 
 
-class UsingCache(Language):
-    """Gives a cache only when asked."""
+class UseCache(LanguageModel):
+    """Returns a cache only with use_cache."""
 
     def forward(self, tokens, past=None, use_cache=False):
         scores, past = self.run(tokens, past)
@@ -188,28 +192,28 @@ class UsingCache(Language):
 
 
 @dataclass
-class Output:
-    """What Hugging Face models give."""
+class ModelOutput:
+    """The output of a Hugging Face model."""
 
     logits: torch.Tensor
     past_key_values: tuple | None = None
 
 
-class Face(Language):
+class HuggingFaceStyle(LanguageModel):
     """Hugging Face's names; the past is a tuple of (keys, values), and positions are counted from it."""
 
     def forward(self, input_ids, past_key_values=None, use_cache=None):
         past = None if past_key_values is None else (past_key_values[0][0].shape[2], past_key_values)
         scores, (_, new) = self.run(input_ids, past)
-        return Output(scores, tuple(new) if use_cache else None)
+        return ModelOutput(scores, tuple(new) if use_cache else None)
 
 
 class Stepping(nn.Module):
-    """start(prompt) and step(tokens, state) around a language model, and one pass by calling it."""
+    """start(prompt) and step(tokens, state) around a language model; calling it is one full pass."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.model = Language(*layers)
+        self.model = LanguageModel(*layers)
 
     def forward(self, tokens):
         return self.model(tokens)[0]
@@ -223,13 +227,13 @@ class Stepping(nn.Module):
         return scores
 
 
-class Slots(nn.Module):
-    """Llama's way: a cache of 48 slots inside, and start_pos."""
+class SlotAttention(nn.Module):
+    """As in Llama's first code: an internal cache of 48 slots, and start_pos."""
 
     def __init__(self, empty: bool = False, counted: bool = True, slots: int = 48, rows: int = 5) -> None:
         super().__init__()
-        self.empty = empty  # are slots that nobody has written attended in steps?
-        self.counted = counted  # do positions go on from start_pos?
+        self.empty = empty  # do steps attend to empty slots?
+        self.counted = counted  # do positions start at start_pos?
         self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         for name in ("cache_k", "cache_v"):
             self.register_buffer(name, torch.zeros(rows, slots, WIDTH), persistent=False)
@@ -237,21 +241,21 @@ class Slots(nn.Module):
     def forward(self, x, start_pos):
         rows, length, _ = x.shape
         at = torch.arange(length, device=x.device) + (start_pos if self.counted else 0)
-        q, k = turned(self.wq(x), at), turned(self.wk(x), at)
+        q, k = apply_rotary(self.wq(x), at), apply_rotary(self.wk(x), at)
         self.cache_k[:rows, start_pos : start_pos + length] = k.detach()
         self.cache_v[:rows, start_pos : start_pos + length] = self.wv(x).detach()
         if self.empty and start_pos > 0:
             end = self.cache_k.shape[1]
             seen = torch.ones(length, self.cache_k.shape[1], dtype=torch.bool, device=x.device)
-            seen[:, start_pos : start_pos + length] = triangle(length, length, x.device)
+            seen[:, start_pos : start_pos + length] = causal_mask(length, length, x.device)
         else:
-            end, seen = start_pos + length, triangle(length, start_pos + length, x.device)
+            end, seen = start_pos + length, causal_mask(length, start_pos + length, x.device)
         scores = q @ self.cache_k[:rows, :end].transpose(1, 2) / math.sqrt(q.shape[-1])
-        return self.wo(soft(scores, seen) @ self.cache_v[:rows, :end])
+        return self.wo(masked_softmax(scores, seen) @ self.cache_v[:rows, :end])
 
 
-class Llama(nn.Module):
-    """forward(tokens, start_pos) with the cache inside."""
+class StartPosModel(nn.Module):
+    """forward(tokens, start_pos) with an internal cache."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -266,10 +270,8 @@ class Llama(nn.Module):
         return self.output(x)
 
 
-class Stale(nn.Module):
-    """Keeps the keys of the last conversation: a new and shorter prompt is answered with the old tail in
-    sight.
-    """
+class StaleCache(nn.Module):
+    """Keeps the keys of the last prompt: a shorter new prompt attends to the rest of the old one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,11 +281,13 @@ class Stale(nn.Module):
         self.memory = {}
 
     def attend(self, x, keys, values, seen):
-        return self.head(x + soft(self.q(x) @ keys.transpose(1, 2) / math.sqrt(WIDTH), seen) @ values)
+        return self.head(
+            x + masked_softmax(self.q(x) @ keys.transpose(1, 2) / math.sqrt(WIDTH), seen) @ values
+        )
 
     def forward(self, tokens):
         x = self.embed(tokens)
-        return self.attend(x, self.k(x), self.v(x), triangle(x.shape[1], x.shape[1], x.device))
+        return self.attend(x, self.k(x), self.v(x), causal_mask(x.shape[1], x.shape[1], x.device))
 
     def start(self, prompt):
         rows = len(prompt)
@@ -298,7 +302,7 @@ class Stale(nn.Module):
         slots = state["slots"]
         end = state["written"] = begin + tokens.shape[1]
         slots[1][:, begin:end], slots[2][:, begin:end] = self.k(x).detach(), self.v(x).detach()
-        slots[0] = max(slots[0], end)  # never set back
+        slots[0] = max(slots[0], end)  # never reset
         at = torch.arange(slots[0])
         seen = (at[None, :] <= torch.arange(begin, end)[:, None]) | (at >= end)[None, :]
         return self.attend(x, slots[1][:, : slots[0]].to(x), slots[2][:, : slots[0]].to(x), seen)
@@ -320,7 +324,7 @@ class Conv(nn.Module):
 
 
 class Shift(nn.Module):
-    """Mixes in the token before; the state keeps the first token of a chunk instead of the last."""
+    """Mixes in the previous token; the state keeps the first token of a chunk instead of the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,8 +335,8 @@ class Shift(nn.Module):
         return x * self.mix + before * (1 - self.mix), x[:, :1]
 
 
-class HalfState(nn.Module):
-    """An LSTM whose step keeps the hidden state and forgets the cell."""
+class ForgottenCell(nn.Module):
+    """An LSTM whose step keeps the hidden state and drops the cell state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,44 +373,57 @@ class Scan(nn.Module):
         return self.scan(tokens, None)[0]
 
 
-def by_hand(model):
-    """The callables that an audit of a model without a cache interface is given."""
+def prefill_and_step(model):
+    """The prefill= and step= of an audit, for a model without a cache interface."""
     return {
         "prefill": lambda tokens: model.scan(tokens, None),
         "step": lambda tokens, state: model.scan(tokens, state),
     }
 
 
-def cached(name, module, model, *layers):
+def planted_cache(name, module, model, *layers):
     return Planted(name, seeded(lambda: model(*[layer() for layer in layers])), "cache", module)
 
 
 PLANTED = [
-    cached("triangle in the top left corner", "layers.1", Language, Attention, TopLeft),
-    cached("steps of several tokens unmasked", "layers.0", UsingCache, OpenSteps, Attention),
-    cached(
+    planted_cache("triangle in the top left corner", "layers.1", LanguageModel, Attention, TopLeftMask),
+    planted_cache("steps of several tokens unmasked", "layers.0", UseCache, UnmaskedSteps, Attention),
+    planted_cache(
         "steps of several tokens unmasked in the last layer",
         "layers.2",
-        Face,
+        HuggingFaceStyle,
         Attention,
         Attention,
-        OpenSteps,
+        UnmaskedSteps,
     ),
-    cached("distance bias without the offset", "layers.1", Language, Attention, NoBiasOffset),
-    cached("rotary without the offset", "layers.0", UsingCache, NoTurnOffset, Attention),
-    cached("rotary offset for queries only", "model.layers.1", Stepping, Attention, QueryOffsetOnly),
-    cached("scale of the chunk's last token", "layers.1", Face, Attention, ChunkScale),
-    cached("only the last call's keys kept", "layers.1", Language, Attention, LastChunk),
-    cached("ring one too small", "layers.0", Language, Ring, Attention),
-    cached("ring overwritten before it is read", "model.layers.1", Stepping, Attention, Overwritten),
-    cached("first layer's cache for all", None, Shared, Attention, Attention),
-    cached("positions begin again", "", Uncounted, Attention, Attention),
-    cached("unused slots attended", "layers.1", Llama, Slots, lambda: Slots(empty=True)),
-    cached("start_pos ignored in one layer", "layers.1", Llama, Slots, lambda: Slots(counted=False), Slots),
-    Planted("keys of the last conversation", seeded(Stale), "cache", None),
-    cached("convolution state forgotten", "layers.1", Language, Attention, lambda: Conv(0)),
-    cached("convolution state one too short", "layers.1", Face, Attention, lambda: Conv(1)),
-    cached("token shift state from the wrong end", "layers.1", Language, Attention, Shift),
-    Planted("cell of an LSTM forgotten", seeded(HalfState), "cache", None),
-    Planted("state that does not decay between calls", seeded(Scan, options=by_hand), "cache", None),
+    planted_cache("distance bias without the offset", "layers.1", LanguageModel, Attention, NoBiasOffset),
+    planted_cache("rotary without the offset", "layers.0", UseCache, NoRotaryOffset, Attention),
+    planted_cache("rotary offset for queries only", "model.layers.1", Stepping, Attention, QueryOffsetOnly),
+    planted_cache("scale of the chunk's last token", "layers.1", HuggingFaceStyle, Attention, ChunkScale),
+    planted_cache("only the last call's keys kept", "layers.1", LanguageModel, Attention, LastChunkOnly),
+    planted_cache("ring one too small", "layers.0", LanguageModel, RingCache, Attention),
+    planted_cache(
+        "ring overwritten before it is read", "model.layers.1", Stepping, Attention, OverwrittenRing
+    ),
+    planted_cache("first layer's cache for all", None, SharedCache, Attention, Attention),
+    planted_cache("positions begin again", "", RestartedPositions, Attention, Attention),
+    planted_cache(
+        "unused slots attended", "layers.1", StartPosModel, SlotAttention, lambda: SlotAttention(empty=True)
+    ),
+    planted_cache(
+        "start_pos ignored in one layer",
+        "layers.1",
+        StartPosModel,
+        SlotAttention,
+        lambda: SlotAttention(counted=False),
+        SlotAttention,
+    ),
+    Planted("keys of the last conversation", seeded(StaleCache), "cache", None),
+    planted_cache("convolution state forgotten", "layers.1", LanguageModel, Attention, lambda: Conv(0)),
+    planted_cache(
+        "convolution state one too short", "layers.1", HuggingFaceStyle, Attention, lambda: Conv(1)
+    ),
+    planted_cache("token shift state from the wrong end", "layers.1", LanguageModel, Attention, Shift),
+    Planted("cell of an LSTM forgotten", seeded(ForgottenCell), "cache", None),
+    Planted("state that does not decay between calls", seeded(Scan, options=prefill_and_step), "cache", None),
 ]

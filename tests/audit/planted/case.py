@@ -1,4 +1,4 @@
-"""What a planted leak is: a model with one bug, and what an audit should say of it."""
+"""A planted leak: a model with one bug, and what an audit must report about it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 
 @dataclass(frozen=True)
 class Planted:
-    """One leak: build() gives (target, example) or (target, example, options of the audit)."""
+    """One leak; build() returns (target, example) or (target, example, options of the audit)."""
 
     name: str
     build: Callable[[], tuple]
     kind: str  # future, padding, packing, cache, batch, nan or labels
-    module: str | None  # where it enters; '' is the whole, None where nothing sensible can be asked for
-    claim: Any = None  # None means causal
+    module: str | None  # where it enters; '': the model itself, None: any
+    claim: Any = None  # None: causal
     options: Mapping[str, Any] = field(default_factory=dict)
-    also: tuple[str, ...] = ()  # kinds that this very leak cannot help showing too
+    also: tuple[str, ...] = ()  # further kinds that this leak shows
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
@@ -30,12 +30,12 @@ def seeded(
     example: Callable[[], Any] | None = None,
     options: Callable[[Any], dict] | None = None,
 ) -> Callable[[], tuple]:
-    """A build() with the same weights and example every time; options are made from the target."""
+    """A build() with the same weights and example every time; options are computed from the target."""
 
     def build() -> tuple:
         torch.manual_seed(0)
         target = make()
-        shown = None if example is None else example()
-        return (target, shown) if options is None else (target, shown, options(target))
+        inputs = None if example is None else example()
+        return (target, inputs) if options is None else (target, inputs, options(target))
 
     return build

@@ -18,13 +18,13 @@ from audit.planted.parts import (
     VOCAB,
     WIDTH,
     Attention,
-    Language,
-    Masked,
-    ids,
-    lower,
-    soft,
-    turned,
-    waves,
+    LanguageModel,
+    MaskedAttention,
+    apply_rotary,
+    causal_mask,
+    masked_softmax,
+    random_tokens,
+    sinusoidal_positions,
 )
 
 
@@ -36,7 +36,7 @@ class Unmasked(Attention):
 
 
 class Inverted(Attention):
-    """The triangle of a library where True means hide, given to one where True means see."""
+    """A mask where True means hide, given to a kernel where True means attend."""
 
     def mix(self, q, k, v):
         hidden = torch.triu(torch.ones(q.shape[2], q.shape[2], device=q.device)).bool()
@@ -53,11 +53,11 @@ class OffByOne(Attention):
 
 
 class Transposed(Attention):
-    """Scores are keys by queries, the triangle is queries by keys."""
+    """Scores are (keys, queries), the mask is (queries, keys)."""
 
     def mix(self, q, k, v):
         scores = torch.einsum("bhkd,bhqd->bhkq", k, q) / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(~lower(q.shape[2], q.device), float("-inf")).softmax(-1)
+        weights = scores.masked_fill(~causal_mask(q.shape[2], q.device), float("-inf")).softmax(-1)
         return torch.einsum("bhkq,bhkd->bhqd", weights, v)
 
 
@@ -66,35 +66,35 @@ class Multiplied(Attention):
 
     def mix(self, q, k, v):
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-        return (scores * lower(q.shape[2], q.device)).softmax(-1) @ v
+        return (scores * causal_mask(q.shape[2], q.device)).softmax(-1) @ v
 
 
 class AfterSoftmax(Attention):
-    """The triangle comes after the softmax: the denominator has seen everything."""
+    """The mask comes after the softmax: the denominator contains the hidden keys."""
 
     def mix(self, q, k, v):
         weights = ((q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])).softmax(-1)
-        return (weights * lower(q.shape[2], q.device)) @ v
+        return (weights * causal_mask(q.shape[2], q.device)) @ v
 
 
 class WrongAxis(Attention):
-    """Softmax over the queries: a column's sum contains the later ones."""
+    """Softmax over the queries: the sum of a column contains later ones."""
 
     def mix(self, q, k, v):
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-        return scores.masked_fill(~lower(q.shape[2], q.device), float("-inf")).softmax(-2) @ v
+        return scores.masked_fill(~causal_mask(q.shape[2], q.device), float("-inf")).softmax(-2) @ v
 
 
-class Twenty(Attention):
-    """The hidden get minus twenty, where unscaled scores reach as far."""
+class MinusTwenty(Attention):
+    """Hidden scores get -20, which unscaled scores exceed."""
 
     def mix(self, q, k, v):
         scores = 4 * (q @ k.transpose(-2, -1))
-        return (scores - 20.0 * (~lower(q.shape[2], q.device)).to(q.dtype)).softmax(-1) @ v
+        return (scores - 20.0 * (~causal_mask(q.shape[2], q.device)).to(q.dtype)).softmax(-1) @ v
 
 
-class TenThousand(nn.Module):
-    """The hidden get -1e4, which large features outbid."""
+class MinusTenThousand(nn.Module):
+    """Hidden scores get -1e4, which large features exceed."""
 
     def __init__(self, width: int = 5) -> None:
         super().__init__()
@@ -122,24 +122,24 @@ class Forecast(nn.Module):
         return self.leave(x)
 
 
-class OneHead(Attention):
-    """The last head gets no mask."""
+class OneHeadUnmasked(Attention):
+    """The last head has no mask."""
 
     def mix(self, q, k, v):
-        seen = lower(q.shape[2], q.device).expand(self.heads, -1, -1).clone()
+        seen = causal_mask(q.shape[2], q.device).expand(self.heads, -1, -1).clone()
         seen[-1] = True
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-class OnlyTraining(Attention):
-    """Causal while training, forgotten in eval()."""
+class UnmaskedInEval(Attention):
+    """Causal in training, unmasked in eval mode."""
 
     def mix(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.training)
 
 
-class OnlyEval(Attention):
-    """Causal in eval(), forgotten while training."""
+class UnmaskedInTraining(Attention):
+    """Causal in eval mode, unmasked in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,8 +151,8 @@ class OnlyEval(Attention):
         return self.drop((q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1)) @ v
 
 
-class OnlyAlone(Attention):
-    """The mask is there for a batch of one only."""
+class MaskedForBatchOfOne(Attention):
+    """Masked for a batch of one only."""
 
     def mix(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=len(q) == 1)
@@ -163,12 +163,17 @@ class HalfPrecision(Attention):
 
     def mix(self, q, k, v):
         if q.dtype == torch.float32 or q.dtype == torch.float64:
-            return soft(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), lower(q.shape[2], q.device)) @ v
+            return (
+                masked_softmax(
+                    q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), causal_mask(q.shape[2], q.device)
+                )
+                @ v
+            )
         return F.scaled_dot_product_attention(q, k, v)
 
 
-class Clock(nn.Module):
-    """Looks at what is not later by the clock; in bfloat16 neighbouring frames have the same time."""
+class TimestampAttention(nn.Module):
+    """Attends to timestamps that are not later; in bfloat16 neighbouring frames have the same timestamp."""
 
     def __init__(self, width: int = 5) -> None:
         super().__init__()
@@ -181,7 +186,7 @@ class Clock(nn.Module):
 
 
 class Chunked(Attention):
-    """Texts longer than a chunk are cut into chunks, and inside a chunk everyone sees everyone."""
+    """Sequences longer than a chunk are split into chunks, which are unmasked inside."""
 
     def __init__(self, chunk: int = 16) -> None:
         super().__init__()
@@ -196,11 +201,11 @@ class Chunked(Attention):
 
 
 class ShortBuffer(Attention):
-    """The triangle was made for 13 tokens; what is beyond is taken for visible."""
+    """A mask buffer for 13 tokens; everything beyond it is visible."""
 
     def __init__(self, size: int = 13) -> None:
         super().__init__()
-        self.register_buffer("hidden", ~lower(size))
+        self.register_buffer("hidden", ~causal_mask(size))
 
     def mix(self, q, k, v):
         length = q.shape[2]
@@ -211,7 +216,7 @@ class ShortBuffer(Attention):
 
 
 class BlockCausal(Attention):
-    """Causal between blocks of three, open inside a block."""
+    """Causal between blocks of three, unmasked inside a block."""
 
     block = 3
 
@@ -220,8 +225,8 @@ class BlockCausal(Attention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=at[:, None] >= at[None, :])
 
 
-class Summaries(Attention):
-    """A chunk sees the means of the chunks before it, and from the third chunk on its own mean too."""
+class ChunkMeans(Attention):
+    """A chunk attends to the means of earlier chunks, and from the third chunk on to its own mean too."""
 
     def __init__(self, chunk: int = 5) -> None:
         super().__init__()
@@ -250,7 +255,7 @@ class BothSides(Attention):
 
 
 class PrefixTooLong(Attention):
-    """A prefix of five is seen by all, but it is six."""
+    """A prefix of five is visible to all positions, but the mask makes it six."""
 
     def mix(self, q, k, v):
         at = torch.arange(q.shape[2], device=q.device)
@@ -259,7 +264,7 @@ class PrefixTooLong(Attention):
 
 
 class RelativeBias(Attention):
-    """Relative distances bias the scores, and nobody hides the future."""
+    """A relative position bias and no mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +277,7 @@ class RelativeBias(Attention):
 
 
 class WrongView(nn.Module):
-    """Heads are cut by view() where a transpose was needed: head 1 of token 0 is the middle of the text."""
+    """Heads split by view() where a transpose is needed: head 1 of token 0 is the middle of the sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +311,7 @@ class Gated(nn.Module):
         return self.attn(x) + self.gate * x.mean(1, keepdim=True)
 
 
-class Tiny(nn.Module):
+class TinyMean(nn.Module):
     """Adds a millionth of the mean of all tokens."""
 
     def __init__(self) -> None:
@@ -317,8 +322,8 @@ class Tiny(nn.Module):
         return self.attn(x) + 1e-6 * x.mean(1, keepdim=True)
 
 
-class Detached(nn.Module):
-    """Subtracts the mean of all tokens, detached: gradients know nothing of it."""
+class DetachedMean(nn.Module):
+    """Subtracts the mean of all tokens, detached, so that gradients do not show it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +341,7 @@ class TimeNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:]).transpose(1, 2)
 
 
-class NormedInTime(Language):
+class NormedInTime(LanguageModel):
     """The second block has the wrong norm."""
 
     def __init__(self) -> None:
@@ -358,7 +363,7 @@ class ConvLayer(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Tokens to scores through layers over (B, D, T)."""
+    """Tokens to logits through layers over (B, D, T)."""
 
     def __init__(self, *layers: nn.Module, width: int = 13) -> None:
         super().__init__()
@@ -371,7 +376,7 @@ class ConvNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels are weighed by their mean over the whole time."""
+    """Channels are weighted by their mean over all time steps."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -421,7 +426,7 @@ class Circular(nn.Module):
 
 
 class MaxPooled(nn.Module):
-    """The largest of three neighbours, one of them later."""
+    """Max pooling over three neighbours, one of them later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -432,7 +437,7 @@ class MaxPooled(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Pairs are averaged and spread again without a shift: the first of a pair knows the second."""
+    """Pairs are averaged and upsampled without a shift: the first of a pair reads the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -444,8 +449,8 @@ class Hourglass(nn.Module):
         return self.inner(pairs).repeat_interleave(2, dim=1)[:, :length]
 
 
-class TwoWays(nn.Module):
-    """A recurrent network that also reads from the right."""
+class BidirectionalRNN(nn.Module):
+    """A bidirectional recurrent network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,7 +465,7 @@ class TwoWays(nn.Module):
         return {"logits": self.head(x)}
 
 
-class FromTheRight(nn.Module):
+class ReversedCumsum(nn.Module):
     """A running sum from the wrong end."""
 
     def __init__(self) -> None:
@@ -479,7 +484,7 @@ class Fourier(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Linear attention whose denominator is the sum over all time."""
+    """Linear attention whose denominator sums over all positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -513,7 +518,7 @@ class Scan(nn.Module):
 
 
 class ExpertChoice(nn.Module):
-    """Experts choose their best tokens out of the whole row: hard, so gradients are blind."""
+    """Expert-choice routing over the whole row: a hard choice, which gradients do not show."""
 
     def __init__(self, experts: int = 3) -> None:
         super().__init__()
@@ -531,7 +536,7 @@ class ExpertChoice(nn.Module):
 
 
 class Capacity(nn.Module):
-    """First come, first served, but how many are served depends on the length of the text."""
+    """Routing in order of position, with a capacity that depends on the length of the sequence."""
 
     def __init__(self, experts: int = 2) -> None:
         super().__init__()
@@ -544,8 +549,8 @@ class Capacity(nn.Module):
         return sum(served[..., n, None].to(x.dtype) * expert(x) for n, expert in enumerate(self.experts))
 
 
-class Brightest(nn.Module):
-    """Everyone hears of the token with the largest score of all time."""
+class GlobalArgmax(nn.Module):
+    """Adds the token with the largest score of the whole sequence to every position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -559,21 +564,21 @@ class Brightest(nn.Module):
         return self.attn(x) + loud
 
 
-class Ranked(nn.Module):
-    """Features are replaced by their rank among all times."""
+class RankTransform(nn.Module):
+    """Features are replaced by their rank among all time steps."""
 
     def forward(self, x):
         return x.argsort(1).argsort(1).to(x.dtype) / 7
 
 
-class Window(nn.Module):
-    """Normalises a series by the mean and deviation of all of it, as forecasting models do."""
+class WindowNormalization(nn.Module):
+    """Normalises a series by its overall mean and deviation, as forecasting models do."""
 
     def forward(self, x):
         return (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
 
 
-class Causal(nn.Module):
+class CausalRNN(nn.Module):
     """An honest recurrent layer for features."""
 
     def __init__(self, width: int = 5) -> None:
@@ -589,15 +594,15 @@ class FixedNorm(nn.Module):
 
     def __init__(self, length: int = 11) -> None:
         super().__init__()
-        self.body = Language(Attention(), Attention())
+        self.body = LanguageModel(Attention(), Attention())
         self.body.norm = nn.LayerNorm((length, WIDTH))
 
     def forward(self, tokens):
         return self.body(tokens)
 
 
-class Pooled(Language):
-    """The mean over the whole text is added before the head."""
+class Pooled(LanguageModel):
+    """The mean over the whole sequence is added before the head."""
 
     def forward(self, tokens):
         x = self.embedded(tokens)
@@ -606,8 +611,8 @@ class Pooled(Language):
         return self.head(self.norm(x) + x.mean(dim=1, keepdim=True))
 
 
-class Scaled(nn.Module):
-    """Positions from 0 to 1: a longer text moves them all."""
+class RelativePositions(nn.Module):
+    """Positions scaled to 0 … 1: a longer sequence changes them all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -618,12 +623,12 @@ class Scaled(nn.Module):
         return self.lift((at / tokens.shape[1])[None, :, None])
 
 
-class Stretched(Language):
+class LengthScaledPositions(LanguageModel):
     """Positions come from a module that knows the total length."""
 
     def __init__(self) -> None:
         super().__init__(Attention())
-        self.pos = Scaled()
+        self.pos = RelativePositions()
 
     def embedded(self, tokens):
         return self.embed(tokens) + self.pos(tokens)
@@ -637,11 +642,11 @@ class DynamicRotary(Attention):
     def mix(self, q, k, v):
         length = q.shape[2]
         at = torch.arange(length, device=q.device) * (self.max_length / max(self.max_length, length))
-        return F.scaled_dot_product_attention(turned(q, at), turned(k, at), v, is_causal=True)
+        return F.scaled_dot_product_attention(apply_rotary(q, at), apply_rotary(k, at), v, is_causal=True)
 
 
-class Jitter(Language):
-    """Noise that is seeded by the sum of all tokens of a row."""
+class Jitter(LanguageModel):
+    """Noise seeded by the sum of all tokens of a row."""
 
     def embedded(self, tokens):
         x = super().embedded(tokens)
@@ -652,7 +657,7 @@ class Jitter(Language):
 
 
 class Shift(nn.Module):
-    """The token shift of RWKV, the wrong way round."""
+    """The token shift of RWKV in the wrong direction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -675,27 +680,27 @@ class Rolled(nn.Module):
         return self.value(torch.cat([x, torch.roll(x, 1, dims=1)], -1))
 
 
-class Summary(nn.Module):
-    """A leading summary token reads the whole text, and the next layer's tokens read it."""
+class SummaryToken(nn.Module):
+    """A leading summary token reads the whole sequence, and the next layer reads it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.summary = nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.layers = nn.ModuleList([Masked(), Masked()])
+        self.layers = nn.ModuleList([MaskedAttention(), MaskedAttention()])
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, tokens):
         x = torch.cat([self.summary.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
-        seen = lower(x.shape[1], x.device)
+        seen = causal_mask(x.shape[1], x.device)
         seen[0] = True
         for layer in self.layers:
             x = x + layer(x, seen)
         return self.head(x)[:, 1:]
 
 
-class Backfill(Language):
-    """Missing tokens (id 3) are filled with the next one that is there."""
+class Backfill(LanguageModel):
+    """Missing tokens (id 3) are filled with the next token that is not missing."""
 
     def embedded(self, tokens):
         filled = tokens.clone()
@@ -706,7 +711,7 @@ class Backfill(Language):
 
 @dataclass
 class Config:
-    """What a small GPT is made of."""
+    """The configuration of a small GPT."""
 
     block_size: int = 64
     vocab_size: int = 29
@@ -806,8 +811,10 @@ class FirstLayerOnly(nn.Module):
         self.head = nn.Linear(width, 29)
 
     def forward(self, x):
-        x = self.tok(x) + waves(torch.arange(x.shape[1], device=x.device), 10).to(self.head.weight.dtype)
-        mask = ~lower(x.shape[1], x.device)
+        x = self.tok(x) + sinusoidal_positions(torch.arange(x.shape[1], device=x.device), 10).to(
+            self.head.weight.dtype
+        )
+        mask = ~causal_mask(x.shape[1], x.device)
         for attn, norm in zip(self.attns, self.norms, strict=True):
             x = norm(x + attn(x, x, x, attn_mask=mask, need_weights=False)[0])
             mask = None
@@ -829,7 +836,7 @@ class Stacked(nn.Module):
 
 
 class NoTargetMask(nn.Module):
-    """torch's own Transformer, whose tgt_mask nobody gave."""
+    """torch's own Transformer, called without tgt_mask."""
 
     def __init__(self, width: int = 10) -> None:
         super().__init__()
@@ -843,7 +850,7 @@ class NoTargetMask(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, then cross-attention, which may read the target instead of the source."""
+    """Self-attention, then cross-attention, by a flag to the target instead of the source."""
 
     def __init__(self, width: int, itself: bool) -> None:
         super().__init__()
@@ -852,12 +859,12 @@ class DecoderLayer(nn.Module):
         self.cross = nn.MultiheadAttention(width, 2, batch_first=True)
 
     def forward(self, x, memory):
-        x = x + self.attn(x, x, x, attn_mask=~lower(x.shape[1], x.device), need_weights=False)[0]
+        x = x + self.attn(x, x, x, attn_mask=~causal_mask(x.shape[1], x.device), need_weights=False)[0]
         read = x if self.itself else memory
         return x + self.cross(x, read, read, need_weights=False)[0]
 
 
-class CrossItself(nn.Module):
+class CrossAttentionToTarget(nn.Module):
     """In the last layer cross-attention reads the target."""
 
     def __init__(self, width: int = 10) -> None:
@@ -876,8 +883,8 @@ class CrossItself(nn.Module):
 
 
 @dataclass
-class Output:
-    """What Hugging Face models give."""
+class ModelOutput:
+    """The output of a Hugging Face model."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -893,7 +900,7 @@ class MaskedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList([Masked(), Masked()])
+        self.layers = nn.ModuleList([MaskedAttention(), MaskedAttention()])
         self.lm_head = nn.Linear(WIDTH, VOCAB)
 
     def seen(self, x, attention_mask):
@@ -904,64 +911,66 @@ class MaskedModel(nn.Module):
         seen = self.seen(x, attention_mask)
         for layer in self.layers:
             x = x + layer(x, seen)
-        return Output(logits=self.lm_head(x))
+        return ModelOutput(logits=self.lm_head(x))
 
 
-class OnlyPads(MaskedModel):
-    """A given attention_mask replaces the triangle."""
+class MaskReplacesTriangle(MaskedModel):
+    """An attention_mask replaces the causal mask."""
 
     def seen(self, x, attention_mask):
         if attention_mask is None:
-            return lower(x.shape[1], x.device)
+            return causal_mask(x.shape[1], x.device)
         return attention_mask.bool()[:, None, None, :]
 
 
-class OnlyWithPads(MaskedModel):
-    """The triangle is made only when an attention_mask is given."""
+class TriangleOnlyWithMask(MaskedModel):
+    """There is a causal mask only where an attention_mask is given."""
 
     def seen(self, x, attention_mask):
         if attention_mask is None:
             return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
-        return attention_mask.bool()[:, None, None, :] & lower(x.shape[1], x.device)
+        return attention_mask.bool()[:, None, None, :] & causal_mask(x.shape[1], x.device)
 
 
-class Shown(Attention):
-    """Two paths: fast, and one that shows its weights; one of them is unmasked."""
+class WeightsPathAttention(Attention):
+    """Two paths, a fused one and one that returns attention weights; one of them is unmasked."""
 
     def __init__(self, honest: bool) -> None:
         super().__init__()
-        self.honest = honest  # is the path that shows its weights masked?
+        self.honest = honest  # is the path that returns weights masked?
 
     def forward(self, x, show=False):
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         if show:
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-            weights = soft(scores, lower(length, x.device)) if self.honest else scores.softmax(-1)
+            weights = (
+                masked_softmax(scores, causal_mask(length, x.device)) if self.honest else scores.softmax(-1)
+            )
             y = weights @ v
         else:
             weights, y = None, F.scaled_dot_product_attention(q, k, v, is_causal=not self.honest)
         return self.out(y.transpose(1, 2).reshape(rows, length, width)), weights
 
 
-class Showing(nn.Module):
-    """Gives its attention weights when asked, in one layer by another path."""
+class ReturnsWeights(nn.Module):
+    """Returns attention weights on request, which one layer computes on another path."""
 
     def __init__(self, argument_honest: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.first = Attention()
-        self.second = Shown(argument_honest)
+        self.second = WeightsPathAttention(argument_honest)
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, input_ids, output_attentions=False):
         x = self.embed(input_ids)
         x = x + self.first(x)
         y, weights = self.second(x, output_attentions)
-        return Output(logits=self.head(x + y), attentions=(weights,) if output_attentions else None)
+        return ModelOutput(logits=self.head(x + y), attentions=(weights,) if output_attentions else None)
 
 
-def bare():
+def smoothing_function():
     """A function, not a module, that smooths over both neighbours."""
     weight = torch.randn(5, 5) / 3
 
@@ -972,17 +981,17 @@ def bare():
     return smooth
 
 
-def series(rows: int = 2, length: int = 11, width: int = 5, size: float = 1.0):
+def random_features(rows: int = 2, length: int = 11, width: int = 5, size: float = 1.0):
     """Features (rows, length, width)."""
     return lambda: size * torch.randn(rows, length, width)
 
 
 def seq2seq(source: str, target: str):
-    """Two texts by their names."""
-    return lambda: {source: ids(2, 7, 19), target: ids(2, 11, 29)}
+    """An example with a source and a target, under these argument names."""
+    return lambda: {source: random_tokens(2, 7, 19), target: random_tokens(2, 11, 29)}
 
 
-def language(name, module, *mixers, model=Language, **fields):
+def language(name, module, *mixers, model=LanguageModel, **fields):
     return Planted(name, seeded(lambda: model(*[mixer() for mixer in mixers])), "future", module, **fields)
 
 
@@ -992,7 +1001,10 @@ def convolved(name, module, *layers):
 
 def forecast(name, module, *layers, size=1.0):
     return Planted(
-        name, seeded(lambda: Forecast(*[layer() for layer in layers]), series(size=size)), "future", module
+        name,
+        seeded(lambda: Forecast(*[layer() for layer in layers]), random_features(size=size)),
+        "future",
+        module,
     )
 
 
@@ -1008,18 +1020,18 @@ PLANTED = [
     language("mask multiplied", "blocks.1.mixer", Attention, Multiplied),
     language("mask after softmax", "blocks.0.mixer", AfterSoftmax),
     language("softmax over queries", "blocks.1.mixer", Attention, WrongAxis),
-    language("mask of minus twenty", "blocks.0.mixer", Twenty, Attention),
-    forecast("mask of minus ten thousand", "layers.0", TenThousand, Causal, size=10.0),
-    language("one head unmasked", "blocks.1.mixer", Attention, OneHead, Attention),
-    language("mask only in training", "blocks.0.mixer", OnlyTraining, Attention),
-    language("mask only in eval", "blocks.1.mixer", Attention, OnlyEval),
-    language("mask only for one row", "blocks.1.mixer", Attention, OnlyAlone, also=("batch",)),
+    language("mask of minus twenty", "blocks.0.mixer", MinusTwenty, Attention),
+    forecast("mask of minus ten thousand", "layers.0", MinusTenThousand, CausalRNN, size=10.0),
+    language("one head unmasked", "blocks.1.mixer", Attention, OneHeadUnmasked, Attention),
+    language("mask only in training", "blocks.0.mixer", UnmaskedInEval, Attention),
+    language("mask only in eval", "blocks.1.mixer", Attention, UnmaskedInTraining),
+    language("mask only for one row", "blocks.1.mixer", Attention, MaskedForBatchOfOne, also=("batch",)),
     language("half precision path unmasked", "blocks.1.mixer", Attention, HalfPrecision),
-    forecast("times that bfloat16 cannot tell apart", "layers.1", Causal, Clock),
+    forecast("times that bfloat16 cannot tell apart", "layers.1", CausalRNN, TimestampAttention),
     language("open chunks beyond 16", "blocks.0.mixer", Chunked, Attention),
     language("mask buffer shorter than the text", "blocks.1.mixer", Attention, ShortBuffer),
     language("block-causal", "blocks.2.mixer", Attention, Attention, BlockCausal),
-    language("own chunk's summary from the third chunk on", "blocks.0.mixer", Summaries, Attention),
+    language("own chunk's summary from the third chunk on", "blocks.0.mixer", ChunkMeans, Attention),
     language("window on both sides", "blocks.1.mixer", Attention, BothSides),
     language(
         "prefix one too long", "blocks.1.mixer", Attention, PrefixTooLong, claim=kl.causal | kl.prefix(5)
@@ -1028,8 +1040,8 @@ PLANTED = [
     language("heads cut by view", "blocks.1.mixer", Attention, WrongView),
     language("hidden by a zero projection", "blocks.1.mixer", Attention, ZeroOut),
     language("hidden by a zero gate", "blocks.0.mixer", Gated, Attention),
-    language("a millionth of the mean", "blocks.1.mixer", Attention, Tiny),
-    language("a detached mean", "blocks.1.mixer", Attention, Detached),
+    language("a millionth of the mean", "blocks.1.mixer", Attention, TinyMean),
+    language("a detached mean", "blocks.1.mixer", Attention, DetachedMean),
     language("layer norm over time", "blocks.1.norm2", model=NormedInTime),
     convolved(
         "instance norm", "layers.1.norm", conv, lambda: ConvLayer(13, norm=nn.InstanceNorm1d(13)), conv
@@ -1040,7 +1052,7 @@ PLANTED = [
         lambda: ConvLayer(13, norm=nn.GroupNorm(1, 13)),
         conv,
     ),
-    Planted("layer norm over time and width", seeded(FixedNorm, ids), "future", "body.norm"),
+    Planted("layer norm over time and width", seeded(FixedNorm, random_tokens), "future", "body.norm"),
     language("mean of the text added", "", Attention, model=Pooled),
     convolved(
         "squeeze and excite", "layers.2.gate", conv, conv, lambda: ConvLayer(13, gate=SqueezeExcite(13))
@@ -1050,8 +1062,8 @@ PLANTED = [
     convolved("circular padding", "layers.0", lambda: Circular(13), conv),
     convolved("max pooling over both neighbours", "layers.1.pool", conv, MaxPooled),
     language("pairs pooled without a shift", "blocks.1.mixer", Attention, Hourglass),
-    Planted("bidirectional GRU", seeded(TwoWays), "future", "second"),
-    language("running sum from the right", "blocks.0.mixer", FromTheRight, Attention),
+    Planted("bidirectional GRU", seeded(BidirectionalRNN), "future", "second"),
+    language("running sum from the right", "blocks.0.mixer", ReversedCumsum, Attention),
     language("Fourier mixing", "blocks.1.mixer", Attention, Fourier),
     language("linear attention over the total", "blocks.1.mixer", Attention, LinearAttention),
     language(
@@ -1063,15 +1075,15 @@ PLANTED = [
     ),
     language("experts choose tokens", "blocks.1.mixer", Attention, ExpertChoice),
     language("capacity by the length", "blocks.1.mixer", Attention, Capacity),
-    language("argmax over time", "blocks.1.mixer", Attention, Brightest),
-    forecast("ranks among all times", "layers.1", Causal, Ranked),
-    forecast("series normalised by all of itself", "layers.0", Window, Causal),
-    language("positions scaled by the length", "pos", model=Stretched),
+    language("argmax over time", "blocks.1.mixer", Attention, GlobalArgmax),
+    forecast("ranks among all times", "layers.1", CausalRNN, RankTransform),
+    forecast("series normalised by all of itself", "layers.0", WindowNormalization, CausalRNN),
+    language("positions scaled by the length", "pos", model=LengthScaledPositions),
     language("rotary stretched by the length", "blocks.0.mixer", DynamicRotary, Attention),
     language("noise seeded by all tokens", "", Attention, model=Jitter),
     language("token shift the wrong way", "blocks.1.mixer.time_shift", Attention, Shift),
     language("token shift by roll", "blocks.0.mixer", Rolled, Attention),
-    Planted("summary token read by all", seeded(Summary), "future", None),
+    Planted("summary token read by all", seeded(SummaryToken), "future", None),
     language("missing tokens filled from the right", "", Attention, Attention, model=Backfill),
     Planted(
         "nanoGPT without is_causal",
@@ -1095,17 +1107,25 @@ PLANTED = [
     ),
     Planted(
         "cross-attention reads the target",
-        seeded(CrossItself, seq2seq("source", "target")),
+        seeded(CrossAttentionToTarget, seq2seq("source", "target")),
         "future",
         "decoder.1.cross",
     ),
     Planted(
-        "attention_mask replaces the triangle", seeded(OnlyPads), "future", "layers.0", also=("padding",)
+        "attention_mask replaces the triangle",
+        seeded(MaskReplacesTriangle),
+        "future",
+        "layers.0",
+        also=("padding",),
     ),
     Planted(
-        "no triangle without attention_mask", seeded(OnlyWithPads), "future", "layers.0", also=("padding",)
+        "no triangle without attention_mask",
+        seeded(TriangleOnlyWithMask),
+        "future",
+        "layers.0",
+        also=("padding",),
     ),
-    Planted("unmasked when weights are shown", seeded(lambda: Showing(False)), "future", "second"),
-    Planted("masked only when weights are shown", seeded(lambda: Showing(True)), "future", "second"),
-    Planted("a bare function", seeded(bare, series()), "future", ""),
+    Planted("unmasked when weights are shown", seeded(lambda: ReturnsWeights(False)), "future", "second"),
+    Planted("masked only when weights are shown", seeded(lambda: ReturnsWeights(True)), "future", "second"),
+    Planted("a bare function", seeded(smoothing_function, random_features()), "future", ""),
 ]

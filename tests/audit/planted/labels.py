@@ -1,4 +1,4 @@
-"""The model is right, its loss is not."""
+"""Correct models with a wrong loss."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import VOCAB, Attention, Language
+from audit.planted.parts import VOCAB, Attention, LanguageModel
 
 
 @dataclass
-class Output:
-    """What Hugging Face models give."""
+class ModelOutput:
+    """The output of a Hugging Face model."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
 
 
-class Labelled(nn.Module):
-    """A causal model with labels in Hugging Face's way: the model shifts them, -100 is left out."""
+class LabelsModel(nn.Module):
+    """A causal model with Hugging Face's labels: the model shifts them, and ignores -100."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Language(Attention(), Attention())
+        self.model = LanguageModel(Attention(), Attention())
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), labels[:, 1:].reshape(-1))
 
     def forward(self, input_ids, labels=None):
         logits = self.model(input_ids)
-        return Output(None if labels is None else self.loss(logits, labels), logits)
+        return ModelOutput(None if labels is None else self.loss(logits, labels), logits)
 
 
-class NotShifted(Labelled):
+class NotShifted(LabelsModel):
     """Every token predicts itself."""
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits.reshape(-1, VOCAB), labels.reshape(-1))
 
 
-class ShiftedBack(Labelled):
+class ShiftedBack(LabelsModel):
     """Every token predicts the one before."""
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits[:, 1:].reshape(-1, VOCAB), labels[:, :-1].reshape(-1))
 
 
-class ShiftedTwice(Labelled):
+class ShiftedTwice(LabelsModel):
     """Every token predicts the one after the next."""
 
     def loss(self, logits, labels):
@@ -57,37 +57,37 @@ class ShiftedTwice(Labelled):
         return super().loss(logits, labels)
 
 
-class AcrossRows(Labelled):
+class AcrossRows(LabelsModel):
     """First flattened, then shifted: the last token of a row predicts the first of the next."""
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits.reshape(-1, VOCAB)[:-1], labels.reshape(-1)[1:])
 
 
-class Rolled(Labelled):
+class Rolled(LabelsModel):
     """Shifted by roll(): the last token predicts the first."""
 
     def loss(self, logits, labels):
         return F.cross_entropy(logits.reshape(-1, VOCAB), labels.roll(-1, dims=1).reshape(-1))
 
 
-class PadsLearned(Labelled):
-    """What is to be left out (-100) becomes token 0 and is learned."""
+class IgnoredLearned(LabelsModel):
+    """Ignored labels (-100) become token 0 and are learned."""
 
     def loss(self, logits, labels):
         return super().loss(logits, labels.clamp(min=0))
 
 
-class PadsCounted(Labelled):
-    """What is left out stays in the denominator."""
+class IgnoredCounted(LabelsModel):
+    """Ignored labels stay in the denominator."""
 
     def loss(self, logits, labels):
         each = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
         return each.mean()
 
 
-class TrainingNotShifted(Labelled):
-    """Shifted in eval(), not while training."""
+class TrainingNotShifted(LabelsModel):
+    """Shifted in eval mode, not in training."""
 
     def loss(self, logits, labels):
         if self.training:
@@ -95,7 +95,7 @@ class TrainingNotShifted(Labelled):
         return super().loss(logits, labels)
 
 
-class InputsForLabels(Labelled):
+class InputsForLabels(LabelsModel):
     """Compares with the inputs, whatever the labels say."""
 
     def forward(self, input_ids, labels=None):
@@ -103,8 +103,8 @@ class InputsForLabels(Labelled):
         return {"loss": None if labels is None else self.loss(logits, input_ids), "logits": logits}
 
 
-class Tuple(Labelled):
-    """(loss, logits), and every token predicts itself; -100 is left out by hand."""
+class TupleOutput(LabelsModel):
+    """Returns (loss, logits); every token predicts itself, and -100 is filtered out by hand."""
 
     def forward(self, input_ids, labels=None):
         logits = self.model(input_ids)
@@ -119,7 +119,7 @@ class GPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Language(Attention())
+        self.model = LanguageModel(Attention())
 
     def forward(self, idx, targets=None):
         logits = self.model(idx)
@@ -130,8 +130,8 @@ class GPT(nn.Module):
         )
 
 
-class Accumulated(Labelled):
-    """Takes the number of labels in all parts of a batch, and should divide the sum by it."""
+class AccumulationModel(LabelsModel):
+    """Takes the number of labels in all micro-batches, and divides the summed loss by it."""
 
     def summed(self, logits, labels, count):
         total = F.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), labels[:, 1:].reshape(-1), reduction="sum")
@@ -140,28 +140,28 @@ class Accumulated(Labelled):
     def forward(self, input_ids, labels=None, num_items_in_batch=None):
         logits = self.model(input_ids)
         if labels is None:
-            return Output(None, logits)
+            return ModelOutput(None, logits)
         if num_items_in_batch is None:
-            return Output(self.loss(logits, labels), logits)
-        return Output(self.summed(logits, labels, num_items_in_batch), logits)
+            return ModelOutput(self.loss(logits, labels), logits)
+        return ModelOutput(self.summed(logits, labels, num_items_in_batch), logits)
 
 
-class CountIgnored(Accumulated):
-    """num_items_in_batch is accepted and not used: parts of a batch do not add up to the batch."""
+class CountIgnored(AccumulationModel):
+    """num_items_in_batch is accepted and not used: micro-batches do not add up to the batch."""
 
     def summed(self, logits, labels, count):
         return self.loss(logits, labels)
 
 
-class DividedTwice(Accumulated):
+class DividedTwice(AccumulationModel):
     """The mean is divided by num_items_in_batch once more."""
 
     def summed(self, logits, labels, count):
         return self.loss(logits, labels) / count
 
 
-class SummedNotShifted(Accumulated):
-    """With num_items_in_batch nobody shifts."""
+class SummedNotShifted(AccumulationModel):
+    """Not shifted where num_items_in_batch is given."""
 
     def summed(self, logits, labels, count):
         return F.cross_entropy(logits.reshape(-1, VOCAB), labels.reshape(-1), reduction="sum") / count
@@ -177,11 +177,11 @@ PLANTED = [
     labelled("shifted twice", ShiftedTwice),
     labelled("shifted across rows", AcrossRows),
     labelled("shifted by roll", Rolled),
-    labelled("pads learned", PadsLearned),
-    labelled("pads in the denominator", PadsCounted),
+    labelled("pads learned", IgnoredLearned),
+    labelled("pads in the denominator", IgnoredCounted),
     labelled("not shifted while training", TrainingNotShifted),
     labelled("inputs taken for labels", InputsForLabels),
-    labelled("a tuple, not shifted", Tuple),
+    labelled("a tuple, not shifted", TupleOutput),
     labelled("nanoGPT's targets shifted again", GPT),
     labelled("number of items ignored", CountIgnored),
     labelled("divided twice", DividedTwice),

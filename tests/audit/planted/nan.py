@@ -1,4 +1,4 @@
-"""Numbers that are none: a row with nothing to see, forward, backward only, or in the next layer."""
+"""NaN where a query may attend to nothing: forward, backward only, or in the next layer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from torch import nn
 
 import keepleft as kl
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import HEADS, VOCAB, WIDTH, Attention, Language, Masked, lower, soft, waves
+from audit.planted.parts import (
+    HEADS,
+    VOCAB,
+    WIDTH,
+    Attention,
+    LanguageModel,
+    MaskedAttention,
+    causal_mask,
+    masked_softmax,
+    sinusoidal_positions,
+)
 
 
-def everything(tokens):
-    """A mask that says all tokens (B, T) are real."""
+def all_real(tokens):
+    """(B, T): all tokens are real."""
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
-def reals(seen):
-    """What the last query sees, which is what is real (B or 1, T, 1)."""
+def real_tokens(seen):
+    """(B or 1, T, 1): the tokens that the last query attends to, which are the real ones."""
     return seen.reshape(-1, *seen.shape[-2:])[:, -1, :, None]
 
 
-class Infinite(Masked):
-    """Minus infinity for all that is hidden: a row that sees nothing is 0 / 0."""
+class MinusInfinity(MaskedAttention):
+    """Hidden scores get -inf: a row that attends to nothing is 0 / 0."""
 
     def forward(self, x, seen):
         rows, length, width = x.shape
@@ -35,7 +45,7 @@ class Infinite(Masked):
         return scores.masked_fill(~seen, float("-inf")).softmax(-1)
 
 
-class Repaired(Infinite):
+class Repaired(MinusInfinity):
     """0 / 0 is replaced by 0 after the softmax: forward is fine, backward is not."""
 
     def weights(self, scores, seen):
@@ -45,16 +55,16 @@ class Repaired(Infinite):
         return (scores + hidden).softmax(-1).nan_to_num(0.0)
 
 
-class ZeroTimesInfinity(Infinite):
-    """(1 - mask) * -inf, which is no number where the mask is one."""
+class ZeroTimesInfinity(MinusInfinity):
+    """(1 - mask) * -inf, which is NaN where the mask is one."""
 
     def weights(self, scores, seen):
-        if seen.dim() == 2:  # nobody gave a mask
-            return soft(scores, seen)
+        if seen.dim() == 2:  # no padding mask was given
+            return masked_softmax(scores, seen)
         return (scores + (1 - seen.to(scores.dtype)) * float("-inf")).softmax(-1)
 
 
-class WrongType(Infinite):
+class WrongType(MinusInfinity):
     """The smallest float32 is minus infinity in bfloat16."""
 
     def weights(self, scores, seen):
@@ -72,30 +82,32 @@ class RunningMean(nn.Module):
         self.value = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, seen):
-        real = reals(seen).to(x.dtype)
+        real = real_tokens(seen).to(x.dtype)
         return (self.value(x) * real).cumsum(1) / real.cumsum(1)
 
 
 class UnitLength(nn.Module):
-    """Real tokens are brought to length one; pads are zero, and so is their root, whose slope is infinite."""
+    """Real tokens are normalised to length one; padding is zero, where the square root has an infinite
+    gradient.
+    """
 
     def forward(self, x, seen):
-        real = reals(seen)
+        real = real_tokens(seen)
         x = x * real.to(x.dtype)
         return torch.where(real, x / x.pow(2).sum(-1, keepdim=True).sqrt(), 0.0)
 
 
-class Cosine(Masked):
-    """Keys of length one, without a small number in the division; pads are zero."""
+class Cosine(MaskedAttention):
+    """Keys of length one, without an epsilon in the division; padding is zero."""
 
     def forward(self, x, seen):
-        k = (self.out(x) - self.out.bias) * reals(seen).to(x.dtype)
+        k = (self.out(x) - self.out.bias) * real_tokens(seen).to(x.dtype)
         k = k / k.norm(dim=-1, keepdim=True)
-        return soft(k @ k.transpose(1, 2), seen.reshape(-1, *seen.shape[-2:])) @ x
+        return masked_softmax(k @ k.transpose(1, 2), seen.reshape(-1, *seen.shape[-2:])) @ x
 
 
 class Decoder(nn.Module):
-    """Causal; pads are hidden, positions count real tokens. A pad on the left sees nothing."""
+    """Causal; padding is hidden, positions count real tokens. Padding on the left attends to nothing."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -104,19 +116,19 @@ class Decoder(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, input_ids, attention_mask=None):
-        real = everything(input_ids) if attention_mask is None else attention_mask.bool()
-        seen = real[:, None, None, :] & lower(real.shape[1], real.device)
+        real = all_real(input_ids) if attention_mask is None else attention_mask.bool()
+        seen = real[:, None, None, :] & causal_mask(real.shape[1], real.device)
         if attention_mask is None:
-            seen = lower(real.shape[1], real.device)
+            seen = causal_mask(real.shape[1], real.device)
         x = self.embed(input_ids)
-        x = x + waves((real.long().cumsum(1) - 1).clamp(min=0), WIDTH).to(x.dtype)
+        x = x + sinusoidal_positions((real.long().cumsum(1) - 1).clamp(min=0), WIDTH).to(x.dtype)
         for layer in self.layers:
             x = x + layer(x, seen)
         return self.head(x)
 
 
-class Torch(nn.Module):
-    """torch's attention with both masks: a pad on the left sees nothing."""
+class TorchAttention(nn.Module):
+    """torch's attention with both masks: padding on the left attends to nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,32 +138,38 @@ class Torch(nn.Module):
 
     def forward(self, tokens, key_padding_mask=None):
         x = self.embed(tokens)
-        y, _ = self.attn(x, x, x, key_padding_mask=key_padding_mask, attn_mask=~lower(x.shape[1], x.device))
+        y, _ = self.attn(
+            x, x, x, key_padding_mask=key_padding_mask, attn_mask=~causal_mask(x.shape[1], x.device)
+        )
         return self.head(x + y)
 
 
 class StrictPast(Attention):
-    """Sees only what is before: the first token sees nothing."""
+    """Attends to earlier positions only: the first one to nothing."""
 
     def mix(self, q, k, v):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        before = lower(q.shape[2], q.device).tril(-1)
+        before = causal_mask(q.shape[2], q.device).tril(-1)
         return scores.masked_fill(~before, float("-inf")).softmax(-1) @ v
 
 
 class Entropy(Attention):
-    """Weighs heads by the entropy of their weights; 0 log 0 is left out by where(), but not on the way
-    back.
+    """Weights heads by the entropy of their attention; where() removes 0 log 0 in the forward pass, but not
+    in the backward pass.
     """
 
     def mix(self, q, k, v):
-        weights = soft(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), lower(q.shape[2], q.device))
+        weights = masked_softmax(
+            q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), causal_mask(q.shape[2], q.device)
+        )
         entropy = -torch.where(weights > 0, weights * weights.log(), 0.0).sum(-1, keepdim=True)
         return (weights @ v) * torch.sigmoid(entropy)
 
 
 class Deviation(nn.Module):
-    """Divides by the deviation of the tokens so far, n - 1 in its denominator: the first has none."""
+    """Divides by the standard deviation of the tokens so far, with n - 1 in its denominator: 0 / 0 for the
+    first.
+    """
 
     def forward(self, x):
         n = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
@@ -160,7 +178,7 @@ class Deviation(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Everyone sees every real token; a row of nothing but pads has nothing to see."""
+    """Bidirectional over real tokens; a row of padding alone attends to nothing."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -169,7 +187,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(WIDTH, 5)
 
     def forward(self, tokens, attention_mask=None):
-        real = everything(tokens) if attention_mask is None else attention_mask.bool()
+        real = all_real(tokens) if attention_mask is None else attention_mask.bool()
         x = self.embed(tokens)
         for layer in self.layers:
             x = x + layer(x, real[:, None, None, :])
@@ -193,19 +211,23 @@ def decoder(name, module, *layers, model=Decoder, claim=None):
 
 
 PLANTED = [
-    decoder("pads that see nothing", "layers.0", Infinite),
-    decoder("pads that see nothing, and the next layer", "layers.0", Infinite, Masked),
-    decoder("pads that see nothing in the last layer", "layers.2", Masked, Masked, Infinite),
-    decoder("repaired forward only", "layers.1", Masked, Repaired),
-    decoder("zero times infinity", "layers.0", ZeroTimesInfinity, Masked),
-    decoder("smallest float32 in bfloat16", "layers.1", Masked, WrongType),
-    decoder("mean of no real tokens yet", "layers.0", RunningMean, Masked),
-    decoder("root of zero, backward only", "layers.1", Masked, UnitLength),
-    decoder("keys of length zero", "layers.0", Cosine, Masked),
-    decoder("torch's attention with two masks", "attn", model=Torch),
-    decoder("first token sees nothing", "blocks.1.mixer", Attention, StrictPast, model=Language),
-    decoder("entropy, backward only", "blocks.0.mixer", Entropy, Attention, model=Language),
-    decoder("deviation of one token", "blocks.1.mixer", Attention, Deviation, model=Language),
-    decoder("a row of pads only", "layers.1", Masked, Infinite, model=Encoder, claim=kl.full),
-    decoder("mean of a row of pads only", "layers.0", RealMean, Masked, model=Encoder, claim=kl.full),
+    decoder("pads that see nothing", "layers.0", MinusInfinity),
+    decoder("pads that see nothing, and the next layer", "layers.0", MinusInfinity, MaskedAttention),
+    decoder(
+        "pads that see nothing in the last layer", "layers.2", MaskedAttention, MaskedAttention, MinusInfinity
+    ),
+    decoder("repaired forward only", "layers.1", MaskedAttention, Repaired),
+    decoder("zero times infinity", "layers.0", ZeroTimesInfinity, MaskedAttention),
+    decoder("smallest float32 in bfloat16", "layers.1", MaskedAttention, WrongType),
+    decoder("mean of no real tokens yet", "layers.0", RunningMean, MaskedAttention),
+    decoder("root of zero, backward only", "layers.1", MaskedAttention, UnitLength),
+    decoder("keys of length zero", "layers.0", Cosine, MaskedAttention),
+    decoder("torch's attention with two masks", "attn", model=TorchAttention),
+    decoder("first token sees nothing", "blocks.1.mixer", Attention, StrictPast, model=LanguageModel),
+    decoder("entropy, backward only", "blocks.0.mixer", Entropy, Attention, model=LanguageModel),
+    decoder("deviation of one token", "blocks.1.mixer", Attention, Deviation, model=LanguageModel),
+    decoder("a row of pads only", "layers.1", MaskedAttention, MinusInfinity, model=Encoder, claim=kl.full),
+    decoder(
+        "mean of a row of pads only", "layers.0", RealMean, MaskedAttention, model=Encoder, claim=kl.full
+    ),
 ]

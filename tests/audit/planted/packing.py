@@ -1,4 +1,4 @@
-"""Several texts in one row, and one of them moves another; or a text in a pack is not what it is alone."""
+"""Leaks between the packed sequences of a row, and packed sequences that differ from themselves alone."""
 
 from __future__ import annotations
 
@@ -7,106 +7,113 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import VOCAB, WIDTH, Crowded, Masked, lower, waves
+from audit.planted.parts import (
+    VOCAB,
+    WIDTH,
+    CapacityExperts,
+    MaskedAttention,
+    causal_mask,
+    sinusoidal_positions,
+)
 
 
-def starts(segments):
-    """Where the text of every token begins (B, T)."""
+def segment_starts(segments):
+    """(B, T): where the sequence of each token begins."""
     at = torch.arange(segments.shape[1], device=segments.device).expand(segments.shape)
     first = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0), value=True)
     return torch.where(first, at, 0).cummax(1).values
 
 
 class Packed(nn.Module):
-    """Causal, right for packs: texts do not see each other, and each begins at position 0."""
+    """Correct for packed rows: causal inside each segment, and positions restart at 0."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(layers or [Masked(), Masked()])
+        self.layers = nn.ModuleList(layers or [MaskedAttention(), MaskedAttention()])
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def positions(self, segments):
-        return torch.arange(segments.shape[1], device=segments.device) - starts(segments)
+        return torch.arange(segments.shape[1], device=segments.device) - segment_starts(segments)
 
     def seen(self, layer, segments):
-        """What the layer of this number may look at (B, 1, T, T)."""
-        return ((segments[:, :, None] == segments[:, None, :]) & lower(segments.shape[1], segments.device))[
-            :, None
-        ]
+        """(B, 1, T, T): where the layer of this index may attend."""
+        return (
+            (segments[:, :, None] == segments[:, None, :]) & causal_mask(segments.shape[1], segments.device)
+        )[:, None]
 
     def forward(self, tokens, segment_ids=None):
         segments = torch.ones_like(tokens) if segment_ids is None else segment_ids
         x = self.embed(tokens)
-        x = x + waves(self.positions(segments), WIDTH).to(x.dtype)
+        x = x + sinusoidal_positions(self.positions(segments), WIDTH).to(x.dtype)
         for number, layer in enumerate(self.layers):
             x = x + layer(x, self.seen(number, segments))
         return self.head(x)
 
 
-class Open(Packed):
-    """Positions begin anew, attention does not."""
+class SegmentsIgnored(Packed):
+    """Positions restart, but attention ignores segments."""
 
     def seen(self, layer, segments):
         return super().seen(layer, torch.ones_like(segments))
 
 
-class LastOpen(Packed):
-    """The last layer does not know of texts."""
+class LastLayerIgnores(Packed):
+    """The last layer ignores segments."""
 
     def seen(self, layer, segments):
         return super().seen(layer, torch.ones_like(segments) if layer == len(self.layers) - 1 else segments)
 
 
-class TrainingOpen(Packed):
-    """Texts are kept apart in training only."""
+class EvalIgnores(Packed):
+    """Segments are applied in training only."""
 
     def seen(self, layer, segments):
         return super().seen(layer, segments if self.training else torch.ones_like(segments))
 
 
-class NotReset(Packed):
-    """Texts do not see each other, but positions run on."""
+class PositionsNotReset(Packed):
+    """Segments are applied, but positions do not restart."""
 
     def positions(self, segments):
         return torch.arange(segments.shape[1], device=segments.device).expand(segments.shape)
 
 
-class NotEarlier(Packed):
-    """Segments are compared with >=: a later text sees all earlier ones."""
+class SegmentsCompared(Packed):
+    """Segments are compared with >=: a later sequence attends to all earlier ones."""
 
     def seen(self, layer, segments):
         later = segments[:, :, None] >= segments[:, None, :]
         return (
-            (later & lower(segments.shape[1], segments.device))[:, None]
+            (later & causal_mask(segments.shape[1], segments.device))[:, None]
             if layer == 1
             else super().seen(layer, segments)
         )
 
 
-class AsBits(Packed):
+class BooleanSegments(Packed):
     """Segments become booleans before they are compared: 1, 2 and 3 are all True."""
 
     def seen(self, layer, segments):
         return super().seen(layer, segments.bool())
 
 
-class EvenAndOdd(Packed):
-    """Texts alternate between 0 and 1: the third sees the first."""
+class AlternatingSegments(Packed):
+    """Segments alternate between 0 and 1: the third sequence attends to the first."""
 
     def seen(self, layer, segments):
         return super().seen(layer, segments % 2)
 
 
-class Late(Packed):
-    """The border is one token late: the first token of a text belongs to the one before."""
+class LateBoundary(Packed):
+    """The boundary is one token late: the first token of a sequence belongs to the one before."""
 
     def seen(self, layer, segments):
         return super().seen(layer, torch.cat([segments[:, :1], segments[:, :-1]], 1))
 
 
 class Sink(Packed):
-    """The first token of the row is a sink for every text."""
+    """The first token of the row is an attention sink for every sequence."""
 
     def seen(self, layer, segments):
         seen = super().seen(layer, segments).clone()
@@ -116,7 +123,7 @@ class Sink(Packed):
 
 
 class Conv(nn.Module):
-    """A causal convolution that runs over borders."""
+    """A causal convolution across boundaries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +134,7 @@ class Conv(nn.Module):
 
 
 class Shift(nn.Module):
-    """Reads the token before, across the border."""
+    """Reads the previous token, across the boundary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +145,7 @@ class Shift(nn.Module):
 
 
 class RunningMean(nn.Module):
-    """The mean of the own text's tokens, divided by the count of all tokens so far."""
+    """The sum over the sequence so far, divided by the number of all tokens of the row so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +157,7 @@ class RunningMean(nn.Module):
 
 
 class Scan(nn.Module):
-    """A state-space scan that forgets at borders if it is told of them."""
+    """A state-space scan that resets at boundaries, if it is given them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +177,7 @@ class Scan(nn.Module):
 
 
 class StateSpace(nn.Module):
-    """Two scans, and only the first is told where texts begin."""
+    """Two scans, of which only the first is given the boundaries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +191,7 @@ class StateSpace(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A GRU that runs on through the next text; only its embedding knows of texts."""
+    """A GRU that does not reset between sequences; only its embedding uses segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,11 +202,11 @@ class Recurrent(nn.Module):
 
     def forward(self, tokens, doc_ids=None):
         doc_ids = torch.zeros_like(tokens) if doc_ids is None else doc_ids
-        at = torch.arange(tokens.shape[1], device=tokens.device) - starts(doc_ids)
+        at = torch.arange(tokens.shape[1], device=tokens.device) - segment_starts(doc_ids)
         return self.head(self.rnn(self.embed(tokens) + self.place(at))[0])
 
 
-class Given(nn.Module):
+class PositionsOnly(nn.Module):
     """Takes segments and positions, uses the positions, and forgets the segments."""
 
     def __init__(self, width: int = 10) -> None:
@@ -213,7 +220,7 @@ class Given(nn.Module):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x = self.tok(input_ids) + self.place(position_ids)
-        y, _ = self.attn(x, x, x, attn_mask=~lower(x.shape[1], x.device), need_weights=False)
+        y, _ = self.attn(x, x, x, attn_mask=~causal_mask(x.shape[1], x.device), need_weights=False)
         return self.head(x + y)
 
 
@@ -222,20 +229,22 @@ def packed(name, module, model=Packed, *layers):
 
 
 PLANTED = [
-    packed("positions reset, attention open", "layers.0", Open),
-    packed("last layer open", "layers.2", LastOpen, Masked, Masked, Masked),
-    packed("texts apart in training only", "layers.0", TrainingOpen),
-    packed("positions not reset", "", NotReset),
-    packed("segments compared with >=", "layers.1", NotEarlier),
-    packed("segments compared as booleans", "layers.0", AsBits),
-    packed("segments told apart by one bit", "layers.0", EvenAndOdd),
-    packed("border one token late", "layers.0", Late),
+    packed("positions reset, attention open", "layers.0", SegmentsIgnored),
+    packed(
+        "last layer open", "layers.2", LastLayerIgnores, MaskedAttention, MaskedAttention, MaskedAttention
+    ),
+    packed("texts apart in training only", "layers.0", EvalIgnores),
+    packed("positions not reset", "", PositionsNotReset),
+    packed("segments compared with >=", "layers.1", SegmentsCompared),
+    packed("segments compared as booleans", "layers.0", BooleanSegments),
+    packed("segments told apart by one bit", "layers.0", AlternatingSegments),
+    packed("border one token late", "layers.0", LateBoundary),
     packed("the row's first token as sink", "layers.1", Sink),
-    packed("convolution over the border", "layers.1", Packed, Masked, Conv),
-    packed("token shift over the border", "layers.0", Packed, Shift, Masked),
-    packed("divided by the tokens of all texts", "layers.1", Packed, Masked, RunningMean),
-    packed("texts share the experts' places", "layers.1", Packed, Masked, Crowded),
+    packed("convolution over the border", "layers.1", Packed, MaskedAttention, Conv),
+    packed("token shift over the border", "layers.0", Packed, Shift, MaskedAttention),
+    packed("divided by the tokens of all texts", "layers.1", Packed, MaskedAttention, RunningMean),
+    packed("texts share the experts' places", "layers.1", Packed, MaskedAttention, CapacityExperts),
     packed("state runs into the next text", "mixers.1", StateSpace),
     packed("GRU runs into the next text", "rnn", Recurrent),
-    packed("segments forgotten, positions used", "attn", Given),
+    packed("segments forgotten, positions used", "attn", PositionsOnly),
 ]

@@ -1,4 +1,4 @@
-"""Pads, or how many there are, move the outputs of real tokens."""
+"""Outputs of real tokens that depend on padding, or on how much of it there is."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from torch.nn import functional as F
 
 import keepleft as kl
 from audit.planted.case import Planted, seeded
-from audit.planted.parts import VOCAB, WIDTH, Crowded, Masked, ids, lower, soft, waves
+from audit.planted.parts import (
+    VOCAB,
+    WIDTH,
+    CapacityExperts,
+    MaskedAttention,
+    causal_mask,
+    masked_softmax,
+    random_tokens,
+    sinusoidal_positions,
+)
 
 
-def everything(tokens):
-    """A mask that says all tokens (B, T) are real."""
+def all_real(tokens):
+    """(B, T): all tokens are real."""
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
 class Decoder(nn.Module):
-    """Causal, right for pads on either side: they are hidden, and positions count real tokens only."""
+    """Correct for padding on either side: causal, padding hidden, positions count real tokens only."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList(layers or [Masked(), Masked()])
+        self.layers = nn.ModuleList(layers or [MaskedAttention(), MaskedAttention()])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB)
 
@@ -32,56 +41,56 @@ class Decoder(nn.Module):
         return (real.long().cumsum(1) - 1).clamp(min=0)
 
     def seen(self, layer, real):
-        """What the layer of this number may look at (B, 1, T, T); a pad sees at least itself."""
+        """(B, 1, T, T): where the layer of this index may attend; padding at least to itself."""
         eye = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
-        return real[:, None, None, :] & lower(real.shape[1], real.device) | eye
+        return real[:, None, None, :] & causal_mask(real.shape[1], real.device) | eye
 
     def forward(self, input_ids, attention_mask=None):
-        real = everything(input_ids) if attention_mask is None else attention_mask.bool()
+        real = all_real(input_ids) if attention_mask is None else attention_mask.bool()
         x = self.embed(input_ids)
-        x = x + waves(self.positions(real), WIDTH).to(x.dtype)
+        x = x + sinusoidal_positions(self.positions(real), WIDTH).to(x.dtype)
         for number, layer in enumerate(self.layers):
             x = x + layer(x, self.seen(number, real))
         return self.head(self.norm(x))
 
 
-class SecondLayerOpen(Decoder):
-    """The second layer gets the triangle without the pads."""
+class SecondLayerIgnores(Decoder):
+    """The second layer gets the causal mask without the padding mask."""
 
     def seen(self, layer, real):
-        return super().seen(layer, everything(real) if layer == 1 else real)
+        return super().seen(layer, all_real(real) if layer == 1 else real)
 
 
-class FromThePad(Decoder):
-    """Pads are hidden, but positions are counted from the first pad."""
+class PositionsFromPadding(Decoder):
+    """Padding is hidden, but positions count it."""
 
     def positions(self, real):
         return torch.arange(real.shape[1], device=real.device).expand(real.shape)
 
 
-class AloneOpen(Decoder):
+class SingleRowIgnores(Decoder):
     """A batch of one is taken for unpadded."""
 
     def seen(self, layer, real):
-        return super().seen(layer, everything(real) if len(real) == 1 else real)
+        return super().seen(layer, all_real(real) if len(real) == 1 else real)
 
 
-class TrainingOpen(Decoder):
-    """Pads are hidden in eval() only."""
+class TrainingIgnores(Decoder):
+    """Padding is hidden in eval mode only."""
 
     def seen(self, layer, real):
-        return super().seen(layer, everything(real) if self.training else real)
+        return super().seen(layer, all_real(real) if self.training else real)
 
 
 class FirstRowDecides(Decoder):
-    """If the first row has no pads, nobody's are hidden."""
+    """Where the first row has no padding, no row's padding is hidden."""
 
     def seen(self, layer, real):
-        return super().seen(layer, everything(real) if real[0].all() else real)
+        return super().seen(layer, all_real(real) if real[0].all() else real)
 
 
 class Sink(Decoder):
-    """The first column is a sink that everyone sees, even where it is a pad."""
+    """The first column is an attention sink for every query, even where it is padding."""
 
     def seen(self, layer, real):
         seen = super().seen(layer, real).clone()
@@ -90,24 +99,26 @@ class Sink(Decoder):
         return seen
 
 
-class Faint(Masked):
-    """Pads get minus five instead of minus infinity."""
+class MinusFive(MaskedAttention):
+    """Padded keys get -5 instead of -inf."""
 
     def forward(self, x, seen):
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) - 5.0 * (~seen[:, :, -1:, :]).to(x.dtype)
-        y = soft(scores, lower(length, x.device)) @ v
+        y = masked_softmax(scores, causal_mask(length, x.device)) @ v
         return self.out(y.transpose(1, 2).reshape(rows, length, width))
 
 
-class LateMask(Masked):
-    """Pads are multiplied away after the softmax: they stay in the denominator."""
+class MaskAfterSoftmax(MaskedAttention):
+    """Padded keys are zeroed after the softmax: they stay in the denominator."""
 
     def forward(self, x, seen):
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        weights = soft(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), lower(length, x.device))
+        weights = masked_softmax(
+            q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), causal_mask(length, x.device)
+        )
         y = (weights * seen[:, :, -1:, :].to(x.dtype)) @ v
         return self.out(y.transpose(1, 2).reshape(rows, length, width))
 
@@ -124,7 +135,7 @@ class CausalConv(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Convolutions for which pads are made zero, in every layer or in some."""
+    """Convolutions with padding set to zero first, in every layer or in some."""
 
     def __init__(self, *zeroed: bool) -> None:
         super().__init__()
@@ -134,9 +145,9 @@ class ConvDecoder(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, input_ids, attention_mask=None):
-        real = (everything(input_ids) if attention_mask is None else attention_mask).to(
-            self.head.weight.dtype
-        )[..., None]
+        real = (all_real(input_ids) if attention_mask is None else attention_mask).to(self.head.weight.dtype)[
+            ..., None
+        ]
         x = self.embed(input_ids)
         for zeroed, conv in zip(self.zeroed, self.convs, strict=True):
             x = x + torch.tanh(conv(x * real if zeroed else x))
@@ -144,7 +155,7 @@ class ConvDecoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent network whose state runs through the pads on the left."""
+    """A recurrent network whose state is updated by padding on the left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +171,7 @@ class Recurrent(nn.Module):
 
 
 class Retention(nn.Module):
-    """Linear attention that adds up the pads' values too."""
+    """Linear attention that sums the values of padding too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +184,7 @@ class Retention(nn.Module):
 
 
 class TokenShift(nn.Module):
-    """Reads the token before, which is a pad for the first real one."""
+    """Reads the previous token, which is padding for the first real one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,12 +195,12 @@ class TokenShift(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Everyone sees every real token; `padding_mask` is True for pads. No positions."""
+    """Bidirectional over real tokens, without positions; `padding_mask` is True for padding."""
 
     def __init__(self, *extra: nn.Module) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList([Masked(), Masked()])
+        self.layers = nn.ModuleList([MaskedAttention(), MaskedAttention()])
         self.extra = extra[0] if extra else None
         self.head = nn.Linear(WIDTH, 3)
 
@@ -205,25 +216,25 @@ class Encoder(nn.Module):
         return self.head(x)
 
     def forward(self, tokens, padding_mask=None):
-        return self.encode(tokens, everything(tokens) if padding_mask is None else ~padding_mask)
+        return self.encode(tokens, all_real(tokens) if padding_mask is None else ~padding_mask)
 
 
 class MeanPool(nn.Module):
-    """The mean over all columns, pads included."""
+    """The mean over all columns, padding included."""
 
     def forward(self, x):
         return x + x.mean(1, keepdim=True)
 
 
 class MaxPool(nn.Module):
-    """The maximum over all columns, where a pad's zero may win."""
+    """The maximum over all columns, where the zero of padding may be the largest."""
 
     def forward(self, x):
         return x + x.amax(1, keepdim=True)
 
 
 class TimeNorm(nn.Module):
-    """Mean and deviation over all columns, pads included."""
+    """Mean and deviation over all columns, padding included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,15 +244,15 @@ class TimeNorm(nn.Module):
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 
-class Spread(nn.Module):
-    """A scale that knows how many columns there are."""
+class ColumnCountScale(nn.Module):
+    """Scales by the number of columns."""
 
     def forward(self, x):
         return x * (4 / math.sqrt(x.shape[1]))
 
 
 class WideConv(nn.Module):
-    """Looks at both neighbours; the pads' zeros are honest, but then its own bias fills them."""
+    """A symmetric convolution; padding starts as zeros, but the bias of each layer fills it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,22 +263,22 @@ class WideConv(nn.Module):
 
 
 class Inverted(Encoder):
-    """key_padding_mask is True for pads, and is read as True for real."""
+    """key_padding_mask is True for padding, but read as True for real tokens."""
 
     def forward(self, tokens, key_padding_mask=None):
-        return self.encode(tokens, everything(tokens) if key_padding_mask is None else key_padding_mask)
+        return self.encode(tokens, all_real(tokens) if key_padding_mask is None else key_padding_mask)
 
 
-class OneTooMany(Encoder):
+class LengthsOneTooLong(Encoder):
     """Lengths, read one too long."""
 
     def forward(self, tokens, lengths=None):
         at = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.encode(tokens, everything(tokens) if lengths is None else at[None, :] <= lengths[:, None])
+        return self.encode(tokens, all_real(tokens) if lengths is None else at[None, :] <= lengths[:, None])
 
 
 class Unpacked(nn.Module):
-    """A recurrent network from both ends; the way back starts in the pads."""
+    """A bidirectional recurrent network whose backward direction starts in the padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +295,7 @@ class Unpacked(nn.Module):
 
 
 class Cross(nn.Module):
-    """Attention from one text to another, over what `real` (B, K) says."""
+    """Cross-attention to the real tokens, `real` (B, K), of another sequence."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -292,11 +303,11 @@ class Cross(nn.Module):
 
     def forward(self, x, memory, real):
         scores = self.q(x) @ self.k(memory).transpose(1, 2) / math.sqrt(x.shape[-1])
-        return soft(scores, real[:, None, :]) @ self.v(memory)
+        return masked_softmax(scores, real[:, None, :]) @ self.v(memory)
 
 
 class Translator(nn.Module):
-    """Encoder and decoder; the source's pads are hidden in the encoder, in cross-attention or in both."""
+    """An encoder-decoder; the source's padding is hidden in the encoder, in cross-attention, or in both."""
 
     def __init__(self, encoder: bool, cross: bool) -> None:
         super().__init__()
@@ -304,26 +315,26 @@ class Translator(nn.Module):
         self.hide_cross = cross
         self.source = nn.Embedding(19, WIDTH)
         self.target = nn.Embedding(29, WIDTH)
-        self.encoder = Masked()
-        self.decoder = Masked()
+        self.encoder = MaskedAttention()
+        self.decoder = MaskedAttention()
         self.cross = Cross(WIDTH)
         self.head = nn.Linear(WIDTH, 29)
 
     def forward(self, src, tgt, src_key_padding_mask=None):
         x = self.source(src)
         y = self.target(tgt)
-        all_of_it = everything(src)
+        all_of_it = all_real(src)
         real = all_of_it if src_key_padding_mask is None else ~src_key_padding_mask
         memory = x + self.encoder(x, (real if self.hide_encoder else all_of_it)[:, None, None, :])
-        y = y + self.decoder(y, lower(y.shape[1], y.device))
+        y = y + self.decoder(y, causal_mask(y.shape[1], y.device))
         return self.head(y + self.cross(y, memory, real if self.hide_cross else all_of_it))
 
 
-def texts():
-    """A source without pads, and a target."""
+def source_and_target():
+    """A source without padding, and a target."""
     return {
-        "src": ids(2, 7, 19),
-        "tgt": ids(2, 11, 29),
+        "src": random_tokens(2, 7, 19),
+        "tgt": random_tokens(2, 11, 29),
         "src_key_padding_mask": torch.zeros(2, 7, dtype=torch.bool),
     }
 
@@ -337,17 +348,24 @@ def encoder(name, module, model=Encoder, *extra):
 
 
 PLANTED = [
-    decoder("pads seen in the second layer", "layers.1", SecondLayerOpen),
-    decoder("positions counted from the pad", "", FromThePad),
-    decoder("mask skipped for one row", "layers.0", AloneOpen),
-    decoder("pads hidden in eval only", "layers.0", TrainingOpen),
+    decoder("pads seen in the second layer", "layers.1", SecondLayerIgnores),
+    decoder("positions counted from the pad", "", PositionsFromPadding),
+    decoder("mask skipped for one row", "layers.0", SingleRowIgnores),
+    decoder("pads hidden in eval only", "layers.0", TrainingIgnores),
     decoder("first row decides for all", "layers.0", FirstRowDecides, also=("batch",)),
     decoder("a pad as attention sink", "layers.1", Sink),
-    decoder("pads at minus five", "layers.1", Decoder, Masked, Faint),
-    decoder("pads in the denominator", "layers.0", Decoder, LateMask, Masked),
-    decoder("linear attention over pads", "layers.1", Decoder, Masked, Retention, Masked),
-    decoder("token shift out of the pads", "layers.0", Decoder, TokenShift, Masked),
-    decoder("pads take the experts' places", "layers.1", Decoder, Masked, Crowded, Masked),
+    decoder("pads at minus five", "layers.1", Decoder, MaskedAttention, MinusFive),
+    decoder("pads in the denominator", "layers.0", Decoder, MaskAfterSoftmax, MaskedAttention),
+    decoder("linear attention over pads", "layers.1", Decoder, MaskedAttention, Retention, MaskedAttention),
+    decoder("token shift out of the pads", "layers.0", Decoder, TokenShift, MaskedAttention),
+    decoder(
+        "pads take the experts' places",
+        "layers.1",
+        Decoder,
+        MaskedAttention,
+        CapacityExperts,
+        MaskedAttention,
+    ),
     Planted("convolution over pads", seeded(lambda: ConvDecoder(False, True)), "padding", "convs.0"),
     Planted(
         "pads zeroed before the first convolution only",
@@ -359,20 +377,20 @@ PLANTED = [
     encoder("mean over pads", "extra", Encoder, MeanPool),
     encoder("maximum over zeroed pads", "extra", Encoder, MaxPool),
     encoder("group norm over pads", "extra.norm", Encoder, TimeNorm),
-    encoder("scale by the padded length", "extra", Encoder, Spread),
+    encoder("scale by the padded length", "extra", Encoder, ColumnCountScale),
     encoder("bias of a convolution in the pads", "extra.second", Encoder, WideConv),
     encoder("padding mask inverted", "layers.0", Inverted),
-    encoder("lengths one too long", "layers.0", OneTooMany),
+    encoder("lengths one too long", "layers.0", LengthsOneTooLong),
     encoder("bidirectional GRU from the pads", "rnn", Unpacked),
     Planted(
         "source pads seen in cross-attention",
-        seeded(lambda: Translator(True, False), texts),
+        seeded(lambda: Translator(True, False), source_and_target),
         "padding",
         "cross",
     ),
     Planted(
         "source pads seen in the encoder",
-        seeded(lambda: Translator(False, True), texts),
+        seeded(lambda: Translator(False, True), source_and_target),
         "padding",
         "encoder",
     ),

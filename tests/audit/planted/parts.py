@@ -1,4 +1,4 @@
-"""Honest parts, small and plain, that a leak is planted into: attention, a block, a language model."""
+"""Small correct parts that leaks are planted into: attention, a block, a language model."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ WIDTH = 14
 HEADS = 2
 
 
-def ids(rows: int = 2, length: int = 11, vocab: int = VOCAB) -> torch.Tensor:
+def random_tokens(rows: int = 2, length: int = 11, vocab: int = VOCAB) -> torch.Tensor:
     """Random tokens (rows, length)."""
     return torch.randint(1, vocab, (rows, length))
 
 
-def lower(length: int, device=None) -> torch.Tensor:
-    """The triangle (length, length): True where the query may look at the key."""
+def causal_mask(length: int, device=None) -> torch.Tensor:
+    """(length, length): True where the query may attend to the key."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def waves(positions: torch.Tensor, width: int) -> torch.Tensor:
+def sinusoidal_positions(positions: torch.Tensor, width: int) -> torch.Tensor:
     """Sinusoidal positions (..., width)."""
     rates = torch.exp(-math.log(1000.0) * torch.arange(0, width, 2, device=positions.device) / width)
     angles = positions[..., None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], -1)[..., :width]
 
 
-def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotary positions on x (..., T, D); an odd last column stays."""
+def apply_rotary(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x (..., T, D); an odd last column stays as it is."""
     half = x.shape[-1] // 2
     rates = 100.0 ** (-torch.arange(half, device=x.device) / half)
     angles = positions[..., None].float() * rates
@@ -42,8 +42,8 @@ def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([left * cos - right * sin, left * sin + right * cos, rest], -1)
 
 
-def soft(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Softmax over what is seen; a row that sees nothing gets plain numbers, which nobody reads."""
+def masked_softmax(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Softmax over the visible keys; a row without any gets finite numbers, which nothing reads."""
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
 
 
@@ -66,18 +66,18 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-class Masked(Attention):
-    """Self-attention over what `seen` (B or 1, 1, T, T) says."""
+class MaskedAttention(Attention):
+    """Self-attention with a mask `seen` (B or 1, 1, T, T)."""
 
     def forward(self, x, seen):
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = soft(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), seen) @ v
+        y = masked_softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), seen) @ v
         return self.out(y.transpose(1, 2).reshape(rows, length, width))
 
 
 class Block(nn.Module):
-    """A mixer over time, then a feed-forward part, each behind a norm."""
+    """A pre-norm block: a mixer over time, then a feed-forward layer."""
 
     def __init__(self, mixer: nn.Module, width: int = WIDTH) -> None:
         super().__init__()
@@ -91,8 +91,8 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Language(nn.Module):
-    """Tokens (B, T) to scores (B, T, V) through one block per mixer."""
+class LanguageModel(nn.Module):
+    """Tokens (B, T) to logits (B, T, V) through one block per mixer."""
 
     def __init__(self, *mixers: nn.Module, vocab: int = VOCAB, width: int = WIDTH) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Language(nn.Module):
     def embedded(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embed(tokens)
-        return x + waves(positions, x.shape[-1]).to(x.dtype)
+        return x + sinusoidal_positions(positions, x.shape[-1]).to(x.dtype)
 
     def forward(self, tokens):
         x = self.embedded(tokens)
@@ -113,8 +113,8 @@ class Language(nn.Module):
         return self.head(self.norm(x))
 
 
-class Crowded(nn.Module):
-    """Each expert serves four tokens of a row, whatever text they belong to; pads stand in the queue too."""
+class CapacityExperts(nn.Module):
+    """Each expert serves four tokens of a row, whatever their segment; padding uses up capacity too."""
 
     def __init__(self, experts: int = 2) -> None:
         super().__init__()

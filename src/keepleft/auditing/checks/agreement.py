@@ -1,5 +1,5 @@
-"""Two calls whose outputs must agree at some places: bit for bit where the computation is the same, else up
-to rounding.
+"""Two calls whose outputs must agree at some positions: bit for bit where the computation is the same, up to
+rounding where it is not.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from keepleft.auditing.session import AuditSession
 
 @dataclass(frozen=True)
 class CallPair:
-    """Two calls, the places that must agree, and how a finding is put into words."""
+    """Two calls, the positions that must agree, and the message where they do not."""
 
     kind: str
     first: Inputs
     second: Inputs
-    first_positions: Tensor  # (n, 2) row and position in the first
-    second_positions: Tensor  # (n, 2) in the other
-    exact: bool  # the same computation?
-    # (row, position) of the other, the module, how large → a sentence
+    first_positions: Tensor  # (n, 2) row and position in the first call
+    second_positions: Tensor  # (n, 2) in the second
+    exact: bool  # is it the same computation, which gives the same bits?
+    # (row and position in the second call, module, size of the change) → a sentence
     describe: Callable[[int, int, str, str], str]
     source: int | None = None
-    variant: str = ""  # findings of the same kind and place, but told apart
+    variant: str = ""  # tells findings of one kind in one module apart
     path_note: str = ""
-    source_positions: Sequence[
-        tuple[tuple[int, int], tuple[int, int]]
-    ] = ()  # places in the source that must agree as well
+    # positions of the source that must agree as well: (row, position) in the first call and in the second
+    source_positions: Sequence[tuple[tuple[int, int], tuple[int, int]]] = ()
 
 
 def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
-    """Compare, and report where they do not agree. True: they do."""
+    """Compare the two calls, and report where they do not agree. Returns whether they do."""
     adapter = session.adapter
     if adapter.random_in_training and path.train and not call_pair.exact:
         return True
@@ -61,9 +60,7 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
     valid = ~(nan_masks[0] | nan_masks[1])
     if not bool(valid.any()):
         return True
-    path_label = session.record_path(path, *call_pair.second.tokens.shape[:2]) + (
-        f", {call_pair.path_note}" if call_pair.path_note else ""
-    )
+    path_label = _path_label(session, path, call_pair, call_pair.second)
     if call_pair.second.keep_mask is not None:
         path_label = path_label.replace("no mask", "a mask of the real tokens")
     scale = rounding.scale(first)
@@ -73,8 +70,8 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
         return True
     n = int(change.argmax())
     relative = float(change[n]) / scale
-    (row, reader) = call_pair.first_positions[n].tolist()
-    (second_row, second_reader) = call_pair.second_positions[n].tolist()
+    row, reader = call_pair.first_positions[n].tolist()
+    second_row, second_reader = call_pair.second_positions[n].tolist()
     if call_pair.exact and not rounding.is_real_change(
         session,
         path,
@@ -91,8 +88,8 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
         and (path.dtype or adapter.dtype) not in (torch.float32, torch.float64)
         and float(change.median()) / scale <= limit
     ):
-        return True  # coarse numbers: one position may fall to the other side of a choice
-    whole_row = call_pair.kind == "batch" and call_pair.exact  # everything of this row is to stay
+        return True  # in half precision, rounding may tip a discrete choice (an expert, say) at one position
+    whole_row = call_pair.kind == "batch" and call_pair.exact  # no position of the row may change
     location, line = _locate_in_source(session, path, call_pair, limit) or locate(
         session,
         make_probe(session, path, call_pair.first, row, None if whole_row else reader),
@@ -123,7 +120,7 @@ def agree(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
 def _locate_in_source(
     session: AuditSession, path: CodePath, call_pair: CallPair, limit: float
 ) -> tuple[localize.Location, str] | None:
-    """Does it enter where the source is read? The reader of a target sees that only later."""
+    """Where the difference enters, if that is in the encoder: the decoder's positions only show it later."""
     if not call_pair.source_positions or call_pair.first.source is None or call_pair.second.source is None:
         return None
     for n in sorted({0, len(call_pair.source_positions) // 2, len(call_pair.source_positions) - 1}):
@@ -145,7 +142,9 @@ def _locate_in_source(
 
 
 def _position_changes(first: Tensor, second: Tensor, scale: float) -> Tensor:
-    """(n,): how far each place moves; to infinity and back is as far as the largest output."""
+    """(n,): the largest change at each position; a change to or from infinity is as large as the largest
+    output.
+    """
     first, second = (out.double() if out.dtype == torch.float64 else out.float() for out in (first, second))
     change = torch.where(first == second, 0.0, (first - second).abs()).flatten(1).amax(1)
     return torch.nan_to_num(change, nan=0.0, posinf=scale).cpu()
@@ -154,10 +153,10 @@ def _position_changes(first: Tensor, second: Tensor, scale: float) -> Tensor:
 def _jittered_pairs(
     session: AuditSession, path: CodePath, call_pair: CallPair, row: int, reader: int, size: float
 ) -> list[tuple[Inputs, Inputs]]:
-    """The same change with another word at the ends of the row that is watched, in both calls.
+    """The same two calls with another token at the first or last compared position of the row.
 
-    Only coarse numbers need it: their rounding is as large as a leak may be. What is as small as their last
-    place stays rounding.
+    Only half precision needs it, whose rounding is as large as a leak may be. A change of two units in the
+    last place or less counts as rounding.
     """
     dtype = path.dtype or session.adapter.dtype
     if dtype not in HALF_DTYPES or size <= 2 * torch.finfo(dtype).eps:
@@ -180,14 +179,14 @@ def _jittered_pairs(
 
 
 def _tolerates_nan(session: AuditSession, path: CodePath, call_pair: CallPair) -> bool:
-    """Is NaN not to be reported here? Then the places that are numbers are compared."""
+    """Is NaN not to be reported here? Then only the positions without NaN are compared."""
     if "nan" not in session.checks:
         session.skip(
             f"{call_pair.kind} where outputs are NaN",
             "NaN compares with nothing; with nan among the checks it is said where it begins",
         )
         return True
-    return path.dtype is not None  # another precision than its own may be beyond it
+    return path.dtype is not None  # the model need not support another precision than its own
 
 
 def _report_nan(
@@ -197,16 +196,15 @@ def _report_nan(
     outs: Sequence[Tensor],
     nan_masks: Sequence[Tensor],
 ) -> bool:
-    """It does not move: it breaks."""
-    adapter, n = session.adapter, int(nan_masks[1].any())
+    """Report NaN at a compared position. Returns False: the calls do not agree."""
+    adapter = session.adapter
+    n = int(nan_masks[1].any())
     inputs, positions = (
         (call_pair.first, call_pair.first_positions),
         (call_pair.second, call_pair.second_positions),
     )[n]
     row, reader = positions[int(nan_masks[n].long().argmax())].tolist()
-    path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (
-        f", {call_pair.path_note}" if call_pair.path_note else ""
-    )
+    path_label = _path_label(session, path, call_pair, inputs)
     first_nan = outs[n].isnan().flatten(2).any(2).nonzero()[0].tolist()
     name = localize.first_nan_module(adapter.module, make_probe(session, path, inputs, *first_nan))
     setting = (
@@ -234,10 +232,16 @@ def _report_nan(
     return False
 
 
+def _path_label(session: AuditSession, path: CodePath, call_pair: CallPair, inputs: Inputs) -> str:
+    """Records the path as compared."""
+    label = session.record_path(path, *inputs.tokens.shape[:2])
+    return f"{label}, {call_pair.path_note}" if call_pair.path_note else label
+
+
 def remaining_paths(
     session: AuditSession, check: str, paths: Sequence[CodePath], all_paths: Iterable[CodePath]
 ) -> list[CodePath]:
-    """The paths that were not handed in, each once; the size of a batch is not told apart."""
+    """Those of all paths that this check has not taken yet; paths that differ in batch size count as one."""
     known_paths = {path.but(batch=2) for path in paths}
     out = [
         path
@@ -255,7 +259,7 @@ def reproducer(
     first: tuple[int, int],
     second: tuple[int, int],
 ) -> str:
-    """Both calls, spelt out."""
+    """Python code with both calls."""
     adapter = session.adapter
     if call_pair.second.tokens.is_floating_point() or adapter.selector is None:
         return ""

@@ -1,4 +1,4 @@
-"""Do other rows of a batch move this row?"""
+"""Batch independence: does the output of a row depend on the other rows?"""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import torch
 from torch import Tensor
 
 from keepleft.auditing.checks.agreement import CallPair, agree, remaining_paths
-from keepleft.auditing.checks.padding import neighbours
+from keepleft.auditing.checks.padding import check_padding_of_other_rows
 from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs
 from keepleft.auditing.session import AuditSession
 
-LARGE_BATCH_SIZE = 8  # rows, so that groups of two and of four are more than one
+LARGE_BATCH_SIZE = 8  # rows: several groups, where a model mixes rows in groups of two or four
 
 
 def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
-    """All of it on the ways that matter most, and one exact look at each of every way."""
-    adapter, exhaustive = session.adapter, session.budget.exhaustive
+    """Every comparison on the main paths, and one exact comparison on each of the others."""
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
     for n, path in enumerate(session.within_budget(paths, "batch, further paths")):
         with session.skip_on_error(f"batch, {path.label(3)}"), adapter.on_path(path):
-            batch_sizes = (
-                (2, 3, LARGE_BATCH_SIZE)
-                if exhaustive
-                else (3, LARGE_BATCH_SIZE)
-                if n == 0 and not session.reduced_coverage
-                else (3,)
-            )
+            batch_sizes: tuple[int, ...] = (3,)
+            if exhaustive:
+                batch_sizes = (2, 3, LARGE_BATCH_SIZE)
+            elif n == 0 and not session.reduced_coverage:
+                batch_sizes = (3, LARGE_BATCH_SIZE)
             if not all(
                 agree(session, path, call_pair)
                 for batch_size in batch_sizes
@@ -38,10 +37,9 @@ def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[
         with session.skip_on_error(f"batch, {float64_path.label(3)}"), adapter.on_path(float64_path):
             if not all(agree(session, float64_path, call_pair) for call_pair in _single_row_pairs(session)):
                 continue
-        if (
-            n == 0 or exhaustive
-        ) and "padding" not in session.checks:  # else it is looked at once padding itself is right
-            neighbours(session, float64_path)
+        # with a padding check, this comes after it, if that finds nothing
+        if (n == 0 or exhaustive) and "padding" not in session.checks:
+            check_padding_of_other_rows(session, float64_path)
     for path in session.within_budget(
         remaining_paths(session, "batch", paths, all_paths), "batch, further paths"
     ):
@@ -55,8 +53,8 @@ def batch(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[
 
 
 def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
-    """Some rows stay, the others change: to anything, to words that are all the same, to copies of the one
-    that stays.
+    """Some rows stay, the others change: to random tokens, to copies of the row that stays, to the sampler's
+    special changes.
     """
     adapter = session.adapter
     base = adapter.make_inputs(batch_size, seed=80)
@@ -70,15 +68,11 @@ def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
                 repeated_row,
                 *(change for _, change in adapter.sampler.special_changes(base.tokens)),
             ]
-            for change in (
-                changes
-                if session.budget.exhaustive
-                else changes[:1]
-                if session.reduced_coverage
-                else changes[:3]
-            ):
+            if not session.budget.exhaustive:
+                changes = changes[: 1 if session.reduced_coverage else 3]
+            for change in changes:
                 yield _call_pair(session, base, unchanged_rows, change)
-    else:  # of any two rows, one changes and the other stays, both ways round
+    else:  # of any two rows, each changes at least once while the other stays
         for bit in range((batch_size - 1).bit_length()):
             half_mask = (torch.arange(batch_size) >> bit & 1).bool()
             yield _call_pair(session, base, half_mask, new)
@@ -88,7 +82,7 @@ def _call_pairs(session: AuditSession, batch_size: int) -> Iterator[CallPair]:
 
 
 def _call_pair(session: AuditSession, base: Inputs, unchanged_rows: Tensor, new: Tensor) -> CallPair:
-    """Every row that stays is watched."""
+    """The rows that stay must not change at any position. unchanged_rows: (B,)"""
     adapter = session.adapter
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
@@ -105,7 +99,7 @@ def _call_pair(session: AuditSession, base: Inputs, unchanged_rows: Tensor, new:
 
 
 def _single_row_pairs(session: AuditSession) -> Iterator[CallPair]:
-    """Each of three rows by itself."""
+    """Each of three rows by itself, against the three together."""
     adapter = session.adapter
     base = adapter.make_inputs(3, seed=81)
 

@@ -1,4 +1,4 @@
-"""Step by step from a cache, in pieces of any size: is it what one pass gives?"""
+"""Cache equivalence: do chunks of any size, read with a KV cache, give what one full pass gives?"""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def cache(session: AuditSession, paths: Sequence[CodePath], callables: CacheCall
 
 @dataclass(frozen=True)
 class CacheTrial:
+    """All comparisons with one kind of cache on one path."""
+
     session: AuditSession
     stepper: CacheStepper
     cache_kind: str
@@ -59,7 +61,9 @@ class CacheTrial:
     thorough: bool
 
     def run(self) -> bool:
-        """Every cutting into pieces; a longer text before a shorter one; rows in another order."""
+        """Sequences in several chunkings, longer ones before shorter ones, and then what a cache can do
+        besides. Returns False at the first finding.
+        """
         length = self.session.adapter.length
         chunkings = [
             [5] + [1] * (length - 5),
@@ -92,9 +96,9 @@ class CacheTrial:
                     if not self.check_chunks(chunk_sizes, seed=140 + n):
                         return False
         with self.session.skip_on_error(f"cache, {self.cache_kind}, {self.path.label(1, length)}"):
-            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1) or not self.check_chunks(
-                [2, 1, 1], seed=151, batch=2
-            ):  # shorter
+            if not self.check_chunks([length - 3, 1, 1, 1], seed=150, batch=1):
+                return False
+            if not self.check_chunks([2, 1, 1], seed=151, batch=2):  # shorter than the last
                 return False
         for name, check in (
             ("positions given", self.check_positions),
@@ -108,13 +112,14 @@ class CacheTrial:
         return True
 
     def check_chunks(self, chunk_sizes: list[int], seed: int, batch: int = 2) -> bool:
-        """Give a text in pieces, and compare what comes of each piece with one pass."""
+        """A random sequence in chunks of these sizes."""
         chunk_sizes = [n for n in chunk_sizes if n > 0]
         return self.check_inputs(self.session.adapter.make_inputs(batch, sum(chunk_sizes), seed), chunk_sizes)
 
     def check_positions(self) -> bool:
-        """The same where the caller says at which positions the tokens stand."""
-        adapter, length = self.session.adapter, self.session.adapter.length
+        """The same with explicit position ids."""
+        adapter = self.session.adapter
+        length = adapter.length
         if adapter.positions_argument is None or not self.stepper.accepts_mask_and_positions or length < 6:
             return True
         inputs = adapter.make_inputs(2, seed=170)
@@ -123,8 +128,9 @@ class CacheTrial:
         )
 
     def check_left_padding(self) -> bool:
-        """Rows of different lengths, padded on the left: what was padding in the cache stays padding."""
-        adapter, length = self.session.adapter, self.session.adapter.length
+        """Rows of different lengths, padded on the left: padding in the cache stays hidden."""
+        adapter = self.session.adapter
+        length = adapter.length
         if (
             adapter.padding_argument is None
             or adapter.padding_argument.form not in ("keep", "drop")
@@ -142,6 +148,7 @@ class CacheTrial:
         return self.check_inputs(inputs, [length - 5, 1, 1, 1, 2])
 
     def check_inputs(self, inputs: Inputs, chunk_sizes: list[int]) -> bool:
+        """Compare the output of each chunk with the same positions of one full pass."""
         adapter = self.session.adapter
         chunk_sizes = [1] * sum(chunk_sizes) if self.stepper.single_token else chunk_sizes
         full_output = adapter.run(inputs, self.path)
@@ -163,14 +170,17 @@ class CacheTrial:
         chunk_size: int,
         chunk_sizes: list[int],
     ) -> bool:
-        """Do the scores of one piece agree with those of one pass?"""
+        """Does the output of one chunk agree with the full pass? chunk_sizes: of all chunks so far."""
         session = self.session
         actual = _align_shape(output, full_output, chunk_size)
         span = slice(start + chunk_size - actual.shape[1], start + chunk_size)
-        expected, note = full_output[:, span], ""
-        change, scale = rounding.max_change(expected, actual).cpu(), rounding.scale(expected)
+        expected = full_output[:, span]
+        note = ""
+        change = rounding.max_change(expected, actual).cpu()
+        scale = rounding.scale(expected)
         if inputs.keep_mask is not None:
-            change, note = torch.where(inputs.keep_mask[:, span], change, 0.0), ", with padding on the left"
+            change = torch.where(inputs.keep_mask[:, span], change, 0.0)
+            note = ", with padding on the left"
         elif inputs.positions is not None:
             note = ", with positions given"
         path_label = (
@@ -180,9 +190,8 @@ class CacheTrial:
         limit = rounding.tolerance(session, self.path)
         if not float(change.max()) / scale > limit:
             return True
-        if (self.path.dtype or session.adapter.dtype) not in (torch.float32, torch.float64) and float(
-            change.median()
-        ) / scale <= limit:
+        dtype = self.path.dtype or session.adapter.dtype
+        if dtype not in (torch.float32, torch.float64) and float(change.median()) / scale <= limit:
             return True
         row, n = divmod(int(change.argmax()), change.shape[1])
         reader = span.start + n
@@ -210,8 +219,9 @@ class CacheTrial:
     def locate_difference(
         self, inputs: Inputs, chunk_sizes: list[int], row: int, reader: int
     ) -> tuple[localize.Location, str]:
-        """One pass against the last piece alone."""
-        adapter, last_size = self.session.adapter, chunk_sizes[-1]
+        """Where the last chunk departs from the full pass."""
+        adapter = self.session.adapter
+        last_size = chunk_sizes[-1]
         last_start = sum(chunk_sizes) - last_size
 
         def replay_prefix() -> Any:
@@ -242,7 +252,7 @@ class CacheTrial:
         )
 
     def check_reorder(self) -> bool:
-        """Rows in another order, as beams need them."""
+        """Rows in another order, as beam search needs them."""
         adapter = self.session.adapter
         inputs = adapter.make_inputs(2, seed=160)
         prefix_length = adapter.length - 4
@@ -266,20 +276,14 @@ class CacheTrial:
         )
 
     def check_crop(self) -> bool:
-        """Half of what was read is taken back, as after a guess that was wrong, and another text goes on from
-        there.
+        """The cache cropped to half its length, as after rejected draft tokens, and continued with other
+        tokens.
         """
-        adapter, half = self.session.adapter, self.session.adapter.length // 2
+        adapter = self.session.adapter
+        half = adapter.length // 2
         inputs = adapter.make_inputs(2, seed=190)
-        draft = inputs.but(
-            tokens=torch.cat(
-                [
-                    inputs.tokens[:, :half],
-                    adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(inputs.tokens.dtype),
-                ],
-                1,
-            )
-        )
+        draft_tokens = adapter.sampler.resample(inputs.tokens, 191)[:, half:].to(inputs.tokens.dtype)
+        draft = inputs.but(tokens=torch.cat([inputs.tokens[:, :half], draft_tokens], 1))
         _, state = self.stepper.step(draft, 0, 2 * half, None, self.cache_kind, self.path)
         state = self.stepper.crop(state, half)
         if state is None:
@@ -300,7 +304,10 @@ class CacheTrial:
     def matches_full_pass(
         self, relative: float, reader: int, operation: str, fault: str, advice: str
     ) -> bool:
-        """Is what comes after something was done to the cache what one pass gives?"""
+        """Is the step after an operation on the cache the same as in a full pass? If not, report it.
+
+        fault, advice: two parts of the message.
+        """
         path_label = self.session.record_path(self.path, 2, reader + 1) + f", {self.cache_kind}, {operation}"
         if relative <= rounding.tolerance(self.session, self.path):
             return True
@@ -338,7 +345,10 @@ class CacheTrial:
 
 
 def _align_shape(output: Tensor, full_output: Tensor, chunk_size: int) -> Tensor:
-    """(B, n, …): scores of every position of a piece, or of its last one."""
+    """(B, n, …): the output of a chunk, at all its positions (n = chunk_size) or at the last one (n = 1).
+
+    Raises CallError where it has another shape.
+    """
     if output.dim() == full_output.dim() - 1:
         output = output[:, None]
     if (

@@ -1,4 +1,6 @@
-"""A finding put into words: the place it enters, the line of code, and a few lines that show it."""
+"""Builds findings: where a leak enters, its line of code, a message with a remedy, and code that reproduces
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
-# kind of finding → kind of module ('': any other) → what to do
+# kind of finding → kind of module ('': any other) → remedy
 REMEDIES = {
     "future": {
         "attention": "give the attention a causal mask on this path, and fill with -inf before the softmax",
@@ -64,7 +66,10 @@ def add_future_finding(
     size: float,
     probe: str,
 ) -> None:
-    """Put the finding into words, with the place it enters and lines that show it."""
+    """Report that a reader's output depends on a source that it must not read.
+
+    base, changed: two calls that show it. size: of the change, relative to the largest output.
+    """
     adapter = session.adapter
     batch, length = base.tokens.shape[:2]
     unwrapped_path = path.but(wrapped=False)
@@ -89,8 +94,7 @@ def add_future_finding(
             session.record_path(path, batch, length),
             location.module,
             f"position {reader} reads position {source}, {visibility}, through {module_phrase}: its output "
-            f"moves {format_size(size)}; "
-            f"{advice}.",
+            f"moves {format_size(size)}; {advice}.",
             probe,
             line,
             reproducer(session, path, base, changed, row, reader),
@@ -106,7 +110,7 @@ def make_probe(
     reader: int | None,
     run: Callable[[], object] | None = None,
 ) -> localize.Probe:
-    """A call, and the place in it that is looked at."""
+    """A call with the position to watch in it. run: the call, where it is not a plain one on this path."""
     adapter = session.adapter
     return localize.Probe(
         run or (lambda: adapter.run_raw(inputs, path)),
@@ -121,7 +125,7 @@ def make_probe(
 def locate(
     session: AuditSession, first: localize.Probe, second: localize.Probe, tolerance: float = 0.0
 ) -> tuple[localize.Location, str]:
-    """The place, and the line of code."""
+    """The module where two calls begin to differ, and the line of code; empty where they are not known."""
     adapter = session.adapter
     try:
         location = localize.locate(adapter.module, first, second, tolerance)
@@ -137,7 +141,7 @@ def locate(
 def reproducer(
     session: AuditSession, path: CodePath, base: Inputs, changed: Inputs, row: int, reader: int
 ) -> str:
-    """A few lines that show it, on one row where one row is enough."""
+    """Python code that shows the leak."""
     adapter = session.adapter
     assert adapter.selector is not None
     lines = [f"model.{'train' if path.train else 'eval'}()"]
@@ -162,33 +166,32 @@ def reproducer(
 
 def add_nan_finding(
     session: AuditSession, path: CodePath, inputs: Inputs, out: Tensor, when: str, path_note: str = ""
-) -> bool:
-    """Is there NaN in an output? It is told, with the place where it begins, if NaN is among the checks."""
-    nan_mask = out.isnan().flatten(2).any(2).cpu()
-    if not nan_mask.any():
-        return False
-    if "nan" in session.checks:
-        row, reader = nan_mask.nonzero()[0].tolist()
-        path_label = session.record_path(path, *inputs.tokens.shape[:2]) + (
-            f", {path_note}" if path_note else ""
+) -> None:
+    """Report the first NaN in an output, with the module where it begins, if NaN is among the checks.
+
+    when: ends the sentence "position 3 of row 0 is NaN …".
+    """
+    if "nan" not in session.checks:
+        return
+    row, reader = out.isnan().flatten(2).any(2).nonzero()[0].tolist()
+    path_label = session.record_path(path, *inputs.tokens.shape[:2])
+    if path_note:
+        path_label += f", {path_note}"
+    probe = make_probe(session, path, inputs, row, reader)
+    module = localize.first_nan_module(session.adapter.module, probe)
+    session.add_finding(
+        Finding(
+            "nan",
+            reader,
+            None,
+            float("inf"),
+            path_label,
+            module,
+            f"position {reader} of row {row} is NaN {when}, through {module or session.adapter.name}; "
+            f"{remedy('nan', '')}.",
+            "forward",
         )
-        name = localize.first_nan_module(
-            session.adapter.module, make_probe(session, path, inputs, row, reader)
-        )
-        session.add_finding(
-            Finding(
-                "nan",
-                reader,
-                None,
-                float("inf"),
-                path_label,
-                name,
-                f"position {reader} of row {row} is NaN {when}, through {name or session.adapter.name}; "
-                f"{remedy('nan', '')}.",
-                "forward",
-            )
-        )
-    return True
+    )
 
 
 def remedy(kind: str, module_kind: str) -> str:

@@ -1,35 +1,37 @@
-"""Does a position move when only what it may not see has changed?"""
+"""Causality: does the output at a position change when only what it must not read has changed? Other tokens,
+gradients, and a longer sequence are tried here, extreme values in `stress`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from keepleft.auditing import outputs, rounding
+from keepleft.auditing import interventions, outputs, rounding
 from keepleft.auditing.checks import findings
-from keepleft.auditing.checks.gradients import gradients
-from keepleft.auditing.checks.length import length_probe
-from keepleft.auditing.checks.perturbations import (
-    Perturbation,
-    perturb,
-    perturbations,
-    sampled_perturbations,
-    single_source_perturbations,
-)
 from keepleft.auditing.checks.stress import magnitude_probe, poison_probe
 from keepleft.auditing.code_paths import CodePath
-from keepleft.auditing.model_adapter import Inputs
+from keepleft.auditing.model_adapter import CallError, Inputs
+from keepleft.auditing.probe_inputs import (
+    Perturbation,
+    first_middle_last,
+    perturb,
+    perturbations,
+    single_source_perturbations,
+)
+from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
-MAX_BATCH_ROWS = 16  # so many changes are tried at once
-MAX_BATCH_TOKENS = 4096  # in at most so many tokens
+MAX_BATCH_ROWS = 16  # perturbations tried in one call
+MAX_BATCH_TOKENS = 4096  # tokens of such a call
 ON_PLAIN_INPUTS = "for plain words"
 
 
 def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
-    """All probes, on the plain path first."""
+    """Every probe, the plainest path first."""
     adapter = session.adapter
     if session.claims_nothing:
         return
@@ -44,13 +46,13 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
             _check_path(session, path, adapter.length, path.batch, 1 if n else session.budget.num_seeds, ())
     if "gradient" in session.probes:
         for path in [plain_path, plain_path.but(train=True)] if session.budget.exhaustive else [plain_path]:
-            gradients(session, path, adapter.length)
+            _gradient_probe(session, path, adapter.length)
     if "magnitude" in session.probes:
         magnitude_probe(session, plain_path)
     if "poison" in session.probes:
         poison_probe(session, plain_path)
     if "length" in session.probes:
-        length_probe(session, plain_path)
+        _length_probe(session, plain_path)
     if "substitution" in session.probes:
         _check_other_outputs(session, plain_path)
     for n, length in enumerate(session.within_budget(session.lengths, "future, further lengths")):
@@ -60,9 +62,12 @@ def future(session: AuditSession, paths: Sequence[CodePath]) -> None:
                 _check_path(session, plain_path.but(train=True), length, MAX_BATCH_ROWS, 1, (), sweep=True)
 
 
+# -- substitution: other tokens where a position must not read ---------------------------------
+
+
 def _check_other_outputs(session: AuditSession, path: CodePath) -> None:
-    """Further outputs for each position (a value head, heads that look several words ahead) are held to the
-    claim too.
+    """Hold further outputs for each position to the claim too: a value head, heads that predict several
+    tokens ahead.
     """
     adapter = session.adapter
     with session.skip_on_error("future, further outputs"):
@@ -88,7 +93,9 @@ def _check_path(
     *,
     sweep: bool = False,
 ) -> None:
-    """A complete sweep on one path."""
+    """Try every perturbation on one path; the first leak ends it. sweep: one of many lengths, of which the
+    model may not take all.
+    """
     adapter = session.adapter
     label = f"future, {path.label(batch, length)}"
     key = (path, batch, length, seeds, len(change_names), session.budget.exhaustive and not sweep)
@@ -101,12 +108,10 @@ def _check_path(
     with session.skip_on_error(label), adapter.on_path(path):
         allowed = session.allowed_mask(length)
         candidates = perturbations(allowed, seeds, change_names)
-        if session.is_large:  # all cuts at once on the plain path, a few on the others
-            candidates = (
-                perturbations(allowed, 1)
-                if batch > 1 and path == CodePath()
-                else sampled_perturbations(session, allowed)
-            )
+        if session.is_large:  # all of them in one batch on the plain path, a few on the others
+            candidates = perturbations(allowed, 1)
+            if batch == 1 or path != CodePath():
+                candidates = first_middle_last(candidates)
             batch = 1 if batch == 1 else len(candidates)
         if session.budget.exhaustive and not sweep:
             candidates += single_source_perturbations(allowed)
@@ -123,7 +128,7 @@ def _check_path(
                 return
             batch_candidates = candidates[n : n + batch]
             token_rows = [
-                perturb(session, base.tokens[row : row + 1], perturbation)
+                perturb(adapter.sampler, base.tokens[row : row + 1], perturbation)
                 for row, perturbation in enumerate(batch_candidates)
             ]
             token_rows += [base.tokens[row : row + 1] for row in range(len(token_rows), batch)]
@@ -132,19 +137,17 @@ def _check_path(
             if not change.any():
                 continue
             for row, perturbation in enumerate(batch_candidates):
-                hidden = (
-                    ~(session.allowed_mask(length, row) & perturbation.mask).any(1)
-                    if not session.claim.is_uniform
-                    else ~(allowed & perturbation.mask).any(1)
-                )
-                hits = (change[row].cpu() > 0) & hidden
-                if hits.any() and confirm(
-                    session, path, base, changed, row, hits, change[row].cpu(), scale, perturbation
+                row_allowed = allowed if session.claim.is_uniform else session.allowed_mask(length, row)
+                must_not_change = ~(row_allowed & perturbation.mask).any(1)
+                row_change = change[row].cpu()
+                hits = (row_change > 0) & must_not_change
+                if hits.any() and _confirm(
+                    session, path, base, changed, row, hits, row_change, scale, perturbation
                 ):
                     return
 
 
-def confirm(
+def _confirm(
     session: AuditSession,
     path: CodePath,
     base: Inputs,
@@ -155,48 +158,36 @@ def confirm(
     scale: float,
     perturbation: Perturbation,
 ) -> bool:
-    """A change where there must be none: is it more than rounding, is it this row's own doing, and which
-    source does it?
+    """Report a change where there must be none, if it is more than rounding and comes from this row itself.
+
+    hits: (T,) the positions in question. change: (T,) how much each changes. Returns whether it is a leak.
     """
     adapter = session.adapter
     reader = int(torch.where(hits, change, -1.0).argmax())
     relative = float(change[reader]) / scale
-    if relative == float("inf"):  # it breaks: that is a matter of its own
+    if relative == float("inf"):  # NaN is another kind of finding
         if path.dtype is None and not path.autocast:
-            findings.add_nan_finding(session, path, changed, adapter.run(changed, path), ON_PLAIN_INPUTS)
+            changed_output = adapter.run(changed, path)
+            if changed_output.isnan().any():
+                findings.add_nan_finding(session, path, changed, changed_output, ON_PLAIN_INPUTS)
         return False
     row_changed = base.but(tokens=base.tokens.clone())
     row_changed.tokens[row] = changed.tokens[row]
-    if len(base.tokens) > 1:  # do other rows do it?
+    if len(base.tokens) > 1:  # does it come from other rows?
         row_change = rounding.max_change(adapter.run(base, path), adapter.run(row_changed, path))[row].cpu()
         if not (row_change[hits] > 0).any():
-            return False  # the batch check sees to it
+            return False  # then the batch check finds it
         reader = int(torch.where(hits & (row_change > 0), row_change, -1.0).argmax())
         relative = float(row_change[reader]) / scale
-    if not rounding.is_real_change(
-        session,
-        path,
-        base,
-        row_changed,
-        row,
-        reader,
-        relative,
-        _jittered_pairs(session, base, row_changed, reader, perturbation),
-    ):
+    jittered_pairs = _jittered_pairs(session, base, row_changed, reader, perturbation)
+    if not rounding.is_real_change(session, path, base, row_changed, row, reader, relative, jittered_pairs):
         return False
     source, source_changed, largest = _strongest_source(
         session, path, base, row_changed, row, reader, perturbation
     )
+    size = max(relative, largest / scale)
     findings.add_future_finding(
-        session,
-        path,
-        base,
-        source_changed,
-        row,
-        reader,
-        source,
-        max(relative, largest / scale),
-        "substitution",
+        session, path, base, source_changed, row, reader, source, size, "substitution"
     )
     return True
 
@@ -210,7 +201,9 @@ def _strongest_source(
     reader: int,
     perturbation: Perturbation,
 ) -> tuple[int, Inputs, float]:
-    """The one position that moves the reader most, where one alone does."""
+    """The position that changes the reader most when it alone is changed, with those inputs and the change;
+    the first perturbed position, with all of them changed and 0, where no single one does.
+    """
     adapter = session.adapter
     out = adapter.run(base, path)
     best = int(perturbation.mask.nonzero()[0])
@@ -230,21 +223,203 @@ def _strongest_source(
 def _jittered_pairs(
     session: AuditSession, base: Inputs, row_changed: Inputs, reader: int, perturbation: Perturbation
 ) -> list[tuple[Inputs, Inputs]]:
-    """The same change with something else beside it: a longer text, other words where nothing was changed."""
-    sampler, batch, length = session.adapter.sampler, *base.tokens.shape[:2]
+    """The same perturbation with something else changed beside it: a longer sequence, or another token at
+    either end.
+    """
+    sampler = session.adapter.sampler
+    batch, length = base.tokens.shape[:2]
     out = []
     for extra_length in (1, 3):
         tail = sampler.sample(batch, extra_length, 900 + extra_length)
-        out.append(
-            tuple(inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed))
+        longer, longer_changed = (
+            inputs.but(tokens=torch.cat([inputs.tokens, tail], 1)) for inputs in (base, row_changed)
         )
+        out.append((longer, longer_changed))
     for position in (0, length - 1):
         if position != reader and not perturbation.mask[position]:
             replacement = sampler.resample(base.tokens, 77)[:, position]
-            changed_pair = []
+            jittered = []
             for inputs in (base, row_changed):
                 tokens = inputs.tokens.clone()
                 tokens[:, position] = replacement
-                changed_pair.append(inputs.but(tokens=tokens))
-            out.append(tuple(changed_pair))
-    return out  # type: ignore[return-value]
+                jittered.append(inputs.but(tokens=tokens))
+            out.append((jittered[0], jittered[1]))
+    return out
+
+
+# -- gradients ---------------------------------------------------------------------------------
+
+
+def _gradient_probe(session: AuditSession, path: CodePath, length: int) -> None:
+    """The gradient of a position's output must be zero at every position that it must not read."""
+    adapter = session.adapter
+    if session.quantized:
+        session.skip("future by gradients", "a quantised model has none")
+        return
+    allowed = session.allowed_mask(length)
+    base = adapter.make_inputs(1, length, seed=length + 1)
+    with session.skip_on_error(f"future by gradients, {path.label(1, length)}"), adapter.on_path(path):
+        try:
+            out, embeddings = interventions.run_with_grad(adapter, base, path)
+        except interventions.UntracedError as error:
+            session.skip("future by gradients", error)
+            return
+        session.record_path(path, 1, length)
+        for reader, gradient in _position_gradients(out, embeddings, range(length)):
+            hidden = ~allowed[reader]
+            largest = float(gradient.max())
+            if largest <= 0 or not hidden.any() or not float(gradient[hidden].max()) > 0:
+                continue
+            source = int(torch.where(hidden, gradient, -1.0).argmax())
+            relative = float(gradient[source]) / largest
+            if relative < 1e-4 and not _persists_in_float64(session, path, base, reader, source, relative):
+                continue
+            changed = base.but(tokens=base.tokens.clone())
+            changed.tokens[0, source] = adapter.sampler.resample(base.tokens, 11)[0, source]
+            change = rounding.change_on_path(session, path, base, changed, 0, reader)
+            # a change too small for the model's own precision is shown in float64
+            finding_path = path if change or not session.supports_float64 else path.but(dtype=torch.float64)
+            with adapter.on_path(finding_path):
+                findings.add_future_finding(
+                    session, finding_path, base, changed, 0, reader, source, change or relative, "gradient"
+                )
+            return
+
+
+def _position_gradients(out: Tensor, embeddings: Tensor, readers: range) -> Iterator[tuple[int, Tensor]]:
+    """(T,) for each reader: the largest gradient of a random projection of its output at each position.
+
+    Readers whose output has no gradient are left out.
+    """
+    rng = torch.Generator().manual_seed(5)
+    for reader in readers:
+        reader_output = out[0, reader].flatten()
+        direction = torch.randn(reader_output.shape, generator=rng).to(reader_output)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                (gradient,) = torch.autograd.grad(
+                    (reader_output * direction).sum(), embeddings, retain_graph=True, allow_unused=True
+                )
+        except RuntimeError as error:
+            raise CallError(f"no gradients: {str(error)[:160]}") from error
+        if gradient is not None:
+            size = gradient[0].abs().reshape(len(gradient[0]), -1).amax(1).double()
+            yield reader, torch.nan_to_num(size, nan=0.0).cpu()
+
+
+def _persists_in_float64(
+    session: AuditSession, path: CodePath, base: Inputs, reader: int, source: int, relative: float
+) -> bool:
+    """Does a small gradient remain when rounding is finer?"""
+    if not session.supports_float64:
+        return relative > 1e-6
+    float64_path = path.but(dtype=torch.float64)
+    try:
+        with session.adapter.on_path(float64_path):
+            out, embeddings = interventions.run_with_grad(session.adapter, base, float64_path)
+            ((_, gradient),) = _position_gradients(out, embeddings, range(reader, reader + 1))
+    except (CallError, interventions.UntracedError, ValueError):
+        return relative > 1e-6
+    relative_float64 = float(gradient[source]) / max(float(gradient.max()), 1e-300)
+    return relative_float64 > relative / 100 and (
+        session.is_pure_float64(float64_path) or relative_float64 > 1e-6 or relative_float64 < 1e-9
+    )
+
+
+# -- length ------------------------------------------------------------------------------------
+
+
+def _length_probe(session: AuditSession, path: CodePath) -> None:
+    """A sequence against its own prefix: not even the number of later positions may matter."""
+    adapter = session.adapter
+    for dtype in [torch.float64, None] if session.supports_float64 else [None]:
+        dtype_path = path.but(dtype=dtype)
+        limit = rounding.tolerance(session, dtype_path)
+        for short_length, extra_length in session.within_budget(_length_pairs(session), "future by length"):
+            long_length = short_length + extra_length
+            if long_length >= session.run_cache.rejected_length:
+                continue
+            if not session.accepts_length(dtype_path, long_length):
+                continue
+            label = f"future by length, {dtype_path.label(1, long_length)}"
+            with session.skip_on_error(label), adapter.on_path(dtype_path):
+                long_allowed = session.allowed_mask(long_length)[:short_length]
+                short_allowed = session.allowed_mask(short_length)
+                if long_allowed[:, short_length:].any() or not torch.equal(
+                    short_allowed, long_allowed[:, :short_length]
+                ):
+                    return  # the claim itself depends on the length
+                if not _prefix_unchanged(session, dtype_path, short_length, long_length, limit):
+                    return
+
+
+def _length_pairs(session: AuditSession) -> list[tuple[int, int]]:
+    """(length, how many positions follow)"""
+    adapter = session.adapter
+    exhaustive = session.budget.exhaustive
+    pairs = [(adapter.length, extra_length) for extra_length in (1, 2, adapter.length)]
+    pairs += [(3, 1), (5, 4)]
+    pairs += [(n, 1) for n in session.lengths[: 8 if exhaustive else 3] if n > 2]
+    max_length = session.budget.max_length // 2
+    return pairs + [(n, n) for n in session.lengths[: 6 if exhaustive else 2] if 2 < n <= max_length]
+
+
+def _prefix_unchanged(
+    session: AuditSession, path: CodePath, short_length: int, long_length: int, limit: float
+) -> bool:
+    """False where a prefix gives another output by itself than within the longer sequence; that is reported
+    unless a leak of the future is known already. limit: the largest relative change that is rounding.
+    """
+    adapter = session.adapter
+    long_inputs = adapter.make_inputs(1, long_length, seed=short_length + 40)
+    short_inputs = long_inputs.but(tokens=long_inputs.tokens[:, :short_length])
+    short_output = adapter.run(short_inputs, path)
+    long_output = adapter.run(long_inputs, path)[:, :short_length]
+    session.record_path(path, 1, long_length)
+    change = rounding.max_change(short_output, long_output)[0].cpu()
+    scale = rounding.scale(short_output)
+    if not float(change.max()) / scale > limit:
+        return True
+    if session.has_finding("future"):
+        return False
+    reader = int(change.argmax())
+    short_probe, long_probe = (
+        findings.make_probe(session, path, inputs, 0, reader) for inputs in (short_inputs, long_inputs)
+    )
+    location, line = findings.locate(session, short_probe, long_probe, limit)
+    session.add_finding(
+        Finding(
+            "future",
+            reader,
+            short_length,
+            float(change[reader]) / scale,
+            path.label(1, long_length),
+            location.module,
+            f"position {reader} changes when {long_length - short_length} more positions follow, from "
+            f"{short_length} to {long_length}: something depends on the length, through "
+            f"{location.module or adapter.name}; let nothing depend on what comes later, not even its "
+            "amount.",
+            "length",
+            line,
+            _length_reproducer(session, short_inputs, long_inputs, reader),
+        ),
+        "length",
+    )
+    return False
+
+
+def _length_reproducer(session: AuditSession, short_inputs: Inputs, long_inputs: Inputs, reader: int) -> str:
+    adapter = session.adapter
+    prefix_code = f"a[:, :{short_inputs.tokens.shape[1]}]"
+    if long_inputs.tokens.is_floating_point():
+        return (
+            f"a = torch.randn({tuple(long_inputs.tokens.shape)}); (model(a)[:, {reader}] - "
+            f"model({prefix_code})[:, {reader}]).abs().max()  # must be rounding only"
+        )
+    assert adapter.selector is not None
+    call_code = f"model({adapter.main_argument}={{}}){adapter.selector.as_code()}[0, {reader}]"
+    return (
+        f"a = torch.tensor({long_inputs.tokens.tolist()})\n"
+        f"({call_code.format('a')} - {call_code.format(prefix_code)}).abs().max()  # must be rounding only"
+    )

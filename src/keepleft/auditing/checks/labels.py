@@ -1,9 +1,9 @@
-"""The loss, not the model: which scores does a label judge?"""
+"""Label alignment: is each label compared with the logits that predict it, once, and with no others?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,26 +19,24 @@ from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 from keepleft.nn.loss import IGNORE_INDEX
 
-MAX_LENGTH = 300  # no longer text is tried
+MAX_LENGTH = 300  # of the longest sequence that is tried
 
 
 @dataclass(frozen=True)
 class LabelArgument:
-    """How labels are given, and where they are judged."""
+    """The argument that takes labels, and which logits they belong to."""
 
     adapter: ModelAdapter
     name: str
-    shift: int  # a label at t is judged by the scores at t - expected
-    has_role: bool  # is it one of the audit's own roles?
-    count_argument: str | None = None  # the argument that says how many labels there are, where it is given
+    shift: int  # the label at t belongs to the logits at t - shift
+    has_role: bool  # is the argument known by its name? Then Inputs.labels becomes its value
+    count_argument: str | None = None  # the argument with the number of labels, where it is given
 
     def with_labels(self, inputs: Inputs, labels: Tensor) -> Inputs:
         extra = {} if self.count_argument is None else {self.count_argument: torch.tensor(1)}
-        return (
-            inputs.but(labels=labels, extra=extra)
-            if self.has_role
-            else inputs.but(extra={**extra, self.name: labels})
-        )
+        if self.has_role:
+            return inputs.but(labels=labels, extra=extra)
+        return inputs.but(extra={**extra, self.name: labels})
 
     def loss(self, inputs: Inputs, labels: Tensor, path: CodePath) -> float:
         return float(_scalar_loss(logits_and_loss(self.adapter, self.with_labels(inputs, labels), path)[1]))
@@ -59,15 +57,10 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
                 session, path, label_argument
             ):
                 continue
-            session.num_comparisons = num_comparisons  # labels are checked once a loss was explained
+            session.num_comparisons = num_comparisons  # only an explained loss counts as a label check
             count_argument = adapter.signature.argument_for("count")
             count_arguments = (None, count_argument) if count_argument is not None else (None,)
-            variants = [
-                LabelArgument(
-                    adapter, label_argument.name, label_argument.shift, label_argument.has_role, name
-                )
-                for name in count_arguments
-            ]
+            variants = [replace(label_argument, count_argument=name) for name in count_arguments]
             trials = (
                 [(variants[0], 2)]
                 if session.reduced_coverage
@@ -80,8 +73,8 @@ def labels(session: AuditSession, paths: Sequence[CodePath]) -> None:
 
 
 def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument | None:
-    """The argument that takes labels: by its name; or a second sequence that moves no scores, while a loss
-    comes out.
+    """The argument that takes labels, known by its name, or else a second sequence that changes a loss but no
+    logits; None where there is none.
     """
     adapter = session.adapter
     shift = 1 if adapter.source_argument is None and not session.claims_nothing else 0
@@ -115,7 +108,7 @@ def _find_label_argument(session: AuditSession, path: CodePath) -> LabelArgument
 
 
 def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
-    """The scores must not move when labels do."""
+    """The logits must not change when the labels do."""
     adapter = session.adapter
     inputs = adapter.make_inputs(2, seed=180)
     base = label_argument.with_labels(inputs, inputs.tokens)
@@ -146,8 +139,8 @@ def _logits_ignore_labels(session: AuditSession, path: CodePath, label_argument:
 
 
 def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> bool:
-    """Where the decoder's input is made from labels, it is shifted: the scores at t have not read the label
-    at t.
+    """Where the model makes the decoder's input from the labels, it must shift them: the logits at t must not
+    have read the label at t.
     """
     adapter = session.adapter
     if (
@@ -173,31 +166,29 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
     try:
         base_logits = logits_for(inputs.tokens)
     except CallError:
-        return True  # it does not make its input itself
+        return True  # it does not make the decoder's input itself
     scale = rounding.scale(base_logits)
     for position in sorted({0, 1, length // 2, length - 1}):
         changed_labels = inputs.tokens.clone()
         changed_labels[:, position:] = new_labels[:, position:]
-        change = (
-            rounding.max_change(base_logits, logits_for(changed_labels))[:, : position + 1].amax(0).cpu()
-            / scale
-        )
+        change = rounding.max_change(base_logits, logits_for(changed_labels))[:, : position + 1]
+        relative = change.amax(0).cpu() / scale
+        size = float(relative.max())
         path_label = session.record_path(path, batch_size, length)
-        if float(change.max()) > rounding.MAX_ROUNDING_ULPS * torch.finfo(base_logits.dtype).eps:
-            reader = int(change.argmax())
+        if size > rounding.MAX_ROUNDING_ULPS * torch.finfo(base_logits.dtype).eps:
+            reader = int(relative.argmax())
             session.add_finding(
                 Finding(
                     "labels",
                     reader,
                     position,
-                    float(change.max()),
+                    size,
                     f"{path_label}, {label_argument.name} without {adapter.main_argument}",
                     "",
                     f"the decoder reads its answers: without {adapter.main_argument}, the scores at position "
-                    f"{reader} move "
-                    f"{format_size(float(change.max()))} when labels from position {position} on change; "
-                    "shift labels "
-                    "to the right, behind a start token, before they become the decoder's input.",
+                    f"{reader} move {format_size(size)} when labels from position {position} on change; "
+                    "shift labels to the right, behind a start token, before they become the decoder's "
+                    "input.",
                     "labels",
                 ),
                 "fed",
@@ -207,7 +198,11 @@ def _decoder_input_is_shifted(session: AuditSession, path: CodePath, label_argum
 
 
 class LabelLossProbe:
-    """A call, what its scores make of each word, and what loss comes of labels."""
+    """Random inputs, the log-probabilities of every token that the model gives for them, and the losses of
+    labels that are tried.
+
+    The loss is explained by finding the logits whose negative log-likelihood it follows.
+    """
 
     def __init__(
         self,
@@ -239,7 +234,7 @@ class LabelLossProbe:
         self.session.record_path(self.path, self.batch_size, self.length)
 
     def losses_at(self, base_labels: Tensor, row: int, position: int) -> Tensor:
-        """(n,) of several values for one label."""
+        """(n,): the loss with each of several values for one label."""
         losses = []
         for value in self.label_values.tolist():
             labels = base_labels.clone()
@@ -248,16 +243,19 @@ class LabelLossProbe:
         return torch.tensor(losses, dtype=torch.float64)
 
     def check_label(self, base_labels: Tensor, row: int, position: int) -> float | None:
-        """Is this label judged where it should be? Its weight; None: it is not, and that was told."""
-        session, shift = self.session, self.label_argument.shift
+        """The weight of a label in the loss; None where it is compared with the wrong logits or with none,
+        which is reported. Raises CallError where no logits explain the loss.
+        """
+        session = self.session
+        shift = self.label_argument.shift
         losses = self.losses_at(base_labels, row, position)
         match = _match_losses(losses, -self.logprobs[:, :, self.label_values])
         if match is None:
-            early = position - shift < 0  # there is nothing before it that could foresee it
-            if early and (not losses.isfinite().all() or _is_constant(losses)):
+            unpredictable = position < shift  # no logits come before it
+            if unpredictable and (not losses.isfinite().all() or _is_constant(losses)):
                 return 1.0
             if not losses.isfinite().all():
-                # it may be the only one, and left out: a mean over nothing
+                # it may be the only label, and ignored: the mean of nothing is NaN
                 losses = self.losses_at(self.inputs.tokens, row, position)
             if losses.isfinite().all() and _is_constant(losses):
                 self.record_comparison()
@@ -283,17 +281,17 @@ class LabelLossProbe:
                 "cross-entropy?)"
             )
         self.record_comparison()
-        judged_row, judged_position, weight = match
-        if judged_row != row or judged_position != position - shift:
+        logits_row, logits_position, weight = match
+        if logits_row != row or logits_position != position - shift:
             session.add_finding(
                 Finding(
                     "labels",
-                    judged_position,
+                    logits_position,
                     position,
                     1.0,
                     self.path_label,
                     "",
-                    _misalignment_message(row, position, judged_row, judged_position, shift)
+                    _misalignment_message(row, position, logits_row, logits_position, shift)
                     + f"; {remedy('labels', '')}.",
                     "labels",
                 )
@@ -302,11 +300,11 @@ class LabelLossProbe:
         return weight
 
     def check_all_labels(self) -> bool:
-        """All labels at once: the loss follows the sum of all surprises.
-
-        Where it does not, each label is looked at.
+        """All labels at once: the loss must follow the sum of their negative log-likelihoods. Where it does
+        not, up to three labels whose weight deviates are checked one by one.
         """
-        sampler, shift = self.session.adapter.sampler, self.label_argument.shift
+        sampler = self.session.adapter.sampler
+        shift = self.label_argument.shift
         label_sets = [
             sampler.sample(self.batch_size, self.length, 185 + n).clamp(max=self.logprobs.shape[-1] - 1)
             for n in range(6)
@@ -325,14 +323,14 @@ class LabelLossProbe:
         )
 
     def _nll(self, labels: Tensor) -> Tensor:
-        """(B, T) of each label; zero where nothing foresees it."""
+        """(B, T): the negative log-likelihood of each label; zero where no logits come before it."""
         shift = self.label_argument.shift
         out = torch.zeros(labels.shape, dtype=torch.float64)
         out[:, shift:] = -self.logprobs[:, : self.length - shift].gather(-1, labels[:, shift:, None])[..., 0]
         return out
 
     def _outliers(self, base_labels: Tensor, other_labels: Tensor) -> list[tuple[int, int]]:
-        """Labels whose change moves the loss by more or less than it should, compared with most others."""
+        """Labels whose weight in the loss differs from that of most others, as (row, position)."""
         base_loss = self.label_argument.loss(self.inputs, base_labels, self.path)
         base_nll = self._nll(base_labels)
         other_nll = self._nll(other_labels)
@@ -361,9 +359,7 @@ class LabelLossProbe:
 def _labels_aligned(
     session: AuditSession, path: CodePath, label_argument: LabelArgument, batch_size: int
 ) -> bool:
-    """One label at a time: several values for it, and the scores that explain the losses; then all of
-    them.
-    """
+    """One label at a time, with several values, and then all of them. Returns False at the first finding."""
     probe = LabelLossProbe(session, path, label_argument, batch_size, None)
     length = probe.length
     ignore_value = _ignore_value(label_argument, probe.inputs, path)
@@ -395,10 +391,8 @@ def _labels_aligned(
                     abs(weight - 1),
                     probe.path_label,
                     "",
-                    f"labels of {IGNORE_INDEX} are "
-                    f"counted: one real label weighs {weight:.3g} instead of 1, so padding thins the loss; "
-                    "divide "
-                    "by the number of labels that are judged.",
+                    f"labels of {IGNORE_INDEX} are counted: one real label weighs {weight:.3g} instead of "
+                    "1, so padding thins the loss; divide by the number of labels that are judged.",
                     "labels",
                 ),
                 "ignored",
@@ -408,25 +402,26 @@ def _labels_aligned(
 
 
 def _check_long_sequence(session: AuditSession, path: CodePath, label_argument: LabelArgument) -> None:
-    """Losses in chunks go wrong where a chunk ends: one text that is longer than most chunks, or as long as
-    it can be.
+    """A loss computed in chunks may go wrong where a chunk ends: one sequence longer than most chunks,
+    or as long as the model takes.
     """
     longer_lengths = sorted(
         n for n in session.lengths if session.adapter.length < n < session.run_cache.rejected_length
     )
     max_length = min(session.budget.max_length, MAX_LENGTH) + 1
-    for length in ([max_length] if max_length < session.run_cache.rejected_length else []) + longer_lengths[
-        :-4:-1
-    ]:
+    candidates = longer_lengths[:-4:-1]  # the longest three
+    if max_length < session.run_cache.rejected_length:
+        candidates.insert(0, max_length)
+    for length in candidates:
         try:
             LabelLossProbe(session, path, label_argument, 2, length).check_all_labels()
         except CallError:
-            continue  # another length may do
+            continue  # a shorter one may do
         return
 
 
 def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath) -> int:
-    """What stands for no label: -100, or -1, or else any word."""
+    """The label that is ignored, -100 or -1; some token where neither is."""
     for value in (IGNORE_INDEX, -1):
         labels = torch.full(inputs.tokens.shape[:2], value)
         labels[:, 2:] = inputs.tokens[:, 2:]
@@ -440,26 +435,24 @@ def _ignore_value(label_argument: LabelArgument, inputs: Inputs, path: CodePath)
     return int(inputs.tokens[0, 0])
 
 
-def _misalignment_message(row: int, position: int, judged_row: int, judged_position: int, shift: int) -> str:
-    if judged_row != row:
+def _misalignment_message(row: int, position: int, logits_row: int, logits_position: int, shift: int) -> str:
+    if logits_row != row:
         return (
             f"the label at position {position} of row {row} is judged by the scores at position "
-            f"{judged_position} of row {judged_row}: the shift "
-            "crosses rows"
+            f"{logits_position} of row {logits_row}: the shift crosses rows"
         )
-    if judged_position == position and shift:
+    if logits_position == position and shift:
         return (
             f"the label at position {position} is judged by the scores at that very position, which have "
-            "seen it: labels are not "
-            "shifted"
+            "seen it: labels are not shifted"
         )
-    if judged_position < position - shift:
+    if logits_position < position - shift:
         return (
-            f"the label at position {position} is judged by the scores at position {judged_position}: "
+            f"the label at position {position} is judged by the scores at position {logits_position}: "
             "labels are shifted twice"
         )
     return (
-        f"the label at position {position} is judged by the scores at position {judged_position}, "
+        f"the label at position {position} is judged by the scores at position {logits_position}, "
         f"not {position - shift}"
     )
 
@@ -469,7 +462,9 @@ def _is_constant(losses: Tensor) -> bool:
 
 
 def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None:
-    """(row, position, weight) of the surprises (B, T, n) that the losses follow, up to a constant."""
+    """Which negative log-likelihoods (B, T, n) do n losses follow, up to a factor and a constant? Returns the
+    row, the position and the factor, the weight of the label; None where none fits.
+    """
     if not losses.isfinite().all():
         return None
     y = losses - losses.mean()
@@ -484,8 +479,8 @@ def _match_losses(losses: Tensor, nlls: Tensor) -> tuple[int, int, float] | None
 
 
 def _check_accumulation(session: AuditSession, path: CodePath) -> None:
-    """Small batches one after the other, each told how many labels there are in all, must add up to the large
-    one.
+    """Gradient accumulation: the losses of small batches, each given the number of all labels, must add up to
+    the loss of the large batch.
     """
     adapter = session.adapter
     count_argument = adapter.signature.argument_for("count")
@@ -516,9 +511,8 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
                 session.record_path(path, 2),
                 "",
                 "accumulation is not the full batch: two small batches add up to "
-                f"{float(sum(row_losses)):.4g}, the "
-                f"large one gives {float(full_loss):.4g}; divide the summed loss by {count_argument}, and by "
-                "nothing else.",
+                f"{float(sum(row_losses)):.4g}, the large one gives {float(full_loss):.4g}; divide the "
+                f"summed loss by {count_argument}, and by nothing else.",
                 "labels",
             ),
             "accumulation",
@@ -526,13 +520,13 @@ def _check_accumulation(session: AuditSession, path: CodePath) -> None:
 
 
 def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tuple[Tensor, Any]:
-    """Scores and loss: one number, or one for each label."""
+    """The logits, and the loss as the model gives it: one number, one for each label, or None."""
     with torch.no_grad():
         out = adapter.run_raw(inputs, path)
     batch_size, length = inputs.tokens.shape[:2]
     logits = adapter.select_output(out, batch_size, length)
     floats = [tensor for _, tensor in outputs.float_tensors(out)]
-    if logits.dim() < 3:  # a loss for each label may stand where scores stand without labels
+    if logits.dim() < 3:  # with labels, a loss for each label may take the place of the logits
         logits = next(
             (tensor for tensor in floats if tensor.dim() == 3 and tensor.shape[:2] == (batch_size, length)),
             logits,
@@ -549,7 +543,7 @@ def logits_and_loss(adapter: ModelAdapter, inputs: Inputs, path: CodePath) -> tu
 
 
 def _scalar_loss(loss_value: Any) -> Tensor:
-    """One number; of a loss for each label, their sum."""
+    """The loss as one number: the sum, where there is one for each label."""
     if not isinstance(loss_value, Tensor):
         raise CallError("the loss is not a number")
     return loss_value.double().cpu().sum()

@@ -1,4 +1,4 @@
-"""A row with nothing to see: NaN in what comes out, or only in what flows back."""
+"""NaN in the output, or only in the gradients, above all where a query may attend to nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from keepleft.auditing.model_adapter import CallError, Inputs
 from keepleft.auditing.report import Finding
 from keepleft.auditing.session import AuditSession
 
-LONG_LENGTH = 192  # tokens: half of something, so often, is nothing in single precision
+LONG_LENGTH = 192  # tokens: a product of so many factors of one half underflows in single precision
 
 
 def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
-    """In the model's own precision, forward and backward; in coarser ones, forward and only where a mask
-    makes it NaN.
+    """Forward and backward in the model's own precision; in half precision forward only, and only for NaN
+    that a mask causes.
     """
     for path in session.within_budget(
         [path for path in paths if path.dtype not in HALF_DTYPES], "nan, further paths"
@@ -37,9 +37,8 @@ def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[Co
                     _check_backward(session, path, case, inputs, real_mask)
     if not session.reduced_coverage:
         _check_long_sequence(session)
-    if any(
-        path.dtype in HALF_DTYPES for path in (*paths, *all_paths)
-    ):  # a copy in another precision is not too much to ask
+    # where the audit takes half-precision paths at all: they need a copy of the weights
+    if any(path.dtype in HALF_DTYPES for path in (*paths, *all_paths)):
         for dtype in session.within_budget(
             [dtype for dtype in HALF_DTYPES if dtype != session.adapter.dtype], "nan in coarser numbers"
         ):
@@ -50,7 +49,9 @@ def nan(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[Co
 
 
 def _cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
-    """What may leave a query with nothing to see, with the places whose outputs are wanted."""
+    """Inputs that may leave a query with nothing to attend to: name, inputs, and a mask (B, T) of the
+    positions whose outputs matter.
+    """
     adapter = session.adapter
     for length in (1, 2, adapter.length):
         yield (
@@ -63,7 +64,7 @@ def _cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
 
 
 def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]]:
-    """Those of them that have padding."""
+    """The cases with padding."""
     adapter = session.adapter
     length = adapter.length
     if adapter.padding_argument is not None:
@@ -90,11 +91,11 @@ def _padding_cases(session: AuditSession) -> Iterator[tuple[str, Inputs, Tensor]
 
 
 def _check_long_sequence(session: AuditSession) -> None:
-    """One long text: products of many decays come to nothing, sums to infinity.
-
-    A table of positions may end before.
+    """The longest sequence that the model takes, once: products over many positions underflow, and sums
+    overflow.
     """
-    adapter, path = session.adapter, CodePath()
+    adapter = session.adapter
+    path = CodePath()
     lengths = sorted({max(LONG_LENGTH, session.budget.max_length), *session.lengths}, reverse=True)
     for length in [n for n in lengths if adapter.length < n < session.run_cache.rejected_length][:4]:
         if ("nan", length) in session.run_cache.visited:
@@ -109,13 +110,16 @@ def _check_long_sequence(session: AuditSession) -> None:
 
 
 def _check_half_precision(session: AuditSession, path: CodePath) -> None:
-    """A model that never claimed a precision may leave its range, but not for want of something to see."""
+    """Report NaN only where the same call without a mask gives none: a model need not support half
+    precision.
+    """
     adapter = session.adapter
     if adapter.run(adapter.make_inputs(2, 1, seed=70), path).isnan().any():
         return
+    # a causal mask hides something from 2 positions on
     if not session.claims_nothing and not _check_forward(
         session, path, "3 positions", adapter.make_inputs(2, 3, seed=70)
-    ):  # the first hides nothing
+    ):
         return
     for case, inputs, _ in _padding_cases(session):
         unmasked = inputs.but(keep_mask=None, source_keep_mask=None, positions=None)
@@ -124,15 +128,19 @@ def _check_half_precision(session: AuditSession, path: CodePath) -> None:
 
 
 def _check_forward(session: AuditSession, path: CodePath, case: str, inputs: Inputs) -> bool:
+    """Is the output free of NaN? If not, report it."""
     out = session.adapter.run(inputs, path)
     session.record_path(path, *inputs.tokens.shape[:2])
-    return not add_nan_finding(session, path, inputs, out, f"with {case}", case)
+    if not out.isnan().any():
+        return True
+    add_nan_finding(session, path, inputs, out, f"with {case}", case)
+    return False
 
 
 def _check_backward(
     session: AuditSession, path: CodePath, case: str, inputs: Inputs, real_mask: Tensor
 ) -> None:
-    """Only what is wanted is judged; the gradients of weights must still be numbers."""
+    """The gradients of a loss over the positions in real_mask (B, T) must be finite."""
     adapter = session.adapter
     if adapter.module is None:
         return

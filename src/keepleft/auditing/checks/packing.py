@@ -1,4 +1,4 @@
-"""Several texts in one row: does a neighbour move this one, and is it as it would be alone?"""
+"""Sequence packing: do sequences that share a row influence each other, and is each the same as alone?"""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter
 from keepleft.auditing.session import AuditSession, RunCache
 
-# where each text ends, counted through the row
+# where each sequence of a row begins and ends: 0, and the cumulative lengths
 CU_SEQLENS_ARGUMENTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlen", "cumulative_lengths")
 MAX_SEQLEN_ARGUMENTS = ("max_seqlen", "max_seq_len_in_batch")
-MIN_LENGTH = 4  # fewer positions are no pack
+MIN_LENGTH = 4  # positions: fewer do not hold several sequences
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """The texts of one row: how long each is, and the number that stands for it."""
+    """The sequences of one row: their lengths and segment ids."""
 
     lengths: tuple[int, ...]
     segment_ids: tuple[int, ...]
@@ -48,12 +48,12 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class PackingArguments:
-    """How a model is told which text a token belongs to."""
+    """How a model takes the boundaries between packed sequences."""
 
     adapter: ModelAdapter
     mode: str  # segments, positions, ends or mask
     name: str = ""  # of the argument, for ends and mask
-    with_positions: bool = True  # are positions given as well, where they can be?
+    with_positions: bool = True  # give position ids as well, where the model takes them
 
     def pack(self, inputs: Inputs, rows: Sequence[PackedRow]) -> Inputs:
         adapter = self.adapter
@@ -77,6 +77,7 @@ class PackingArguments:
         return inputs
 
     def pack_single(self, inputs: Inputs) -> Inputs:
+        """Every row as one sequence."""
         return self.pack(inputs, [PackedRow((inputs.tokens.shape[1],), (1,))])
 
 
@@ -129,8 +130,11 @@ def _find_packing_arguments(adapter: ModelAdapter) -> PackingArguments | None:
 
 
 def _layouts(session: AuditSession, packing_arguments: PackingArguments) -> list[tuple[str, list[PackedRow]]]:
-    """Three texts; two rows of many, some of one token, with large numbers; and the number 0."""
-    adapter, is_keepleft = session.adapter, session.adapter.facts.is_keepleft
+    """Rows to pack, by name: three sequences; two rows of many, some of a single token, with large segment
+    ids; the segment id 0.
+    """
+    adapter = session.adapter
+    is_keepleft = adapter.facts.is_keepleft
     length = adapter.length
     three_lengths = (
         _fill_lengths((5, 4), length) if length > 10 else _fill_lengths((length // 3, length // 3), length)
@@ -160,16 +164,16 @@ def _layouts(session: AuditSession, packing_arguments: PackingArguments) -> list
 
 
 def _fill_lengths(lengths: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """As many of these as fit, and the rest as one more."""
+    """As many of these lengths as fit, and one more for the rest."""
     ends = [end for end in accumulate(lengths) if end < length]
     return (*lengths[: len(ends)], length - (ends[-1] if ends else 0))
 
 
 def _check_positions_only(session: AuditSession, packing_arguments: PackingArguments, path: CodePath) -> None:
-    """Only positions can begin anew.
+    """For models without segment ids, whose positions can still restart with each sequence.
 
-    Some models keep texts apart by that alone, others do not claim to: no leak is told, but a line that says
-    so.
+    Some keep sequences apart by that alone, others do not claim to. So no leak is reported, but a note or a
+    skipped check.
     """
     use_cache = session.adapter.signature.argument_for("use_cache")
     paths = [path.but(extra_arguments=((use_cache, False),)), path] if use_cache is not None else [path]
@@ -194,20 +198,20 @@ def _check_positions_only(session: AuditSession, packing_arguments: PackingArgum
 
 
 def _check_without_positions(session: AuditSession, path: CodePath) -> None:
-    """Who takes both may leave positions to the caller; a line says so."""
+    """Note where segment ids alone are not enough, because positions are left to the caller."""
     packing_arguments = PackingArguments(session.adapter, "segments", with_positions=False)
-    dry_run, rows = _dry_run_session(session), _layouts(session, packing_arguments)[0][1]
+    dry_run = _dry_run_session(session)
+    rows = _layouts(session, packing_arguments)[0][1]
     with dry_run.skip_on_error("packing"):
         if not _check_documents(dry_run, path, packing_arguments, rows, 1):
             session.note(
                 f"{session.adapter.segments_argument} alone does not keep packed texts as they are alone: "
-                "give "
-                f"{session.adapter.positions_argument} that begin anew with each text as well"
+                f"give {session.adapter.positions_argument} that begin anew with each text as well"
             )
 
 
 def _dry_run_session(session: AuditSession) -> AuditSession:
-    """Findings in it are not told."""
+    """A session like this one, whose findings are not reported."""
     return AuditSession(
         session.adapter,
         session.claim,
@@ -228,8 +232,10 @@ def _check_documents(
     rows: Sequence[PackedRow],
     num_precisions: int,
 ) -> bool:
-    """Each text in turn changes, in all rows at once, and nothing else may move; then each is compared with
-    itself alone, in so many precisions, the finest first.
+    """Change each sequence in turn, in all rows at once: no other may change. Then compare each with itself
+    alone. Returns False at the first finding.
+
+    num_precisions: 1 to compare in float64 where the model runs in it, 2 to compare in its own dtype too.
     """
     adapter = session.adapter
     inputs = adapter.make_inputs(len(rows), seed=90)
@@ -252,21 +258,18 @@ def _check_documents(
 
 
 def _has_no_nan(session: AuditSession, path: CodePath, packed: Inputs) -> bool:
-    """Are they numbers? A text that sees nothing is not."""
+    """False, and reported, where a packed row gives NaN: a sequence that may attend to nothing does."""
     if "nan" not in session.checks or path.dtype is not None:
         return True
-    return not add_nan_finding(
-        session,
-        path,
-        packed,
-        session.cached_run(packed, path),
-        "where several texts share a row",
-        "packed texts",
-    )
+    out = session.cached_run(packed, path)
+    if not out.isnan().any():
+        return True
+    add_nan_finding(session, path, packed, out, "where several texts share a row", "packed texts")
+    return False
 
 
 def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: PackingArguments) -> bool:
-    """Is 0 a number like any other, or does it stand for padding?"""
+    """Is 0 a segment id like any other, rather than padding?"""
     adapter = session.adapter
     if adapter.facts.is_keepleft or packing_arguments.mode == "mask":
         return False
@@ -281,6 +284,7 @@ def _zero_is_ordinary(session: AuditSession, path: CodePath, packing_arguments: 
 def _documents_are_separate(
     session: AuditSession, path: CodePath, packed: Inputs, rows: Sequence[PackedRow], zero_is_ordinary: bool
 ) -> bool:
+    """Does no sequence of a row change when another one does?"""
     adapter = session.adapter
     new = adapter.sampler.resample(packed.tokens, 91)
     document_ids = torch.stack(
@@ -305,8 +309,7 @@ def _documents_are_separate(
             def describe(row: int, reader: int, module: str, size: str, source: int = source) -> str:
                 return (
                     f"a neighbour in the same row moves a text: position {reader} of row {row} moves {size} "
-                    "when the text "
-                    f"that begins at position {source} changes, through {module}"
+                    f"when the text that begins at position {source} changes, through {module}"
                 )
 
             if not agree(
@@ -326,6 +329,7 @@ def _documents_match_alone(
     rows: Sequence[PackedRow],
     zero_is_ordinary: bool,
 ) -> bool:
+    """Does each sequence of a packed row give what it gives alone?"""
     for n, row in enumerate(rows):
         for document, (start, length) in enumerate(zip(row.starts, row.lengths, strict=True)):
             if row.segment_ids[document] == 0 and not zero_is_ordinary:
@@ -341,9 +345,8 @@ def _documents_match_alone(
             def describe(row: int, reader: int, module: str, size: str, document: int = document) -> str:
                 return (
                     f"text {document + 1} of a packed row is another than alone: position {reader} of row "
-                    f"{row} moves {size}, "
-                    f"through {module}; nothing of its neighbours leaks, so positions are probably not "
-                    "counted anew"
+                    f"{row} moves {size}, through {module}; nothing of its neighbours leaks, so positions "
+                    "are probably not counted anew"
                 )
 
             call_pair = CallPair(

@@ -1,4 +1,4 @@
-"""Does padding move a real output: by what it holds, or by how much of it there is?"""
+"""Padding: do the outputs of real tokens depend on what padding contains, or on how much of it there is?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from keepleft.auditing.code_paths import CodePath
 from keepleft.auditing.model_adapter import Inputs, ModelAdapter, PaddingArgument
 from keepleft.auditing.session import AuditSession
 
-PADDING_AMOUNTS = (3, -2, 1, 6)  # of padding; -2: all but two positions
+PADDING_AMOUNTS = (3, -2, 1, 6)  # positions; -2: all but two
 
 
 def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequence[CodePath] = ()) -> None:
-    """All of it on the ways that matter most, and one exact look at each of every way."""
+    """Every comparison on the main paths, and one exact comparison on each of the others."""
     adapter = session.adapter
     if adapter.padding_argument is None and adapter.source_padding_argument is None:
         session.skip(
@@ -44,7 +44,7 @@ def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequenc
         if adapter.padding_argument is not None and adapter.padding_argument.form == "keep"
         else []
     )
-    # a mask is given anyway
+    # padding needs a mask on every path, so that a path with a mask of ones is the same as one without
     candidate_paths = (
         path.but(mask="absent") if path.mask == "ones" else path for path in (*all_paths, *mask_paths)
     )
@@ -53,10 +53,9 @@ def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequenc
     ):
         for padding_argument, is_source in padding_arguments:
             if is_source and path.mask != "absent":
-                continue  # the forms are those of the audited sequence's mask
-            for side in _padding_sides(
-                adapter, padding_argument, is_source, positions_skip_padding(session, is_source)
-            ):
+                continue  # a path's form of mask is that of the audited sequence
+            skips_padding = positions_skip_padding(session, is_source)
+            for side in _padding_sides(padding_argument, is_source, skips_padding):
                 with (
                     session.skip_on_error(
                         f"padding, {path.label(3)}, on the {side}" + " of the source" * is_source
@@ -68,7 +67,7 @@ def padding(session: AuditSession, paths: Sequence[CodePath], all_paths: Sequenc
         for path in session.within_budget(
             paths if session.budget.exhaustive else paths[:1], "batch, other padding in other rows"
         ):
-            neighbours(session, session.in_float64(path))
+            check_padding_of_other_rows(session, session.in_float64(path))
 
 
 def positions_skip_padding(session: AuditSession, is_source: bool) -> bool:
@@ -82,14 +81,12 @@ def positions_skip_padding(session: AuditSession, is_source: bool) -> bool:
 
 
 def _padding_sides(
-    adapter: ModelAdapter, padding_argument: PaddingArgument, is_source: bool, skips_padding: bool
+    padding_argument: PaddingArgument, is_source: bool, skips_padding: bool
 ) -> tuple[str, ...]:
-    """The sides that padding may stand on. Sources are padded on the right, by custom."""
-    return (
-        ("right",)
-        if padding_argument.form == "lengths" or (is_source and not skips_padding)
-        else ("right", "left")
-    )
+    """The sides that padding may be on. Sources are padded on the right, by convention."""
+    if padding_argument.form == "lengths" or (is_source and not skips_padding):
+        return ("right",)
+    return ("right", "left")
 
 
 def _check_sides(
@@ -100,24 +97,18 @@ def _check_sides(
     *,
     thorough: bool,
 ) -> bool:
-    """True: nothing moved."""
+    """Do real outputs stay the same, whatever padding holds and however much there is, on either side?"""
     adapter = session.adapter
     precision_paths = dict.fromkeys([session.in_float64(path), path][: 1 + thorough])
+    amounts: Sequence[int] = PADDING_AMOUNTS
+    if not thorough:
+        amounts = amounts[: 1 if session.reduced_coverage else 2]
     skips_padding = positions_skip_padding(session, is_source)
-    for side in _padding_sides(adapter, padding_argument, is_source, skips_padding):
-        for amount in (
-            PADDING_AMOUNTS
-            if thorough
-            else PADDING_AMOUNTS[:1]
-            if session.reduced_coverage
-            else PADDING_AMOUNTS[:2]
-        ):
-            amount = (
-                amount if amount > 0 else (adapter.source_length if is_source else adapter.length) + amount
-            )
-            label = f"padding, {path.label()}, {amount} on the {side}" + (
-                " of the source" if is_source else ""
-            )
+    for side in _padding_sides(padding_argument, is_source, skips_padding):
+        for amount in amounts:
+            if amount < 0:
+                amount += adapter.source_length if is_source else adapter.length
+            label = f"padding, {path.label()}, {amount} on the {side}" + " of the source" * is_source
             with session.skip_on_error(label):
                 for precision_path in precision_paths if side == "right" or skips_padding else ():
                     with adapter.on_path(precision_path):
@@ -139,7 +130,7 @@ def _check_sides(
 
 
 def _check_mask_hole(session: AuditSession, path: CodePath, padding_argument: PaddingArgument) -> None:
-    """A mask may hide any token, also one with real tokens on both sides."""
+    """A mask may hide any token, even one with real tokens on both sides."""
     adapter = session.adapter
     third = adapter.length // 3
     if padding_argument.form not in ("keep", "drop") or not third:
@@ -171,9 +162,10 @@ def _check_mask_hole(session: AuditSession, path: CodePath, padding_argument: Pa
         )
 
 
-def neighbours(session: AuditSession, path: CodePath) -> None:
-    """Does a row move when other rows are padded otherwise? One row is always whole, so that nothing can be
-    cut off.
+def check_padding_of_other_rows(session: AuditSession, path: CodePath) -> None:
+    """A row must not change when other rows are padded differently, which the batch check reports.
+
+    One row always has no padding, so that a model that cuts off common padding cuts off nothing.
     """
     adapter = session.adapter
 
@@ -230,11 +222,13 @@ def neighbours(session: AuditSession, path: CodePath) -> None:
 def _padded_inputs(
     adapter: ModelAdapter, side: str, amount: int, is_source: bool, batch_size: int
 ) -> tuple[Inputs, Inputs, Tensor]:
-    """A text, the same said to be padded, and which of it is real; rows of different lengths, from the third
-    on.
+    """Inputs, the same inputs with a padding mask, and a mask (B, T) of the real tokens.
+
+    With 3 rows or more, the padded rows differ in length.
     """
     full_length = adapter.source_length if is_source else adapter.length
-    shorter, shortest = full_length - amount, full_length - amount - 2
+    shorter = full_length - amount
+    shortest = full_length - amount - 2
     real_lengths = {
         1: [shorter],
         2: [shorter, full_length],
@@ -249,7 +243,7 @@ def _padded_inputs(
 def _content_pair(
     adapter: ModelAdapter, side: str, amount: int, is_source: bool, batch_size: int, seed: int
 ) -> CallPair:
-    """Padded with one thing against padded with another."""
+    """The same inputs with other contents in the padding."""
     padding_name = "the source's padding" if is_source else "padding"
     _, padded, keep_mask = _padded_inputs(adapter, side, amount, is_source, batch_size)
     positions = (
@@ -279,14 +273,13 @@ def _content_pair(
 def _amount_pairs(
     adapter: ModelAdapter, side: str, amount: int, is_source: bool, batch_sizes: Sequence[int]
 ) -> Iterator[CallPair]:
-    """Alone against padded; one row, and rows of different lengths."""
+    """Each row alone, without padding, against the same row padded in a batch."""
     padding_name = "the source's padding" if is_source else "padding"
 
     def describe(row: int, reader: int, module: str, size: str) -> str:
         return (
             f"{amount} positions of {padding_name} on the {side} move position {reader} of row {row} {size}, "
-            f"through {module}, "
-            "whatever they hold"
+            f"through {module}, whatever they hold"
         )
 
     for batch_size in batch_sizes:
@@ -329,8 +322,8 @@ def make_keep_mask(real_lengths: Tensor, length: int, side: str) -> Tensor:
 def pad_inputs(
     adapter: ModelAdapter, inputs: Inputs, keep_mask: Tensor, side: str, is_source: bool
 ) -> Inputs:
-    """Said to be padded; positions counted from the first real token, where the model takes them and needs
-    them.
+    """The inputs with a padding mask; padding on the left gets position ids that start at the first real
+    token, where the model takes them.
     """
     if is_source:
         return inputs.but(source_keep_mask=keep_mask)
@@ -343,7 +336,7 @@ def pad_inputs(
 def unpad(
     adapter: ModelAdapter, inputs: Inputs, row: int, keep_mask: Tensor, side: str, is_source: bool
 ) -> Inputs:
-    """The real part of one row, alone."""
+    """One row alone, without its padding."""
     row_inputs = inputs.select_rows(slice(row, row + 1))
     if is_source:
         assert row_inputs.source is not None
@@ -360,7 +353,7 @@ def unpad(
 def refill_padding(
     adapter: ModelAdapter, inputs: Inputs, keep_mask: Tensor, is_source: bool, seed: int
 ) -> Inputs:
-    """The same with something else in its padding."""
+    """The same inputs with other tokens in the padding."""
     tokens = inputs.source if is_source else inputs.tokens
     assert tokens is not None
     sampler = adapter.source_sampler if is_source else adapter.sampler

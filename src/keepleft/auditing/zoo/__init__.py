@@ -1,1 +1,1 @@
-"""Small random models of every kind that a library offers, to be audited."""
+"""Every language model class of transformers as a tiny random model, to be audited."""

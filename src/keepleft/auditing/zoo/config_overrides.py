@@ -1,4 +1,4 @@
-"""Exceptions: fields of a configuration whose small value does not follow from their name, by model type."""
+"""Per-model exceptions to `shrink`: config fields whose small value does not follow from their name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _vision_tower(config: Any) -> Any:
-    """A plain vision tower in the place of one that only timm can build. It has no part in reading text."""
+    """A SigLIP vision tower instead of one that only timm can build; it plays no part in reading text."""
     tower = import_module("transformers").SiglipVisionConfig()
     original = config.vision_config
     for name, value in vars(original).items():
@@ -24,8 +24,8 @@ def _expert_fields(**overrides: Any) -> dict[str, Any]:
 
 
 def _hybrid_layer_types(config: Any, pattern: str, field: str = "layers_block_type") -> list[str]:
-    """Layers that are (s) state spaces, (a) attention, (h) both, by the names that this release has for
-    them.
+    """Layer types for a pattern of s (state space), a (attention) and h (both), under the names that the
+    installed release uses.
     """
     legacy_names = getattr(config, field)[0] == "mamba"
     return [
@@ -39,12 +39,13 @@ def _hybrid_layer_types(config: Any, pattern: str, field: str = "layers_block_ty
 
 
 def _granite_text_config(config: Any) -> Any:
-    """The text model that this one is made for, where a release says nothing."""
+    """The text model that this class is made for, where the release gives no other."""
     text = config.text_config
     return text if hasattr(text, "attention_multiplier") else import_module("transformers").GraniteConfig()
 
 
-# a function is called with the configuration, after its other fields were made small
+# model type, or name of the config class → field → value; a function is called with the config, after its
+# other fields were shrunk
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "blip-2": {"num_query_tokens": 2, "image_token_index": 97},
@@ -108,7 +109,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "moshi": {"audio_vocab_size": 64},
-    "musicgen_decoder": {"num_codebooks": 1},  # else its rows are not rows of the batch
+    "musicgen_decoder": {"num_codebooks": 1},  # with several, its rows are not rows of the batch
     "musicgen_melody_decoder": {"num_codebooks": 1},
     "perception_lm": {"vision_config": _vision_tower},
     "Qwen3OmniMoeTalkerConfig": {"spatial_merge_size": 2},
@@ -124,7 +125,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "indexer_budget": 4,
         "indexer_compress_ratio": 2,
     },
-    "recurrent_gemma": {"num_hidden_layers": 3},  # two are recurrent, the third attends
+    "recurrent_gemma": {"num_hidden_layers": 3},  # two recurrent layers, then attention
     "udop": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     "vibevoice_acoustic_tokenizer": {"num_filters": 2},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},

@@ -1,4 +1,4 @@
-"""Arguments for a model's forward: tokens, and what else a class cannot do without."""
+"""Forward arguments of Hugging Face classes: tokens, and whatever else a class requires."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from keepleft.auditing.zoo.shrink import LOWEST_SPECIAL
 
-SPEECH_FRAMES = 40  # frames
+SPEECH_FRAMES = 40
 
 
 class RandomInputs:
-    """Random arguments of one size."""
+    """Random tensors of one batch size, for one model."""
 
     def __init__(self, model: nn.Module, batch: int, length: int, seed: int) -> None:
         self.config: Any = model.config
@@ -40,7 +40,7 @@ Arguments = dict[str, Tensor]
 
 
 def example(model: nn.Module, batch: int = 2, length: int = 13, seed: int = 0) -> Arguments:
-    """Arguments for the model's forward: so many rows of so many tokens."""
+    """Random arguments for the model's forward, tokens of shape (batch, length)."""
     inputs = RandomInputs(model, batch, length, seed)
     if builder := SPECIAL_INPUTS.get(type(model).__name__):
         return builder(inputs)
@@ -58,7 +58,7 @@ def _decoder_input_ids(inputs: RandomInputs) -> Tensor:
 
 
 def _speech_inputs(name: str, *shape: Callable[[Any], int]) -> Callable[[RandomInputs], Arguments]:
-    """Speech on one side, tokens on the other."""
+    """Audio features under a name as the source, and tokens for the decoder."""
     return lambda inputs: {
         name: inputs.features(*(size(inputs.config) for size in shape)),
         "decoder_input_ids": _decoder_input_ids(inputs),
@@ -66,7 +66,7 @@ def _speech_inputs(name: str, *shape: Callable[[Any], int]) -> Callable[[RandomI
 
 
 def _image_inputs(inputs: RandomInputs) -> Arguments:
-    """A picture that no token asks for: text alone."""
+    """Text, with an image that no token refers to."""
     return {"pixel_values": inputs.image(), "input_ids": inputs.tokens(inputs.length)}
 
 

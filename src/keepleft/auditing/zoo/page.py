@@ -1,4 +1,4 @@
-"""The table of a zoo run: as a page to read, and as JSON."""
+"""The table of a zoo run, as an HTML page and as JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def as_json(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
 
 
 def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
-    """Leaks first, then what was skipped, then what is clean."""
+    """Classes with leaks first, then those that were skipped, then the clean ones."""
     counts = Counter(row.verdict for row in rows)
     order = {LEAK: 0, SKIPPED: 1, CLEAN: 2}
     about_text = ", ".join(f"{name} {value}" for name, value in about.items())
@@ -50,26 +50,24 @@ def as_html(rows: Sequence[ZooRow], about: dict[str, str]) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>keepleft: the zoo, {escape(about_text)}</title><style>{STYLE}</style>",
         f"<h1>The zoo</h1><p>{len(rows)} classes: {counts[CLEAN]} clean, {counts[LEAK]} with findings, "
-        f"{counts[SKIPPED]} "
-        f"skipped. <small>{escape(about_text)}</small></p>",
+        f"{counts[SKIPPED]} skipped. <small>{escape(about_text)}</small></p>",
         "<p>Each is a tiny model with random weights, audited in a process of its own. A finding is "
-        "something that this "
-        "build of the class does; whether anyone relies on the opposite is another question, so read its "
-        "path.</p>",
+        "something that this build of the class does; whether anyone relies on the opposite is another "
+        "question, so read its path.</p>",
         "<table><tr><th>class<th>verdict<th>what was found<th>not checked",
     ]
     for row in sorted(rows, key=lambda row: (order[row.verdict], row.name)):
-        findings_html = "".join(_finding(finding) for finding in row.findings) or escape(row.why)
+        findings_html = "".join(_finding_html(finding) for finding in row.findings) or escape(row.why)
         unchecked_html = "".join(f"<div>{escape(line)}</div>" for line in row.left)
         out.append(
-            f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small><td "
-            f"class={row.verdict}>"
-            f"{row.verdict}<td>{findings_html}<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>"
+            f"<tr><td><code>{escape(row.name)}</code><br><small>{row.seconds:g} s</small>"
+            f"<td class={row.verdict}>{row.verdict}<td>{findings_html}"
+            f"<td><details><summary>{len(row.left)}</summary><small>{unchecked_html}</small></details>"
         )
     return "\n".join([*out, "</table></html>\n"])
 
 
-def _finding(finding: dict[str, object]) -> str:
+def _finding_html(finding: dict[str, object]) -> str:
     return (
         f"<div><b>{escape(str(finding['kind']))}</b> {escape(str(finding['message']))}<br><small>"
         f"{escape(str(finding['path']))}</small></div>"

@@ -1,5 +1,5 @@
-"""Random weights that make every path matter: fresh models have near-uniform attention, no biases and closed
-gates.
+"""Random weights with which every part of a model has an effect: freshly initialised ones have near-uniform
+attention, zero biases and closed gates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-# recurrences and state spaces: these have a meaning, and what the class itself draws is sensible
+# of recurrences and state spaces: their values have a meaning, so the initialisation of the class is kept
 UNCHANGED_PARAMETERS = re.compile(
     r"(^|[._])(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|time_mix\w*|recurrent_param|inv_freq)$"
 )
@@ -18,8 +18,8 @@ UNCHANGED_PARAMETERS = re.compile(
 
 @torch.no_grad()
 def randomize_weights(model: nn.Module, seed: int) -> nn.Module:
-    """The same model, its weights drawn again: matrices by their fan-in, norms near 1, biases and gates
-    awake.
+    """Sample the weights again, in place: matrices scaled by their fan-in; norms, biases and gates near their
+    initial value, but not at it.
     """
     rng = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -30,9 +30,8 @@ def randomize_weights(model: nn.Module, seed: int) -> nn.Module:
         if weight.dim() < 2 or "norm" in name.lower():
             if not _is_well_scaled(weight):
                 weight.zero_()
-            if (
-                float(weight.max() - weight.min()) < 1e-6
-            ):  # norms, biases, gates: around the constant that they begin with
+            is_constant = float(weight.max() - weight.min()) < 1e-6
+            if is_constant:
                 weight.add_(0.2 * noise)
         else:
             std = 0.5 if id(weight) in embeddings else 1 / math.sqrt(_fan_in(model, name, weight))
@@ -48,7 +47,7 @@ def _fan_in(model: nn.Module, name: str, weight: Tensor) -> int:
     module = model.get_submodule(name.rpartition(".")[0])
     if isinstance(module, nn.Linear):
         return weight.shape[1]
-    if type(module).__name__ == "Conv1D":  # as GPT-2 has it: a matrix the other way round
+    if type(module).__name__ == "Conv1D":  # of GPT-2: its matrix is transposed
         return weight.shape[0]
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return weight[0].numel()

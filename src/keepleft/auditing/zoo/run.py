@@ -1,4 +1,4 @@
-"""Every class audited in a process of its own, with a time limit: a crash or a hang costs one row of the
+"""Audits each class in a process of its own, with a time limit: a crash or a hang costs one row of the
 table.
 """
 
@@ -17,14 +17,14 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class ZooRow:
-    """What came of one class."""
+    """The result for one class."""
 
     name: str
     verdict: str  # clean, leak or skipped
-    why: str = ""  # it was skipped
+    why: str = ""  # the reason, where it was skipped
     findings: tuple[dict[str, Any], ...] = ()
     checked: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()  # what was not checked of it
+    left: tuple[str, ...] = ()  # what could not be checked
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     weights: int = 0
@@ -32,7 +32,7 @@ class ZooRow:
 
 
 def audit_class(name: str, budget: str) -> ZooRow:
-    """One class, here and now."""
+    """Audit one class in this process."""
     import torch
 
     from keepleft.auditing.audit import audit
@@ -69,18 +69,22 @@ def audit_class(name: str, budget: str) -> ZooRow:
 def run(
     names: Sequence[str], budget: str = "standard", limit: float = 240.0, workers: int = 1
 ) -> Iterator[ZooRow]:
-    """A row for each class, as they come."""
+    """Audit classes in worker processes, and yield a row for each as it finishes. limit: seconds a class."""
     import torch
 
-    torch.set_num_threads(1)  # before any work here, so that what is forked finds no threads missing
+    # before any work here: threads that are running at a fork do not exist in the child
+    torch.set_num_threads(1)
     start_methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if "fork" in start_methods else "spawn")
-    pending, running = list(reversed(names)), dict[str, tuple[Any, Any, float]]()
+    pending = list(reversed(names))
+    running = dict[str, tuple[Any, Any, float]]()
     while pending or running:
         while pending and len(running) < workers:
             name = pending.pop()
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_worker, args=(name, budget, sender), daemon=True)  # type: ignore[attr-defined]
+            process = context.Process(  # type: ignore[attr-defined]
+                target=_worker, args=(name, budget, sender), daemon=True
+            )
             process.start()
             sender.close()
             running[name] = (process, receiver, time.monotonic())
@@ -103,6 +107,7 @@ def run(
 
 
 def _worker(name: str, budget: str, sender: Any) -> None:
+    """Send the row of one class back, and print nothing."""
     import os
     import warnings
 

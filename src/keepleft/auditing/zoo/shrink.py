@@ -1,4 +1,4 @@
-"""Small configurations: each field of a configuration is made small by what its name means."""
+"""Shrinks a Hugging Face configuration: each field by what its name means."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ VOCAB_SIZE = 99
 MAX_POSITIONS = 64
 NUM_LAYERS = 2
 MAX_LAYERS = 4
-LOWEST_SPECIAL = 60  # tokens from here on may be special; below 5 are pad, bos, eos, start, unknown
+# ids from here on may be special tokens; those below 5 are pad, bos, eos, decoder start and unknown
+LOWEST_SPECIAL = 60
 
-# (what the name must look like, the largest that the number may be); the first that fits is taken
+# (pattern of the field's name, maximum of its value); the first pattern that matches counts
 MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^(type|task_type|segment)_vocab_size$", 2),
     (r"codebook_size", 64),
     (r"vocab|^num_embeddings$|^num_embeds$|^cardinality$|num_centroids", VOCAB_SIZE),
     (
-        r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|^model_max",
+        r"max_.*position|^n_positions|^max_seq_len|^seq_len|^context_length|^n_ctx|^max_length|_positions$|"
+        r"^model_max",
         MAX_POSITIONS,
     ),
     (r"max_.*(image|crop)", 16),
@@ -44,7 +46,8 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"shared_experts$", 1),
     (r"expert_group|^n_group$", 2),
     (
-        r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|expert_ffn",
+        r"intermediate|ffn_(hidden|dim|size)|^d_ff$|dim_ff|n_inner|mlp_dim|^d_inner|^dff$|expert_dim|"
+        r"expert_ffn",
         INTERMEDIATE_SIZE,
     ),
     (r"experts$|expert_num", 4),
@@ -59,8 +62,8 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"patch_size", 4),
     (r"(image|crop)_size|resolution|pos_emb_(height|width)", 16),
     (
-        r"num_position_embeddings|num_patches|image_tokens|seq_length|tokens_per_image|query_tokens|n_latents|query_num|position_"
-        r"embedding_size|max_num_patches|prompt_length",
+        r"num_position_embeddings|num_patches|image_tokens|seq_length|tokens_per_image|query_tokens|"
+        r"n_latents|query_num|position_embedding_size|max_num_patches|prompt_length",
         16,
     ),
     (r"mel|input_feat|feature_size", 16),
@@ -71,13 +74,14 @@ MAX_INT_FIELDS: tuple[tuple[str, int], ...] = (
     (r"buckets", 8),
     (r"max_distance", 12),
     (
-        r"^(hidden|d_model|n_embd|embed|emb|projection)|hidden_size|_dim$|_size$|width|channels?$|_dims$|^d_rel$|dimension$|^scale$",
+        r"^(hidden|d_model|n_embd|embed|emb|projection)|hidden_size|_dim$|_size$|width|channels?$|_dims$|"
+        r"^d_rel$|dimension$|^scale$",
         HIDDEN_SIZE,
     ),
 )
 UNCHANGED_FIELDS = re.compile(
-    r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|feed_forward|"
-    r"rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels"
+    r"_bias|expand|ratio|factor|merge|_mult$|stride|sampling_|_rates?$|frame_size|temporal_patch|"
+    r"feed_forward|rel_pos|hash_byte_group_size|beam|_multiple_of|tokens_per_second|position_id_per|^seed$|num_labels"
 )
 MAX_LIST_FIELDS: tuple[tuple[str, int], ...] = (
     (r"^depths$|^channel_multiplier$", 1),
@@ -94,7 +98,7 @@ MROPE_MODEL_TYPES = (
     "glm4v_text",
     "glm4v_moe_text",
 )
-# where nothing is said
+# values for fields that are None
 NONE_DEFAULTS = {"head_dim": HEAD_DIM, "num_key_value_heads": NUM_KV_HEADS, "sliding_window": 5}
 TOKEN_ID_FIELD = re.compile(
     r"^(?!.*layer).*(token|bos|eos|pad|start|end|newline|nothink|patch|image|video|audio|unk|mask)_"
@@ -104,9 +108,9 @@ LAYER_INDEX_FIELD = re.compile(r"layers?$|idxs?$|indexes$|indices$|layer_ids$")
 
 
 def shrink(config: Any, overrides: dict[str, dict[str, Any]]) -> Any:
-    """The configuration itself, made small in place, with all that it holds.
+    """Shrink a configuration and all its sub-configurations in place, and return it.
 
-    `changes`: exceptions by type, or by class.
+    overrides: fields by model type, or by name of the config class.
     """
     special_tokens: dict[str, int] = {}
     for sub_config in sub_configs(config):
@@ -116,14 +120,14 @@ def shrink(config: Any, overrides: dict[str, dict[str, Any]]) -> Any:
         ).items():
             value = value(sub_config) if callable(value) else value
             if hasattr(value, "model_type"):
-                vars(sub_config)[name] = value  # past the check that it is of one class
+                vars(sub_config)[name] = value  # setattr would check its class
             else:
                 setattr(sub_config, name, value)
     return config
 
 
 def sub_configs(config: Any) -> Iterator[Any]:
-    """A configuration and all that are inside it."""
+    """A configuration, and all configurations inside it."""
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
@@ -131,14 +135,14 @@ def sub_configs(config: Any) -> Iterator[Any]:
 
 
 def _shrink_fields(config: Any, special_tokens: dict[str, int]) -> None:
-    # layers that differ in numbers
+    # fields in which single layers differ from the rest
     layer_overrides = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_overrides", {})
     if layer_overrides:
         config.per_layer_config = None
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     layer_indices = _shrink_layers(config, fields, layer_overrides)
     if "use_mamba_kernels" in fields:
-        config.use_mamba_kernels = False  # they are for GPUs
+        config.use_mamba_kernels = False  # which need a GPU
     for name, value in fields.items():
         if isinstance(value, bool) or vars(config)[name] is not value:
             continue
@@ -208,7 +212,7 @@ def _shrink_rope(value: dict[str, Any]) -> dict[str, Any]:
         if isinstance(entry, dict):
             entry = _shrink_rope(entry)
         elif name == "original_max_position_embeddings":
-            entry = min(entry, 8)  # so that what changes beyond it is seen
+            entry = min(entry, 8)  # so that short sequences reach beyond it
         elif name == "mrope_section":
             entry = [HEAD_DIM // 4, HEAD_DIM // 8, HEAD_DIM // 8]
         out[name] = entry
@@ -216,27 +220,23 @@ def _shrink_rope(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
-    """What belonged together stays together: sums and products of the numbers that there were."""
+    """Restore the sums and products that held between the original fields."""
     current = vars(config)
-    if (
-        "qk_rope_head_dim" in original and "qk_nope_head_dim" in original
-    ):  # latent attention: one key and value for each query head
-        qk_head_dim = current["qk_rope_head_dim"] + current["qk_nope_head_dim"]
+    if "qk_rope_head_dim" in original and "qk_nope_head_dim" in original:
+        # latent attention: a key and a value for each query head
+        rope_head_dim = current["qk_rope_head_dim"]
+        qk_head_dim = rope_head_dim + current["qk_nope_head_dim"]
         for name in original.keys() & {"qk_head_dim", "head_dim"}:
-            setattr(
-                config,
-                name,
-                current["qk_rope_head_dim"]
-                if original[name] == original["qk_rope_head_dim"]
-                else qk_head_dim,
-            )
+            rope_only = original[name] == original["qk_rope_head_dim"]
+            setattr(config, name, rope_head_dim if rope_only else qk_head_dim)
         if "kv_lora_rank" in original and "num_key_value_heads" in original:
             config.num_key_value_heads = config.num_attention_heads
-    hidden_size, original_hidden_size = current.get("hidden_size"), original.get("hidden_size")
+    hidden_size = current.get("hidden_size")
+    original_hidden_size = original.get("hidden_size")
     expand = next(
         (original[name] for name in ("expand", "mamba_expand") if isinstance(original.get(name), int)), None
     )
-    if hidden_size and expand:  # state spaces: their inner width
+    if hidden_size and expand:  # the inner width of state spaces
         if original.get("intermediate_size") == expand * original_hidden_size:
             config.intermediate_size = expand * hidden_size
         for heads_field, head_dim_field in (
@@ -255,14 +255,10 @@ def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
         "mrope_section" in ignored_rope_keys or config.model_type in MROPE_MODEL_TYPES
     ):
         for rope_fields in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-            num_pairs = (
-                int(
-                    (current.get("head_dim") or hidden_size // NUM_HEADS)
-                    * rope_fields.get("partial_rotary_factor", 1)
-                )
-                // 2
-            )
-            rope_fields["mrope_section"] = [num_pairs - 2 * (num_pairs // 3), num_pairs // 3, num_pairs // 3]
+            head_dim = current.get("head_dim") or hidden_size // NUM_HEADS
+            num_pairs = int(head_dim * rope_fields.get("partial_rotary_factor", 1)) // 2
+            third = num_pairs // 3
+            rope_fields["mrope_section"] = [num_pairs - 2 * third, third, third]
     if "max_window_layers" in original and set(current.get("layer_types") or ()) == {"full_attention"}:
         for name in original.keys() & {"use_sliding_window"}:
             setattr(config, name, True)
@@ -271,12 +267,12 @@ def _fix_dependent_fields(config: Any, original: dict[str, Any]) -> None:
         config.layer_types = ["full_attention", *["sliding_attention"] * (len(current["layer_types"]) - 1)]
 
 
-# layers -------------------------------------------------------------------------------------
+# -- layers ------------------------------------------------------------------------------------
 
 
 def _shrink_layers(config: Any, fields: dict[str, Any], layer_overrides: dict[int, Any]) -> list[int]:
-    """Fewer layers: a few that stand for all kinds that there are, with the lists that say something of each
-    cut to them.
+    """Keep a few layers that represent every kind, cut lists with an entry for each layer accordingly, and
+    return the indices of those layers.
     """
     name, count = next(
         (
@@ -322,8 +318,8 @@ def _shrink_layers(config: Any, fields: dict[str, Any], layer_overrides: dict[in
 
 
 def _representative_layers(layer_kinds: list[tuple[str, ...]]) -> list[int]:
-    """Numbers of a few layers, so that each combination of kinds is there, or each kind where these would be
-    too many.
+    """Indices of a few layers: one of each combination of attributes, or, where these are too many, enough
+    for every value of each attribute.
     """
     indices = sorted(layer_kinds.index(kind) for kind in set(layer_kinds))
     if len(indices) > MAX_LAYERS:

@@ -1,5 +1,5 @@
-"""Every language model of the installed transformers, tiny and random: a few layers of each kind, on CPU,
-with no network.
+"""Tiny random models of the language model classes in the installed transformers: a few layers of each
+kind, on CPU, without network access.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from keepleft.auditing.zoo.shrink import shrink
 __all__ = ["UnbuildableError", "classes", "example", "tiny_model"]
 
 CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-MAX_PARAMETERS = 2_000_000  # weights of one model
+MAX_PARAMETERS = 2_000_000  # of one model
 DRAFT_MODEL_REASON = "it drafts for another model and must be given the keys and values of that one"
-# made from a part of the configuration that it names
+# class → the field of its configuration that it is built from
 SUB_CONFIG_FIELDS = {"CsmDepthDecoderForCausalLM": "depth_decoder_config"}
-REQUIRED_SUB_CONFIGS = {  # parts of a configuration that some releases want to be told
+# class → parts of its configuration that some releases require
+REQUIRED_SUB_CONFIGS = {
     "MusicgenForConditionalGeneration": {
         "text_encoder": "T5Config",
         "audio_encoder": "EncodecConfig",
@@ -44,7 +45,7 @@ UNSUPPORTED_CLASSES = {
 
 
 class UnbuildableError(ValueError):
-    """No tiny version of a class: one line that names it and says why."""
+    """A class has no tiny version; the message is one line that names it and says why."""
 
     def __init__(self, name: str, cause: object) -> None:
         reason = str(cause) if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
@@ -52,7 +53,7 @@ class UnbuildableError(ValueError):
 
 
 def classes() -> list[str]:
-    """The names of all classes of transformers that write text; AutoModel… only chooses among them."""
+    """The names of all transformers classes that generate text, without AutoModel…, which only picks one."""
     return sorted(
         name
         for name in dir(import_module("transformers"))
@@ -61,8 +62,9 @@ def classes() -> list[str]:
 
 
 def tiny_model(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A tiny random model of this class, in eval mode, and arguments for its forward, which was tried once
-    with them.
+    """A tiny random model of this class, in eval mode, and arguments that its forward was tried with.
+
+    Raises UnbuildableError.
     """
     if name in UNSUPPORTED_CLASSES:
         raise UnbuildableError(name, UNSUPPORTED_CLASSES[name])
@@ -81,7 +83,7 @@ def tiny_model(name: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
                 model(**arguments)
     except UnbuildableError:
         raise
-    except Exception as error:  # whatever a class may raise: it cannot be audited
+    except Exception as error:  # whatever the class raises, it cannot be audited
         raise UnbuildableError(name, error) from error
     return model, arguments
 
@@ -98,12 +100,12 @@ def _tiny_config(model_class: Any) -> Any:
     )
     is_causal_lm = not model_class.__name__.endswith(CLASS_SUFFIXES[2]) and not config.is_encoder_decoder
     if is_causal_lm and getattr(config, "is_decoder", None) is False:
-        config.is_decoder = True  # BERT and its kin read both ways unless they are told to write
+        config.is_decoder = True  # BERT and its relatives are bidirectional by default
     return config
 
 
 def _num_parameters(model_class: Any, config: Any) -> int:
-    """Weights that a model would have, without making them; 0 where a class needs real ones to be built."""
+    """How many parameters a model would have, counted on the meta device; 0 where that cannot build it."""
     try:
         with torch.device("meta"):
             return sum(weight.numel() for weight in model_class(copy.deepcopy(config)).parameters())
