@@ -37,12 +37,12 @@ class Workload(NamedTuple):
 
 
 def make_workloads(batch: int, length: int, device: str) -> list[Workload]:
-    # documents of 300 to 900 tokens; shorter ones only in toy rows
+    is_toy = length < 1000
+    document_lengths = (length // 4, length // 2) if is_toy else (300, 900)
     unpadded, padded = (
-        packed_segments(batch, length, padding, min(300, length // 4), min(900, length // 2)).to(device)
-        for padding in (0, length // 10)
+        packed_segments(batch, length, padding, *document_lengths).to(device) for padding in (0, length // 10)
     )
-    window_size = min(512, length // 2)
+    window_size = length // 2 if is_toy else 512
     return [
         Workload("causal", batch, length),
         Workload(f"causal & window({window_size})", batch, length, window_size),
