@@ -1,10 +1,9 @@
-"""A training step of a small encoder-decoder on a CPU in float32 against transformers: same weights, same
-batches.
+"""A training step of a small encoder-decoder on a CPU in float32 against transformers.
 
-3 + 3 layers, width 256, a vocabulary of 8,000, 32 pairs of 8 to 32 tokens, dropout 0.1; forward, loss,
-backward, clipping, fused AdamW on both sides. "packed": the same pairs in ours, several in a row, so that
-less is padding. "sorted": ours on batches of pairs of like length. Theirs is always on random padded batches;
-tokens are real target tokens.
+The same weights and batches: 3 + 3 layers, dim 256, a vocabulary of 8,000, 32 pairs of 8 to 32 tokens,
+dropout 0.1; forward, loss, backward, clipping, fused AdamW on both sides. "packed": keepleft on the same
+pairs, several to a row, with less padding. "bucketed": keepleft on batches of pairs of similar length.
+transformers always gets random padded batches; only real target tokens count.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,110 +21,88 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 from torch import Tensor, nn
-from transformers import MarianConfig, MarianMTModel
 
-import keepleft as kl
+from command_line import make_parser, parse_arguments
 from keepleft.nn.loss import IGNORE_INDEX, linear_cross_entropy
-from report import about, arguments, show, weather, write
+from report import environment, print_table, system_load, write_json
 from timing import race
+from transformers_models import from_transformers, marian
 
-TARGET = 1.3  # times as quick
-VOCAB = 8_000
-START = 2
-BATCHES = 12
-WIDTH = 64
-Pair = tuple[list[int], list[int]]
+TARGET = 1.3  # times the speed of transformers
+DECODER_START = 2
+NUM_BATCHES = 12
+ROW_LENGTH = 64  # of packed batches
+Pair = tuple[list[int], list[int]]  # source and target tokens
 Batch = tuple[Tensor, ...]
 
 
-def both() -> tuple[Any, Any]:
-    """The same weights in our model and in theirs."""
+def make_models(vocab: int, dim: int, layers: int) -> tuple[Any, Any]:
+    """The same weights in keepleft and in transformers."""
     torch.manual_seed(0)
-    theirs = MarianMTModel(
-        MarianConfig(
-            vocab_size=VOCAB,
-            d_model=256,
-            encoder_layers=3,
-            decoder_layers=3,
-            encoder_ffn_dim=1024,
-            decoder_ffn_dim=1024,
-            encoder_attention_heads=8,
-            decoder_attention_heads=8,
-            activation_function="swish",
-            dropout=0.1,
-            scale_embedding=True,
-            max_position_embeddings=512,
-            pad_token_id=0,
-            eos_token_id=1,
-            decoder_start_token_id=START,
-            use_cache=False,
-        )
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours, _ = kl.load(folder)
-    return ours.train(), theirs.train()
+    transformers = marian(vocab, dim, layers, 4 * dim)
+    return from_transformers(transformers).train(), transformers.train()
 
 
-def pairs(count: int) -> list[Pair]:
-    dice = random.Random(0)
-    text = lambda: [dice.randrange(3, VOCAB) for _ in range(dice.randint(8, 32))]
-    return [(text(), text()) for _ in range(count)]
+def make_pairs(count: int, vocab: int) -> list[Pair]:
+    rng = random.Random(0)
+    sequence = lambda: [rng.randrange(3, vocab) for _ in range(rng.randint(8, 32))]
+    return [(sequence(), sequence()) for _ in range(count)]
 
 
-def padded(texts: list[list[int]], blank: int) -> Tensor:
-    length = max(map(len, texts))
-    return torch.tensor([text + [blank] * (length - len(text)) for text in texts])
+def pad(sequences: list[list[int]], value: int) -> Tensor:
+    length = max(map(len, sequences))
+    return torch.tensor([sequence + [value] * (length - len(sequence)) for sequence in sequences])
 
 
-def batches(some: list[Pair], size: int, width: int | None = None) -> list[Batch]:
-    """Source and target so far, padded with 0, what is asked, and the segments; rows of several pairs if a
-    width is given.
+def make_batches(pairs: list[Pair], size: int, row_length: int | None = None) -> list[Batch]:
+    """Source, decoder input, targets, source segments and target segments, each (B, T), padded.
+
+    With a row length, rows of several pairs.
     """
-    out = []
-    for begin in range(0, len(some), size):
-        rows = (
-            packed(some[begin : begin + size], width)
-            if width
-            else [[pair] for pair in some[begin : begin + size]]
-        )
+    batches = []
+    for begin in range(0, len(pairs), size):
+        chunk = pairs[begin : begin + size]
+        rows = pack_pairs(chunk, row_length) if row_length else [[pair] for pair in chunk]
         sources = [[token for source, _ in row for token in source] for row in rows]
-        tokens = [[token for _, target in row for token in (START, *target[:-1])] for row in rows]
+        tokens = [[token for _, target in row for token in (DECODER_START, *target[:-1])] for row in rows]
         targets = [[token for _, target in row for token in target] for row in rows]
-        numbers = [
-            [[n for n, pair in enumerate(row, 1) for _ in pair[side]] for row in rows] for side in range(2)
+        segments = [
+            [[number for number, pair in enumerate(row, 1) for _ in pair[side]] for row in rows]
+            for side in range(2)
         ]
-        out.append(
+        batches.append(
             (
-                padded(sources, 0),
-                padded(tokens, 0),
-                padded(targets, IGNORE_INDEX),
-                *(padded(side, 0) for side in numbers),
+                pad(sources, 0),
+                pad(tokens, 0),
+                pad(targets, IGNORE_INDEX),
+                *(pad(side, 0) for side in segments),
             )
         )
-    return out
+    return batches
 
 
-def packed(some: list[Pair], width: int) -> list[list[Pair]]:
-    """Pairs in rows: each, the long ones first, in the first row that has room for both its texts."""
+def pack_pairs(pairs: list[Pair], row_length: int) -> list[list[Pair]]:
+    """Rows of pairs, first fit: each pair, long ones first, goes into the first row with room for it."""
     rows: list[list[Pair]] = []
-    for pair in sorted(some, key=lambda pair: -max(map(len, pair))):
-        has_room = (
+    for pair in sorted(pairs, key=lambda pair: -max(map(len, pair))):
+        rows_with_room = (
             row
             for row in rows
-            if all(sum(len(other[side]) for other in row) + len(pair[side]) <= width for side in range(2))
+            if all(
+                sum(len(other[side]) for other in row) + len(pair[side]) <= row_length for side in range(2)
+            )
         )
-        row = next(has_room, None)
+        row = next(rows_with_room, None)
         rows.append([pair]) if row is None else row.append(pair)
     return rows
 
 
-def learn(model: nn.Module, loss: Callable[..., Tensor], given: list[Batch]) -> Callable[[], None]:
+def make_step(model: nn.Module, loss: Callable[..., Tensor], batches: list[Batch]) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    turn = cycle(given)
+    endless = cycle(batches)
 
     def step() -> None:
-        loss(*next(turn)).backward()
+        loss(*next(endless)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -134,60 +110,70 @@ def learn(model: nn.Module, loss: Callable[..., Tensor], given: list[Batch]) -> 
     return step
 
 
-def main() -> None:
-    parser = arguments(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="to spend on each row")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=32, help="in a batch")
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    print(f"{weather()}, {chosen.threads} threads")
-    ours, theirs = both()
+    options = parse_arguments(parser, argv, seconds=0.0, threads=1, pairs=4)
+    torch.set_num_threads(options.threads)
+    print(f"{system_load()}, {options.threads} threads")
+    vocab, dim, layers = (512, 64, 1) if options.smoke else (8_000, 256, 3)
+    keepleft, transformers = make_models(vocab, dim, layers)
 
-    def mine(
+    def keepleft_loss(
         source: Tensor, tokens: Tensor, targets: Tensor, source_segments: Tensor, segments: Tensor
     ) -> Tensor:
-        x = ours.hidden_states(source, tokens, source_segments=source_segments, segments=segments)
-        return (
-            linear_cross_entropy(ours.head.transform(x), *ours.head.output_weight(ours.token), targets).loss
-            / (targets != IGNORE_INDEX).sum()
-        )
+        x = keepleft.hidden_states(source, tokens, source_segments=source_segments, segments=segments)
+        output_weight = keepleft.head.output_weight(keepleft.token)
+        loss = linear_cross_entropy(keepleft.head.transform(x), *output_weight, targets).loss
+        return loss / (targets != IGNORE_INDEX).sum()
 
-    def other(source: Tensor, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
-        return theirs(
+    def transformers_loss(source: Tensor, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
+        return transformers(
             input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=tokens, labels=targets
         ).loss
 
-    some = pairs(BATCHES * chosen.pairs)
-    random_order = batches(some, chosen.pairs)
-    in_rows = batches(some, chosen.pairs, WIDTH)
-    in_order = batches(sorted(some, key=lambda pair: (len(pair[1]), len(pair[0]))), chosen.pairs)
-    random.Random(1).shuffle(in_order)
-    ours.eval(), theirs.eval()
-    for batch in (random_order[0], in_rows[0]):
-        torch.testing.assert_close(mine(*batch), other(*random_order[0]), atol=1e-4, rtol=1e-4)
-    ours.train(), theirs.train()
-    tokens = sum(len(target) for _, target in some) / BATCHES
+    pairs = make_pairs(NUM_BATCHES * options.pairs, vocab)
+    random_batches = make_batches(pairs, options.pairs)
+    packed_batches = make_batches(pairs, options.pairs, ROW_LENGTH)
+    by_length = sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0])))
+    bucketed_batches = make_batches(by_length, options.pairs)
+    random.Random(1).shuffle(bucketed_batches)
+    keepleft.eval(), transformers.eval()
+    for batch in (random_batches[0], packed_batches[0]):
+        torch.testing.assert_close(
+            keepleft_loss(*batch), transformers_loss(*random_batches[0]), atol=1e-4, rtol=1e-4
+        )
+    keepleft.train(), transformers.train()
+    tokens = sum(len(target) for _, target in pairs) / NUM_BATCHES
     rows = []
-    for name, given in (("the same", random_order), ("packed", in_rows), ("sorted", in_order)):
-        found = race(
-            learn(ours, mine, given), learn(theirs, other, random_order), seconds=chosen.seconds, sample=0.0
+    for name, batches in (
+        ("same", random_batches),
+        ("packed", packed_batches),
+        ("bucketed", bucketed_batches),
+    ):
+        result = race(
+            make_step(keepleft, keepleft_loss, batches),
+            make_step(transformers, transformers_loss, random_batches),
+            seconds=options.seconds,
+            sample_seconds=0.0,
         )
         rows.append(
             {
                 "batches": name,
-                "ours ms": round(found.ours * 1e3, 1),
-                "transformers ms": round(found.theirs * 1e3, 1),
-                "ours tok/s": round(tokens / found.ours),
-                "transformers tok/s": round(tokens / found.theirs),
-                "times as quick": round(1 / found.ratio, 2),
-                "≥ 1.3": "yes" if 1 / found.ratio >= TARGET else "no",
-                "of the quickest": round(1 / found.quickest, 2),
-                "busy": round(found.busy, 1),
+                "keepleft ms": round(result.keepleft * 1e3, 1),
+                "transformers ms": round(result.peer * 1e3, 1),
+                "keepleft tok/s": round(tokens / result.keepleft),
+                "transformers tok/s": round(tokens / result.peer),
+                "speedup": round(1 / result.ratio, 2),
+                "≥ 1.3": "yes" if 1 / result.ratio >= TARGET else "no",
+                "speedup of the fastest samples": round(1 / result.min_ratio, 2),
+                "noise": round(result.noise, 1),
             }
         )
-    show("a training step of a small encoder-decoder against transformers", rows)
-    write(chosen.json, {"about": about(), "target": TARGET, "rows": rows})
+    print_table("a training step of a small encoder-decoder against transformers", rows)
+    write_json(options.json, {"environment": environment(), "target": TARGET, "rows": rows})
 
 
 if __name__ == "__main__":

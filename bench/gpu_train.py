@@ -1,10 +1,9 @@
-"""A training step on a GPU in bfloat16, weights and AdamW in float32: forward, loss, backward, clipping,
-step.
+"""A training step on a GPU in bfloat16, weights and AdamW in float32.
 
-gpt2: GPT-2 124M, 1,024 tokens a row, no biases, no dropout, against the same step written plainly (a compiled
-module, all scores at once, autocast), which is what nanoGPT runs. marian: an encoder-decoder of the base size
-over pairs of 8 to 32 tokens, dropout 0.1, against transformers; tokens are real target tokens. Ours packs
-pairs into rows of one shape.
+Forward, loss, backward, clipping, update. gpt2: GPT-2 124M, 1,024 tokens a row, no biases, no dropout,
+against the same step written plainly (a compiled module, all logits at once, autocast), which is what nanoGPT
+runs. marian: an encoder-decoder of the base size over pairs of 8 to 32 tokens, dropout 0.1, against
+transformers; only real target tokens count. keepleft packs pairs into rows of one shape.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ import random
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -27,52 +28,74 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import keepleft as kl
+from command_line import add_device, choose_device, make_parser, parse_arguments
 from keepleft.nn.loss import IGNORE_INDEX, linear_cross_entropy
 from keepleft.training.precision import MixedPrecision
-from report import about, arguments, show, write
-from timing import timed
+from report import environment, print_table, write_json
+from timing import seconds_per_call, synchronize
 
 Step = Callable[[], Any]
-SHORTEST, LONGEST = 8, 32
+MIN_LENGTH, MAX_LENGTH = 8, 32
 PEERS = ("plain", "transformers")
-OPTIONS = {"unmixed": ("triton.mix_order_reduction", False), "descent": ("coordinate_descent_tuning", True)}
+INDUCTOR_OPTIONS = {
+    "unmixed": ("triton.mix_order_reduction", False),
+    "descent": ("coordinate_descent_tuning", True),
+}
+VARIANTS = (
+    "gpt2:plain+compile:64",
+    "gpt2:half+compile:64",
+    "marian:transformers:256",
+    "marian:half+compile+graph:128",
+)
+SMOKE_VARIANTS = (
+    "gpt2:plain+compile:2",
+    "gpt2:autocast:2",
+    "gpt2:half+compile+graph:2",
+    "marian:transformers:4",
+    "marian:half+graph+w64:2",
+)
 
 
-# ours ---------------------------------------------------------------------------------------------
+# keepleft -----------------------------------------------------------------------------------------
 
 
-class Lesson(nn.Module):
-    """A model and its loss in one piece, so that both compile together."""
+class LossModule(nn.Module):
+    """A model and its loss in one module, so that both compile together."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, targets: Tensor, *given: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, targets: Tensor, *tokens: Tensor, **segments: Tensor) -> Tensor:
         model: Any = self.model
-        x = model.head.transform(model.hidden_states(*given, **named))
+        x = model.head.transform(model.hidden_states(*tokens, **segments))
         return linear_cross_entropy(x, *model.head.output_weight(model.token), targets).loss
 
 
-def taught(
-    model: nn.Module, way: str, lr: float = 1e-4
-) -> tuple[nn.Module, Callable[..., Tensor], torch.optim.Optimizer]:
-    """A model's lesson in one of our ways: autocast or half, eager or compiled, as `half+compile`."""
-    words = way.split("+")
-    lesson: Any = Lesson(model)
+def make_loss(model: nn.Module, variant: str, lr: float, smoke: bool) -> tuple[Callable[..., Tensor], Any]:
+    """The loss of a model in one variant, words joined as in `half+compile`, and its optimizer."""
+    words = variant.split("+")
+    loss: Any = LossModule(model)
     if "half" in words:
-        lesson = MixedPrecision(lesson)
+        loss = MixedPrecision(loss)
     if "compile" in words:
-        options = {OPTIONS[word][0]: OPTIONS[word][1] for word in words if word in OPTIONS}
-        lesson = torch.compile(lesson, dynamic=False, fullgraph=True, options=options or None)
+        inductor_options = dict(INDUCTOR_OPTIONS[word] for word in words if word in INDUCTOR_OPTIONS)
+        loss = compile_module(
+            loss, smoke, dynamic=False, fullgraph=True, options=None if smoke else inductor_options or None
+        )
     if "autocast" in words:
-        inner = lesson
+        loss = partial(call_with_autocast, loss, device_type(model))
+    return loss, adamw(model, lr, capturable="graph" in words and device_type(model) == "cuda")
 
-        def lesson(*given: Any, **named: Any) -> Tensor:
-            with torch.autocast(device_of(model), torch.bfloat16):
-                return inner(*given, **named)
 
-    return model, lesson, adamw(model, lr, capturable="graph" in words)
+def compile_module(module: nn.Module, smoke: bool, **options: Any) -> Any:
+    """In a smoke run the graph is traced but not compiled, which takes seconds instead of a minute."""
+    return torch.compile(module, backend="eager" if smoke else "inductor", **options)
+
+
+def call_with_autocast(function: Callable[..., Tensor], device: str, *args: Any, **named: Any) -> Tensor:
+    with torch.autocast(device, torch.bfloat16):
+        return function(*args, **named)
 
 
 def adamw(model: nn.Module, lr: float, capturable: bool = False) -> torch.optim.Optimizer:
@@ -81,7 +104,7 @@ def adamw(model: nn.Module, lr: float, capturable: bool = False) -> torch.optim.
     )
 
 
-def stepping(model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+def make_step(model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
     def step() -> None:
         loss().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -91,29 +114,32 @@ def stepping(model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.opti
     return step
 
 
-def replayed(step: Step) -> Step:
-    """The whole step as one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+def capture_graph(step: Step, device: str) -> Step:
+    """The whole step as one CUDA graph; on a CPU, the step itself."""
+    if device != "cuda":
+        print("CUDA graphs need CUDA: the step runs eagerly")
+        return step
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(3):
             step()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     return graph.replay
 
 
-def device_of(model: nn.Module) -> str:
+def device_type(model: nn.Module) -> str:
     return next(model.parameters()).device.type
 
 
 # GPT-2 --------------------------------------------------------------------------------------------
 
 
-class Plain(nn.Module):
-    """GPT-2 as it is usually written, with all scores at once and the loss inside."""
+class PlainGPT2(nn.Module):
+    """GPT-2 as it is usually written, with all logits at once and the loss inside."""
 
     def __init__(self, layers: int, dim: int, heads: int, vocab: int, length: int) -> None:
         super().__init__()
@@ -134,8 +160,8 @@ class Plain(nn.Module):
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim, bias=False)
-        self.score = nn.Linear(dim, vocab, bias=False)
-        self.score.weight = self.token.weight
+        self.head = nn.Linear(dim, vocab, bias=False)
+        self.head.weight = self.token.weight
         for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02)
@@ -155,24 +181,20 @@ class Plain(nn.Module):
             )
             x = x + parts["out"](y)
             x = x + parts["down"](F.gelu(parts["up"](parts["norm_2"](x))))
-        scores = self.score(self.norm(x))
-        return F.cross_entropy(scores.view(-1, scores.shape[-1]), targets.view(-1), ignore_index=-1)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1), ignore_index=-1)
 
 
-def gpt2(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
-    """A step of GPT-2 in one way, and the tokens it learns from."""
-    layers, dim, heads, vocab, length = (2, 64, 4, 512, 32) if small else (12, 768, 12, 50_304, 1024)
+def gpt2(variant: str, batch: int, device: str, smoke: bool) -> tuple[Step, int]:
+    """A training step of GPT-2 in one variant, and how many tokens it is on."""
+    layers, dim, heads, vocab, length = (2, 64, 4, 512, 32) if smoke else (12, 768, 12, 50_304, 1024)
     torch.manual_seed(0)
     tokens, targets = (torch.randint(vocab, (batch, length), device=device) for _ in range(2))
-    if way.startswith("plain"):
-        model: nn.Module = Plain(layers, dim, heads, vocab, length).to(device)
-        inner = torch.compile(model) if "compile" in way else model
-
-        def loss() -> Tensor:
-            with torch.autocast(device, torch.bfloat16):
-                return inner(tokens, targets)
-
-        return stepping(model, loss, adamw(model, 6e-4)), tokens.numel()
+    if variant.startswith("plain"):
+        plain = PlainGPT2(layers, dim, heads, vocab, length).to(device)
+        compiled = compile_module(plain, smoke) if "compile" in variant else plain
+        plain_loss = partial(call_with_autocast, compiled, device, tokens, targets)
+        return make_step(plain, plain_loss, adamw(plain, 6e-4)), tokens.numel()
     design = kl.presets.gpt2.but(
         vocab=vocab,
         dim=dim,
@@ -184,102 +206,87 @@ def gpt2(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
         attention_dropout=0.0,
         decoder=kl.StackDesign(layers, (kl.causal,)),
     )
-    model, lesson, optimizer = taught(kl.build(design, device=device).train(), way, 6e-4)
-    step = stepping(model, lambda: lesson(targets, tokens) / tokens.numel(), optimizer)
-    return replayed(step) if "graph" in way.split("+") else step, tokens.numel()
+    model = kl.build(design, device=device).train()
+    loss, optimizer = make_loss(model, variant, 6e-4, smoke)
+    step = make_step(model, lambda: loss(targets, tokens) / tokens.numel(), optimizer)
+    return capture_graph(step, device) if "graph" in variant.split("+") else step, tokens.numel()
 
 
 # encoder-decoder ----------------------------------------------------------------------------------
 
 
-def pairs(seed: int) -> Iterator[tuple[int, int]]:
+def pair_lengths(seed: int) -> Iterator[tuple[int, int]]:
     """Lengths of source and target."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        yield dice.randint(SHORTEST, LONGEST), dice.randint(SHORTEST, LONGEST)
+        yield rng.randint(MIN_LENGTH, MAX_LENGTH), rng.randint(MIN_LENGTH, MAX_LENGTH)
 
 
-def left_over(source: int, target: int) -> float:
-    """How much room a row will waste: all of it where no pair fits any more, some where one side fills up
-    first.
+def expected_padding(source_room: int, target_room: int) -> float:
+    """The padding to expect in a row with so much room left: all of it where no pair fits any more, some
+    where one side fills up first.
     """
-    return source + target if min(source, target) < SHORTEST else 0.5 * abs(source - target)
+    if min(source_room, target_room) < MIN_LENGTH:
+        return source_room + target_room
+    return 0.5 * abs(source_room - target_room)
 
 
-def packed(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(rows, width) segments of source and target: pairs side by side, those that leave least over; the rest
-    waits.
-    """
-    draw, placed = pairs(seed), []
-    waiting = Counter(next(draw) for _ in range(round(1.04 * rows * width * 2 / (SHORTEST + LONGEST))))
+def packed_segments(rows: int, row_length: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(rows, row_length) segments of source and target: best fit, by the padding that each pair leaves."""
+    lengths = pair_lengths(seed)
+    num_pairs = round(1.04 * rows * row_length * 2 / (MIN_LENGTH + MAX_LENGTH))
+    available = Counter(next(lengths) for _ in range(num_pairs))
+    packed_rows = []
     for _ in range(rows):
         row: list[tuple[int, int]] = []
-        room = (width, width)
+        source_room = target_room = row_length
         while fits := [
-            pair for pair, left in waiting.items() if left and pair[0] <= room[0] and pair[1] <= room[1]
+            pair
+            for pair, count in available.items()
+            if count and pair[0] <= source_room and pair[1] <= target_room
         ]:
-            best = min(fits, key=lambda pair: left_over(room[0] - pair[0], room[1] - pair[1]))
-            waiting[best] -= 1
-            room = room[0] - best[0], room[1] - best[1]
+            best = min(fits, key=lambda pair: expected_padding(source_room - pair[0], target_room - pair[1]))
+            available[best] -= 1
+            source_room, target_room = source_room - best[0], target_room - best[1]
             row.append(best)
-        placed.append(row)
-    out = torch.zeros(2, rows, width, dtype=torch.long)
-    for row, texts in enumerate(placed):
+        packed_rows.append(row)
+    segments = torch.zeros(2, rows, row_length, dtype=torch.long)
+    for row_number, pairs in enumerate(packed_rows):
         for side in range(2):
             end = 0
-            for number, text in enumerate(texts, 1):
-                begin, end = end, end + text[side]
-                out[side, row, begin:end] = number
-    return out[0], out[1]
+            for number, pair in enumerate(pairs, 1):
+                begin, end = end, end + pair[side]
+                segments[side, row_number, begin:end] = number
+    return segments[0], segments[1]
 
 
-def marian(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
-    """A step of an encoder-decoder in one way, and the real target tokens it learns from.
+def marian(variant: str, batch: int, device: str, smoke: bool) -> tuple[Step, int]:
+    """A training step of an encoder-decoder in one variant, and how many real target tokens it is on.
 
-    Batch: pairs, or rows of ours.
+    `batch` counts pairs in transformers, packed rows in keepleft.
     """
-    layers, dim, vocab = (1, 64, 512) if small else (6, 512, 32_000)
+    layers, dim, vocab = (1, 64, 512) if smoke else (6, 512, 32_000)
     torch.manual_seed(0)
-    draw = lambda *shape: torch.randint(3, vocab, shape, device=device)
-    if way.startswith("transformers"):
-        from transformers import MarianConfig, MarianMTModel
+    random_tokens = lambda *shape: torch.randint(3, vocab, shape, device=device)
+    if variant.startswith("transformers"):
+        from transformers_models import marian as transformers_marian
 
-        theirs: Any = (
-            MarianMTModel(
-                MarianConfig(
-                    vocab_size=vocab,
-                    d_model=dim,
-                    encoder_layers=layers,
-                    decoder_layers=layers,
-                    encoder_ffn_dim=4 * dim,
-                    decoder_ffn_dim=4 * dim,
-                    encoder_attention_heads=8,
-                    decoder_attention_heads=8,
-                    activation_function="swish",
-                    dropout=0.1,
-                    scale_embedding=True,
-                    max_position_embeddings=512,
-                    pad_token_id=0,
-                    eos_token_id=1,
-                    decoder_start_token_id=2,
-                    use_cache=False,
-                )
-            )
-            .to(device)
-            .train()
+        transformers = transformers_marian(vocab, dim, layers, 4 * dim).to(device).train()
+        compiled = (
+            compile_module(transformers, smoke, dynamic=False) if "compile" in variant else transformers
         )
-        inner = torch.compile(theirs, dynamic=False) if "compile" in way else theirs
-        drawn = [pair for pair, _ in zip(pairs(0), range(batch), strict=False)]
-        sizes = [torch.tensor(side, device=device) for side in zip(*drawn, strict=True)]
-        there = [torch.arange(LONGEST, device=device) < size[:, None] for size in sizes]
-        source = draw(batch, LONGEST) * there[0]
-        labels = draw(batch, LONGEST).masked_fill(~there[1], IGNORE_INDEX)
+        pairs = list(islice(pair_lengths(0), batch))
+        lengths = [torch.tensor(side, device=device) for side in zip(*pairs, strict=True)]
+        is_token = [torch.arange(MAX_LENGTH, device=device) < length[:, None] for length in lengths]
+        source = random_tokens(batch, MAX_LENGTH) * is_token[0]
+        labels = random_tokens(batch, MAX_LENGTH).masked_fill(~is_token[1], IGNORE_INDEX)
 
-        def loss() -> Tensor:
+        def transformers_loss() -> Tensor:
             with torch.autocast(device, torch.bfloat16):
-                return inner(input_ids=source, attention_mask=there[0].long(), labels=labels).loss
+                return compiled(input_ids=source, attention_mask=is_token[0].long(), labels=labels).loss
 
-        return stepping(theirs, loss, adamw(theirs, 1e-4)), int(there[1].sum())
+        step = make_step(transformers, transformers_loss, adamw(transformers, 1e-4))
+        return step, int(is_token[1].sum())
     design = kl.presets.marian.but(
         vocab=vocab,
         dim=dim,
@@ -287,38 +294,47 @@ def marian(way: str, batch: int, device: str, small: bool) -> tuple[Step, int]:
         encoder=kl.StackDesign(layers, (kl.full,), final_norm=False),
         decoder=kl.StackDesign(layers, (kl.causal,), final_norm=False),
     )
-    width = next((int(word[1:]) for word in way.split("+") if word[0] == "w"), 128)
-    source_seg, seg = (x.to(device) for x in packed(batch, width, 0))
-    source, tokens = draw(*source_seg.shape) * (source_seg != 0), draw(*seg.shape) * (seg != 0)
-    targets = draw(*seg.shape).masked_fill(seg == 0, IGNORE_INDEX)
-    real = int((seg != 0).sum())
-    model, lesson, optimizer = taught(kl.build(design, device=device).train(), way, 1e-4)
-    step = stepping(
+    row_length = next((int(word[1:]) for word in variant.split("+") if word[0] == "w"), 128)
+    source_segments, segments = (x.to(device) for x in packed_segments(batch, row_length, 0))
+    source = random_tokens(*source_segments.shape) * (source_segments != 0)
+    tokens = random_tokens(*segments.shape) * (segments != 0)
+    targets = random_tokens(*segments.shape).masked_fill(segments == 0, IGNORE_INDEX)
+    num_targets = int((segments != 0).sum())
+    model = kl.build(design, device=device).train()
+    loss, optimizer = make_loss(model, variant, 1e-4, smoke)
+    step = make_step(
         model,
-        lambda: lesson(targets, source, tokens, source_segments=source_seg, segments=seg) / real,
+        lambda: (
+            loss(targets, source, tokens, source_segments=source_segments, segments=segments) / num_targets
+        ),
         optimizer,
     )
-    return replayed(step) if "graph" in way.split("+") else step, real
+    return capture_graph(step, device) if "graph" in variant.split("+") else step, num_targets
 
 
-RACES = {"gpt2": gpt2, "marian": marian}
+MODELS = {"gpt2": gpt2, "marian": marian}
 
 
-def one(race: str, way: str, batch: int, device: str, small: bool, profile: Path | None) -> dict[str, Any]:
-    """Median tokens a second of one way, after a warm-up."""
+def measure(
+    model: str, variant: str, batch: int, device: str, smoke: bool, profile: Path | None
+) -> dict[str, Any]:
+    """Median tokens per second of one variant, after a warm-up. An error is a row too; with `smoke` it is
+    raised.
+    """
     torch.compiler.reset()
-    began = monotonic()
-    row: dict[str, Any] = {"race": race, "way": way, "batch": batch}
+    started = monotonic()
+    row: dict[str, Any] = {"model": model, "variant": variant, "batch": batch}
     try:
-        step, tokens = RACES[race](way, batch, device, small)
-        for _ in range(4):
+        step, tokens = MODELS[model](variant, batch, device, smoke)
+        for _ in range(1 if smoke else 4):
             step()
+        synchronize(device)
         if device == "cuda":
-            torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        ready = monotonic() - began
-        once = timed(step, 2, device)
-        seconds = statistics.median(timed(step, max(1, round(0.15 / once)), device) for _ in range(5))
+        ready = monotonic() - started
+        estimate = seconds_per_call(step, 2, device)
+        calls, repetitions = (1, 1) if smoke else (max(1, round(0.15 / estimate)), 5)
+        seconds = statistics.median(seconds_per_call(step, calls, device) for _ in range(repetitions))
         row |= {
             "tokens": tokens,
             "ms": round(seconds * 1e3, 2),
@@ -328,8 +344,10 @@ def one(race: str, way: str, batch: int, device: str, small: bool, profile: Path
         if device == "cuda":
             row["peak GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 1)
         if profile is not None:
-            profiled(step, profile, f"{race} {way} {batch}")
-    except Exception as error:  # one way that fails must not end the race
+            append_profile(step, profile, f"{model} {variant} {batch}", device)
+    except Exception as error:  # a variant that fails must not end the race
+        if smoke:
+            raise
         import traceback
 
         traceback.print_exc()
@@ -340,66 +358,74 @@ def one(race: str, way: str, batch: int, device: str, small: bool, profile: Path
     return row
 
 
-def profiled(step: Step, path: Path, title: str) -> None:
-    """Where the time goes, kernel by kernel."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as watching
+def append_profile(step: Step, path: Path, title: str, device: str) -> None:
+    """Append the time of every kernel to a file."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
 
-    with watching(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities) as profiler:
         for _ in range(3):
             step()
-        torch.cuda.synchronize()
-    kernels = [e for e in found.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
-    kernels.sort(key=lambda e: -e.self_device_time_total)
+        synchronize(device)
+    wanted = DeviceType.CUDA if device == "cuda" else DeviceType.CPU
+    milliseconds = lambda event: (
+        (event.self_device_time_total if device == "cuda" else event.self_cpu_time_total) / 3e3
+    )
+    kernels = [event for event in profiler.key_averages() if event.device_type == wanted]
+    kernels.sort(key=lambda event: -milliseconds(event))
     with path.open("a") as file:
-        print(
-            f"\n{title}: {sum(e.self_device_time_total for e in kernels) / 3e3:.2f} ms of kernels a step",
-            file=file,
-        )
-        for e in kernels[:45]:
-            print(f"{e.self_device_time_total / 3e3:9.3f} ms {e.count / 3:7.1f}  {e.key[:150]}", file=file)
+        print(f"\n{title}: {sum(map(milliseconds, kernels)):.2f} ms of kernels per step", file=file)
+        for event in kernels[:45]:
+            print(f"{milliseconds(event):9.3f} ms {event.count / 3:7.1f}  {event.key[:150]}", file=file)
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument(
-        "--ways",
-        nargs="+",
-        default=[
-            "gpt2:plain+compile:64",
-            "gpt2:half+compile:64",
-            "marian:transformers:256",
-            "marian:half+compile+graph:128",
-        ],
-        help="race:way:batch; ways join half, autocast, compile, unmixed, descent, graph, wN (row width)",
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="tiny models, to try the file itself")
-    parser.add_argument("--profile", type=Path, metavar="PATH", help="append the kernels of each way there")
-    parser.add_argument(
-        "--limit", type=float, default=500.0, help="seconds after which no further way is begun"
-    )
-    chosen = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
-    began, rows = monotonic(), []
-    for text in chosen.ways:
-        race, way, batch = text.split(":")
-        if monotonic() - began < chosen.limit:
-            rows.append(one(race, way, int(batch), chosen.device, chosen.small, chosen.profile))
-            write(chosen.json, {"about": about(), "rows": rows})
+def add_speedups(rows: list[dict[str, Any]]) -> None:
+    """Compare every variant with the fastest peer, for GPT-2 at the same batch size."""
     for row in rows:
-        same = [
+        peers = [
             other["tok/s"]
             for other in rows
-            if other["way"].startswith(PEERS)
-            and other["race"] == row["race"]
+            if other["variant"].startswith(PEERS)
+            and other["model"] == row["model"]
             and "tok/s" in other
-            and (row["race"] != "gpt2" or other["batch"] == row["batch"])
+            and (row["model"] != "gpt2" or other["batch"] == row["batch"])
         ]
-        if same and "tok/s" in row:
-            row["× best peer"] = round(row["tok/s"] / max(same), 3)
-    show("a training step, bfloat16", rows)
-    print(f"took {monotonic() - began:.0f} s")
+        if peers and "tok/s" in row:
+            row["× best peer"] = round(row["tok/s"] / max(peers), 3)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    add_device(parser)
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=list(VARIANTS),
+        help="model:variant:batch; a variant joins half, autocast, compile, unmixed, descent, graph, wN (row "
+        "length N)",
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="PATH", help="append the kernels of each variant there"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=500.0, help="seconds after which no further variant begins"
+    )
+    options = parse_arguments(parser, argv, variants=list(SMOKE_VARIANTS))
+    device = choose_device(options)
+    if device is None:
+        return
+    torch.set_float32_matmul_precision("high")
+    started, rows = monotonic(), []
+    for text in options.variants:
+        model, variant, batch = text.split(":")
+        if monotonic() - started < options.limit:
+            rows.append(measure(model, variant, int(batch), device, options.smoke, options.profile))
+            write_json(options.json, {"environment": environment(), "rows": rows})
+    add_speedups(rows)
+    print_table("a training step, bfloat16", rows)
+    write_json(options.json, {"environment": environment(), "rows": rows})
+    print(f"took {monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The peak memory of kl.load of a GPT-2 (124 M float32 weights, made up), each time in a process of its own.
+"""Peak memory of kl.load of GPT-2 124M (random float32 weights), each time in a process of its own.
 
-The peer is the weights themselves: 1.0 would be a load that never holds a byte twice. Everything is imported,
-and a tiny model is loaded, before measuring starts.
+The yardstick is the weights themselves: 1.0 would be a load that never holds a byte twice. Everything is
+imported, and a tiny model is loaded, before measuring starts.
 """
 
 from __future__ import annotations
@@ -9,34 +9,31 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from report import arguments, show, write
-from resident import in_a_child, peak_of
+from command_line import make_parser, parse_arguments
+from peak_memory import peak_rss, run_child
+from report import print_table, write_json
 
 TARGET = 1.2
-SHARD = 100 << 20  # bytes: five shards
+NUM_SHARDS = 5
 
 
-def make(folder: Path) -> dict[str, int]:
-    """The same model as one file and in shards, and a tiny one. How many bytes of weights it has."""
+def make_models(folder: Path, smoke: bool) -> dict[str, int]:
+    """The same model as one file and in shards, and a tiny one. Returns how many bytes of weights it has."""
     import keepleft as kl
 
-    model = kl.build(kl.presets.gpt2)
-    kl.save(model, None, folder / "whole")
-    kl.save(model, None, folder / "sharded", shard=SHARD)
-    tiny = kl.presets.gpt2.but(
-        vocab=101,
-        dim=32,
-        heads=4,
-        feedforward=kl.FeedForward(64, "gelu_tanh"),
-        position=kl.LearnedPositions(64),
-    )
+    tiny = kl.presets.small(kl.presets.gpt2)
+    model = kl.build(tiny if smoke else kl.presets.gpt2)
+    weight_bytes = sum(p.nbytes for p in model.parameters())
+    kl.save(model, None, folder / "one file")
+    kl.save(model, None, folder / "sharded", shard=weight_bytes // NUM_SHARDS)
     kl.save(kl.build(tiny), None, folder / "tiny")
-    return {"weights": sum(p.nbytes for p in model.parameters())}
+    return {"weights": weight_bytes}
 
 
 def measure(folder: Path, name: str, dtype: str) -> dict[str, int]:
@@ -44,48 +41,54 @@ def measure(folder: Path, name: str, dtype: str) -> dict[str, int]:
 
     import keepleft as kl
 
-    given = {"dtype": getattr(torch, dtype)}
-    kl.load(folder / "tiny", **given)
-    return {"peak": peak_of(lambda: kl.load(folder / name, **given))}
+    options = {"dtype": getattr(torch, dtype)}
+    kl.load(folder / "tiny", **options)
+    return {"peak": peak_rss(lambda: kl.load(folder / name, **options))}
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument(
-        "--make", type=Path, metavar="FOLDER", help="write the models there, and nothing else"
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="the median of so many counts")
+    parser.add_argument("--make", type=Path, metavar="FOLDER", help="write the models there, nothing else")
     parser.add_argument(
         "--measure", nargs=3, metavar=("FOLDER", "NAME", "DTYPE"), help="load one here, print bytes as JSON"
     )
-    chosen = parser.parse_args()
-    if chosen.make:
-        print(json.dumps(make(chosen.make)))
+    options = parse_arguments(parser, argv, rounds=1)
+    if options.make:
+        print(json.dumps(make_models(options.make, options.smoke)))
         return
-    if chosen.measure:
-        print(json.dumps(measure(Path(chosen.measure[0]), *chosen.measure[1:])))
+    if options.measure:
+        print(json.dumps(measure(Path(options.measure[0]), *options.measure[1:])))
         return
     rows: list[dict[str, Any]] = []
+    smoke = ["--smoke"] if options.smoke else []
     with tempfile.TemporaryDirectory() as folder:
-        weights = in_a_child(__file__, "--make", folder)["weights"]
-        for name, dtype, bytes_ in (
-            ("whole", "float32", weights),
+        weights = run_child(__file__, *smoke, "--make", folder)["weights"]
+        for name, dtype, weight_bytes in (
+            ("one file", "float32", weights),
             ("sharded", "float32", weights),
-            ("whole", "bfloat16", weights // 2),
+            ("one file", "bfloat16", weights // 2),
         ):
-            peak = sorted(in_a_child(__file__, "--measure", folder, name, dtype)["peak"] for _ in range(3))[1]
-            ratio = round(peak / bytes_, 3)
+            peaks = [
+                measure(Path(folder), name, dtype)["peak"]
+                if options.smoke  # new processes would take seconds
+                else run_child(__file__, "--measure", folder, name, dtype)["peak"]
+                for _ in range(options.rounds)
+            ]
+            peak = sorted(peaks)[len(peaks) // 2]
+            ratio = round(peak / weight_bytes, 3)
             rows.append(
                 {
                     "directory": name,
                     "loaded as": dtype,
-                    "weights MB": round(bytes_ / 1e6, 1),
+                    "weights MB": round(weight_bytes / 1e6, 1),
                     "peak MB": round(peak / 1e6, 1),
                     "ratio": ratio,
                     "< 1.2": "yes" if ratio < TARGET else "no",
                 }
             )
-    show("peak memory of kl.load against the size of the weights loaded", rows)
-    write(chosen.json, {"target": TARGET, "rows": rows})
+    print_table("peak memory of kl.load against the size of the weights loaded", rows)
+    write_json(options.json, {"target": TARGET, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""Serving translations on a CPU in 8 bits: ours against CTranslate2 behind the same HTTP front, 32 clients at
-once.
+"""Serving translations on a CPU in int8 against CTranslate2 behind the same HTTP server, 32 clients at once.
 
-Both are the same server, routes and tokenizer; only the engine differs. CTranslate2 has no continuous
-batching: its engine here takes all that waits, at most 32, as one batch, and what comes meanwhile waits for
-its end (`batches`); or it gets one request at a time and the library's own queue and two workers do the rest
-(`queue`). Clients are one process that asks again as soon as it has an answer. Sources have 6 to 40 words,
-the weights are made up, no text ends before its length: 1.1 times as many tokens.
+Both have the same server, routes and tokenizer; only the engine differs. CTranslate2 has no continuous
+batching: its engine here either takes all waiting requests, at most 32, as one batch, and what arrives
+meanwhile waits for its end (`dynamic batching`); or it gets one request at a time, and the library's own
+queue and workers do the rest (`request queue`). The clients are one process; each sends its next request as
+soon as it has a response. Sources have 6 to 40 words, the weights are random, no sequence ends early: each
+gets 1.1 times as many tokens as its source.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import random
 import statistics
 import subprocess
@@ -20,66 +21,78 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from report import about, arguments, show, write
+from command_line import make_parser, parse_arguments
+from report import environment, print_table, write_json
 
-SIZES = {"base": dict(vocab=32_000), "small": dict(vocab=8_000, dim=256, heads=4)}
-CLIENTS, WORDS = 32, (6, 40)
+VOCABS = {"base": 32_000, "small": 8_000}
+ENGINES = ("keepleft", "dynamic batching", "request queue")
+WORDS = (6, 40)
+TOKENS_PER_WORD = 1.1
+Row = dict[str, Any]
 
 
-def design(name: str) -> Any:
+def make_design(size: str, smoke: bool) -> Any:
     import keepleft as kl
 
-    wide = 2048 if name == "base" else 1024
-    out = kl.presets.marian.but(feedforward=kl.FeedForward(wide, "relu"), **SIZES[name])
-    stack = lambda mask: kl.StackDesign(6 if name == "base" else 3, (mask,), final_norm=False)
-    return out.but(encoder=stack(kl.full), decoder=stack(kl.causal))
+    if smoke:
+        return kl.presets.small(kl.presets.marian).but(feedforward=kl.FeedForward(128, "relu"))
+    layers, width = (6, 2048) if size == "base" else (3, 1024)
+    stack = lambda mask: kl.StackDesign(layers, (mask,), final_norm=False)
+    design = kl.presets.marian.but(
+        vocab=VOCABS[size],
+        feedforward=kl.FeedForward(width, "relu"),
+        encoder=stack(kl.full),
+        decoder=stack(kl.causal),
+    )
+    return design if size == "base" else design.but(dim=256, heads=4)
 
 
-def made(name: str, folder: Path) -> None:
+def make_models(design: Any, folder: Path) -> None:
     """A model directory with a tokenizer of as many words, and the same for CTranslate2."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    import ctranslated
+    import ctranslate2_weights
     import keepleft as kl
 
     torch.manual_seed(0)
-    model = kl.build(design(name)).eval()
-    # no end: each text gets its length
+    model = kl.build(design).eval()
+    # no end token: each sequence gets its full length
     model.notes = {"bos_token_id": 0, "decoder_start_token_id": 0, "pad_token_id": 0}
-    words = {
-        **{word: n for n, word in enumerate(ctranslated.NAMES)},
-        **{f"w{n}": n for n in range(3, model.design.vocab)},
-    }
+    words = {token: number for number, token in enumerate(ctranslate2_weights.SPECIAL_TOKENS)}
+    words |= {f"w{number}": number for number in range(len(words), design.vocab)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    kl.save(model, tokenizer, folder / "ours")
-    ctranslated.write(model, folder / "theirs")
+    kl.save(model, tokenizer, folder / "keepleft")
+    ctranslate2_weights.convert(model, folder / "ctranslate2")
 
 
-class Theirs:
-    """CTranslate2 as an engine: what waits is one batch, or each request goes to the library's own queue."""
+class CTranslate2Engine:
+    """CTranslate2 as an engine of the server: dynamic batching, or the library's own request queue."""
 
-    def __init__(self, folder: Path, queue: bool, threads: int) -> None:
+    def __init__(self, folder: Path, use_queue: bool, threads: int, max_batch_size: int) -> None:
         import ctranslate2
 
         workers = (
             dict(inter_threads=threads, intra_threads=1)
-            if queue
+            if use_queue
             else dict(inter_threads=1, intra_threads=threads)
         )
         self.translator = ctranslate2.Translator(str(folder), compute_type="int8", **workers)
         self.waiting: deque[Any] = deque()
-        self.begun: list[tuple[Any, Any]] = []
-        self.queue = queue
-        self.written = 0
+        self.running: list[tuple[Any, Any]] = []
+        self.use_queue = use_queue
+        self.max_batch_size = max_batch_size
+        self.generation_tokens = 0
 
-    busy = property(lambda self: bool(self.waiting or self.begun))
+    busy = property(lambda self: bool(self.waiting or self.running))
 
     def validate(self, request: Any) -> None:
         pass
@@ -95,52 +108,52 @@ class Theirs:
             "running": 0,
             "waiting": len(self.waiting),
             "prompt_tokens": 0,
-            "generation_tokens": self.written,
+            "generation_tokens": self.generation_tokens,
         }
 
     def step(self) -> Any:
-        some = [self.waiting.popleft() for _ in range(min(CLIENTS, len(self.waiting)))]
-        if not self.queue:
-            return [pair for (pair,) in self._ended(some, self._asked(some))]
-        self.begun += [(ticket, self._asked([ticket], asynchronous=True)[0]) for ticket in some]
-        ready = {ticket for ticket, job in self.begun if job.done()}
-        done = [(ticket, job) for ticket, job in self.begun if ticket in ready]
-        self.begun = [(ticket, job) for ticket, job in self.begun if ticket not in ready]
+        count = min(self.max_batch_size, len(self.waiting))
+        handles = [self.waiting.popleft() for _ in range(count)]
+        if not self.use_queue:
+            results = self._translate(handles) if handles else []
+            return [self._finish(handle, result) for handle, result in zip(handles, results, strict=True)]
+        self.running += [(handle, self._translate([handle], asynchronous=True)[0]) for handle in handles]
+        done = [(handle, job) for handle, job in self.running if job.done()]
+        done_handles = {handle for handle, _ in done}
+        self.running = [(handle, job) for handle, job in self.running if handle not in done_handles]
         if not done:
             time.sleep(0.0005)
-        return [pair for ticket, job in done for (pair,) in self._ended([ticket], [job.result()])]
+        return [self._finish(handle, job.result()) for handle, job in done]
 
-    def _asked(self, some: list[Any], **more: Any) -> Any:
-        names = ("<s>", "</s>", "<unk>")
-        sources = [[names[n] if n < 3 else str(n) for n in ticket.request.tokens] for ticket in some]
-        most = max(ticket.request.options.max_new_tokens for ticket in some)
+    def _translate(self, handles: list[Any], **options: Any) -> Any:
+        import ctranslate2_weights
+
+        length = max(handle.request.options.max_new_tokens for handle in handles)
         return self.translator.translate_batch(
-            sources,
+            [ctranslate2_weights.token_names(handle.request.tokens) for handle in handles],
             beam_size=1,
-            max_batch_size=CLIENTS,
-            max_decoding_length=most,
-            min_decoding_length=most,
-            end_token=[names[1]],
-            **more,
+            max_batch_size=self.max_batch_size,
+            max_decoding_length=length,
+            min_decoding_length=length,
+            end_token=["</s>"],
+            **options,
         )
 
-    def _ended(self, some: list[Any], found: list[Any]) -> Any:
+    def _finish(self, handle: Any, result: Any) -> Any:
         from keepleft.decoding.hypotheses import FinishedSequence
         from keepleft.serving.engine.request import FinishEvent
 
-        for ticket, one in zip(some, found, strict=True):
-            tokens = [int(word) if word.isdigit() else 0 for word in one.hypotheses[0]][
-                : ticket.request.options.max_new_tokens
-            ]
-            self.written += len(tokens)
-            yield ((ticket, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)),)
+        tokens = [int(word) if word.isdigit() else 0 for word in result.hypotheses[0]]
+        tokens = tokens[: handle.request.options.max_new_tokens]
+        self.generation_tokens += len(tokens)
+        return handle, FinishEvent(0, "length", FinishedSequence(tokens, 0.0), last=True)
 
 
-def serve(side: str, folder: Path, threads: int) -> None:
-    """One of the servers, for a process of its own."""
+def make_server(
+    engine_name: str, folder: Path, threads: int, clients: int, on_ready: Callable[[str, int], None]
+) -> Any:
     import torch
 
-    from keepleft.cli.serve import SWITCH_INTERVAL
     from keepleft.pipelines.loading import load_for_inference
     from keepleft.serving.engine import capacity
     from keepleft.serving.engine.thread import run_in_own_thread
@@ -150,110 +163,142 @@ def serve(side: str, folder: Path, threads: int) -> None:
     from keepleft.serving.http.service import Service
 
     torch.set_num_threads(threads)
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    found = run_in_own_thread(lambda: load_for_inference(str(folder / "ours"), dtype="int8", device="cpu"))
-    torch.set_num_threads(capacity.best_threads(found.model))
-    serving: Any = run_in_own_thread(lambda: capacity.make_engine(found.model, found.tokenizer))
-    if side != "ours":
-        serving = Theirs(folder / "theirs", side == "queue", threads)
-    service = Service(found, serving, name="race")
-    front = make_app(
-        service, keys=APIKeys([]), allowed_hosts=None, allowed_origins=[], log=lambda level, what: None
+    loaded = run_in_own_thread(
+        lambda: load_for_inference(str(folder / "keepleft"), dtype="int8", device="cpu")
     )
-    Server(
-        front,
-        service,
-        host="127.0.0.1",
-        port=0,
-        shutdown_timeout=1.0,
-        on_ready=lambda host, port: print(port, flush=True),
-    ).run()
+    if engine_name == "keepleft":
+        torch.set_num_threads(capacity.best_threads(loaded.model))
+        engine: Any = run_in_own_thread(lambda: capacity.make_engine(loaded.model, loaded.tokenizer))
+    else:
+        engine = CTranslate2Engine(folder / "ctranslate2", engine_name == "request queue", threads, clients)
+    service = Service(loaded, engine, name="race")
+    app = make_app(
+        service, keys=APIKeys([]), allowed_hosts=None, allowed_origins=[], log=lambda level, message: None
+    )
+    return Server(app, service, host="127.0.0.1", port=0, shutdown_timeout=1.0, on_ready=on_ready)
 
 
-async def clients(port: int, seconds: float) -> tuple[float, list[float]]:
-    """32 of them for so long: tokens a second, and how long each answer took."""
+def serve(engine_name: str, folder: Path, threads: int, clients: int) -> None:
+    """Serve in this process until a signal; the first line printed is the port."""
+    from keepleft.cli.serve import SWITCH_INTERVAL
+
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    make_server(engine_name, folder, threads, clients, lambda host, port: print(port, flush=True)).run()
+
+
+@contextmanager
+def server_process(engine_name: str, folder: Path, threads: int, clients: int) -> Iterator[int]:
+    """The port of a server in a process of its own."""
+    command = [sys.executable, __file__, "--serve", engine_name, str(folder)]
+    command += ["--threads", str(threads), "--clients", str(clients)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        yield int(child.stdout.readline())
+    finally:
+        child.terminate()
+        try:
+            child.wait(15)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def server_thread(engine_name: str, folder: Path, threads: int, clients: int) -> Iterator[int]:
+    """The port of a server in a thread of this process, for a smoke run."""
+    ports: queue.Queue[int] = queue.Queue()
+    server = make_server(engine_name, folder, threads, clients, lambda host, port: ports.put(port))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield ports.get(timeout=60)
+    finally:
+        server.stop()
+        thread.join(30)
+
+
+async def run_clients(port: int, seconds: float, clients: int, vocab: int) -> tuple[float, list[float]]:
+    """Tokens per second, and the latency of each response. Every client sends at least one request."""
     import httpx
 
-    waits: list[float] = []
-    tokens, stop = 0, time.perf_counter() + seconds
-    many = httpx.Limits(max_keepalive_connections=CLIENTS)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=many) as client:
+    latencies: list[float] = []
+    num_tokens, stop_at = 0, time.perf_counter() + seconds
+    limits = httpx.Limits(max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as http:
 
-        async def one(n: int) -> None:
-            nonlocal tokens
-            dice = random.Random(n)
-            while time.perf_counter() < stop:
-                size = dice.randint(*WORDS)
-                text, limit = " ".join(f"w{dice.randint(3, 7_999)}" for _ in range(size)), round(1.1 * size)
-                before = time.perf_counter()
-                answer = await client.post(
-                    "/v1/translate", json={"model": "race", "input": text, "max_new_tokens": limit}
+        async def run_client(number: int) -> None:
+            nonlocal num_tokens
+            rng = random.Random(number)
+            is_first = True
+            while is_first or time.perf_counter() < stop_at:
+                num_words = rng.randint(*WORDS)
+                text = " ".join(f"w{rng.randint(3, vocab - 1)}" for _ in range(num_words))
+                length = round(TOKENS_PER_WORD * num_words)
+                sent = time.perf_counter()
+                response = await http.post(
+                    "/v1/translate", json={"model": "race", "input": text, "max_new_tokens": length}
                 )
-                answer.raise_for_status()
-                if time.perf_counter() < stop:
-                    waits.append(time.perf_counter() - before)
-                    tokens += limit
+                response.raise_for_status()
+                if is_first or time.perf_counter() < stop_at:
+                    latencies.append(time.perf_counter() - sent)
+                    num_tokens += length
+                is_first = False
 
-        before = time.perf_counter()
-        await asyncio.gather(*(one(n) for n in range(CLIENTS)))
-    return tokens / (min(time.perf_counter(), stop) - before), waits
+        started = time.perf_counter()
+        await asyncio.gather(*map(run_client, range(clients)))
+    return num_tokens / (min(time.perf_counter(), max(stop_at, started + 1e-3)) - started), latencies
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--sizes", nargs="+", default=["small", "base"], choices=SIZES)
-    parser.add_argument("--sides", nargs="+", default=["ours", "batches", "queue"])
+def measure(size: str, options: Any) -> list[Row]:
+    design = make_design(size, options.smoke)
+    start = server_thread if options.smoke else server_process
+    results: dict[str, list[tuple[float, list[float]]]] = {engine: [] for engine in options.engines}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_models(design, folder)
+        for _ in range(options.rounds):
+            for engine in options.engines:  # one server at a time: the cores are few
+                with start(engine, folder, options.threads, options.clients) as port:
+                    load = lambda seconds, port=port: asyncio.run(
+                        run_clients(port, seconds, options.clients, design.vocab)
+                    )
+                    load(options.warmup)
+                    results[engine].append(load(options.seconds))
+    speeds = {engine: statistics.median(speed for speed, _ in runs) for engine, runs in results.items()}
+    rows = []
+    for engine, runs in results.items():
+        latencies = sorted(latency for _, run in runs for latency in run)
+        row = {"model": size, "engine": engine, "tok/s": round(speeds[engine])}
+        if "keepleft" in speeds:
+            row["keepleft over it"] = speeds["keepleft"] / speeds[engine]
+        row["p50 s"] = latencies[len(latencies) // 2]
+        row["p99 s"] = latencies[int(0.99 * (len(latencies) - 1))]
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["small", "base"], choices=VOCABS)
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warmup", type=float, default=2.0, help="seconds of load before measuring")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--serve", nargs=2, metavar=("SIDE", "FOLDER"), help="be one of the servers")
-    chosen = parser.parse_args()
-    if chosen.serve:
-        serve(chosen.serve[0], Path(chosen.serve[1]), chosen.threads)
+    parser.add_argument("--serve", nargs=2, metavar=("ENGINE", "FOLDER"), help="be one of the servers")
+    options = parse_arguments(
+        parser, argv, sizes=["small"], clients=4, seconds=0.2, warmup=0.0, rounds=1, threads=1
+    )
+    if options.serve:
+        serve(options.serve[0], Path(options.serve[1]), options.threads, options.clients)
         return
-    rows = []
-    for size in chosen.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            made(size, Path(folder))
-            rows += raced(size, Path(folder), chosen)
-    show(f"{CLIENTS} clients, int8, {chosen.threads} threads: tokens a second", rows)
-    write(chosen.json, {"about": about(), "rows": rows})
-
-
-def raced(size: str, folder: Path, chosen: Any) -> list[dict[str, Any]]:
-    found: dict[str, list[tuple[float, list[float]]]] = {side: [] for side in chosen.sides}
-    for _ in range(chosen.rounds):
-        for side in chosen.sides:  # one server at a time: the cores are few
-            child = subprocess.Popen(
-                [sys.executable, __file__, "--serve", side, str(folder), "--threads", str(chosen.threads)],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert child.stdout is not None
-            try:
-                port = int(child.stdout.readline())
-                asyncio.run(clients(port, 2.0))  # warm
-                found[side].append(asyncio.run(clients(port, chosen.seconds)))
-            finally:
-                child.terminate()
-                threading.Timer(15, child.kill).start()
-                child.wait(30)
-    speeds = {side: statistics.median(speed for speed, _ in runs) for side, runs in found.items()}
-    out = []
-    for side, runs in found.items():
-        waits = sorted(wait for _, some in runs for wait in some)
-        out.append(
-            {
-                "model": size,
-                "side": side,
-                "tok/s": round(speeds[side]),
-                "ours over it": speeds["ours"] / speeds[side],
-                "p50 s": waits[len(waits) // 2],
-                "p99 s": waits[int(0.99 * (len(waits) - 1))],
-            }
-        )
-        print(out[-1], flush=True)
-    return out
+    rows = [row for size in options.sizes for row in measure(size, options)]
+    title = f"{options.clients} clients, int8, {options.threads} threads: tokens per second and latency"
+    print_table(title, rows)
+    write_json(options.json, {"environment": environment(), "rows": rows})
 
 
 if __name__ == "__main__":

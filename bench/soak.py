@@ -1,13 +1,12 @@
 """A server under load for a long time: does its memory stay flat, and does every request come to an end?
 
-A small model of made-up weights, clients of every kind: completions, streams that are left in the middle,
-beams, several texts, rules, wrong requests. The server's memory is read every few seconds; after a warm-up of
-a fifth of the time it may grow by no more than a given number of MiB.
+A small model of random weights, and clients of every kind: completions, streams that are abandoned, beams,
+several completions, regular expressions, invalid requests. The server's memory is read every few seconds;
+after a warm-up of a fifth of the time it may grow by no more than a given number of MiB.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -16,15 +15,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from command_line import make_parser, parse_arguments
+from peak_memory import status_bytes
+from report import write_json
+
 WORDS = "the sea is calm and a ship sails on while old men mend their nets by the wall".split()
 
 
-def made(folder: Path) -> None:
+def make_model(folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -32,7 +36,7 @@ def made(folder: Path) -> None:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
-        models.BPE({"<s>": 0, "</s>": 1, **{letter: n + 2 for n, letter in enumerate(alphabet)}}, [])
+        models.BPE({"<s>": 0, "</s>": 1, **{letter: number for number, letter in enumerate(alphabet, 2)}}, [])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,13 +48,13 @@ def made(folder: Path) -> None:
     kl.save(model, tokenizer, folder)
 
 
-def asked(dice: random.Random) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "prompt": " ".join(dice.choices(WORDS, k=dice.randint(1, 30))),
-        "max_tokens": dice.randint(1, 60),
-        "user": f"user {dice.randint(0, 50)}",
+def random_request(rng: random.Random) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "prompt": " ".join(rng.choices(WORDS, k=rng.randint(1, 30))),
+        "max_tokens": rng.randint(1, 60),
+        "user": f"user {rng.randint(0, 50)}",
     }
-    return said | dice.choice(
+    return request | rng.choice(
         [
             {},
             {"temperature": 0},
@@ -68,61 +72,62 @@ def asked(dice: random.Random) -> dict[str, Any]:
     )
 
 
-async def client(http: Any, dice: random.Random, stop: float, seen: Counter[str]) -> None:
-    while time.monotonic() < stop:
-        said = asked(dice)
-        if dice.random() < 0.3:
-            async with http.stream("POST", "/v1/completions", json=said | {"stream": True}) as answer:
-                left = dice.random() < 0.5
-                async for _ in answer.aiter_lines():
-                    if left and dice.random() < 0.3:
+async def run_client(http: Any, rng: random.Random, stop_at: float, outcomes: Counter[str]) -> None:
+    while time.monotonic() < stop_at:
+        request = random_request(rng)
+        if rng.random() < 0.3:
+            async with http.stream("POST", "/v1/completions", json=request | {"stream": True}) as response:
+                abandon = rng.random() < 0.5
+                async for _ in response.aiter_lines():
+                    if abandon and rng.random() < 0.3:
                         break
-                seen["left" if left else f"stream {answer.status_code}"] += 1
+                outcomes["abandoned" if abandon else f"stream {response.status_code}"] += 1
         else:
-            answer = await http.post("/v1/completions", json=said)
-            seen[str(answer.status_code)] += 1
+            response = await http.post("/v1/completions", json=request)
+            outcomes[str(response.status_code)] += 1
 
 
-def resident(pid: int) -> float:
-    """MiB that a process holds."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-
-
-async def loaded(port: int, pid: int, seconds: float, clients: int) -> tuple[list[float], Counter[str], str]:
+async def run_load(
+    port: int, pid: int, seconds: float, clients: int
+) -> tuple[list[float], Counter[str], str]:
+    """The server's resident MiB over time, the number of outcomes by status, and its metrics at the end."""
     import httpx
 
-    seen: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     sizes: list[float] = []
-    begun = time.monotonic()
-    stop = begun + seconds
+    started = time.monotonic()
+    stop_at = started + seconds
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        works = [asyncio.create_task(client(http, random.Random(n), stop, seen)) for n in range(clients)]
-        while time.monotonic() < stop:
+        tasks = [
+            asyncio.create_task(run_client(http, random.Random(number), stop_at, outcomes))
+            for number in range(clients)
+        ]
+        while not sizes or time.monotonic() < stop_at:
             await asyncio.sleep(min(5.0, seconds / 40))
-            sizes.append(resident(pid))
+            sizes.append(status_bytes("VmRSS", pid) / (1 << 20))
             print(
-                f"\r{time.monotonic() - begun:6.0f} s  {sizes[-1]:7.1f} MiB  {sum(seen.values()):6} requests",
+                f"\r{time.monotonic() - started:6.0f} s  {sizes[-1]:7.1f} MiB  "
+                f"{sum(outcomes.values()):6} requests",
                 end="",
                 file=sys.stderr,
                 flush=True,
             )
-        await asyncio.gather(*works)
+        await asyncio.gather(*tasks)
         metrics = (await http.get("/metrics")).text
     print(file=sys.stderr)
-    return sizes, seen, metrics
+    return sizes, outcomes, metrics
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument(
         "--growth", type=float, default=24.0, help="MiB that it may grow by after the warm-up"
     )
-    chosen = parser.parse_args()
+    options = parse_arguments(parser, argv, minutes=0.03, clients=4, growth=1e4)
     with tempfile.TemporaryDirectory() as folder:
-        made(Path(folder))
+        make_model(Path(folder))
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -144,24 +149,31 @@ def main() -> int:
         line = child.stderr.readline()
         port = int(line.split("127.0.0.1:")[1].split("/")[0])
         try:
-            sizes, seen, metrics = asyncio.run(loaded(port, child.pid, 60 * chosen.minutes, chosen.clients))
+            sizes, outcomes, metrics = asyncio.run(
+                run_load(port, child.pid, 60 * options.minutes, options.clients)
+            )
         finally:
             child.terminate()
             code = child.wait(60)
-    warm = sizes[len(sizes) // 5 :]
-    part = max(1, len(warm) // 4)
-    growth = statistics.median(warm[-part:]) - statistics.median(warm[:part])
+    after_warmup = sizes[len(sizes) // 5 :]
+    quarter = max(1, len(after_warmup) // 4)
+    growth = statistics.median(after_warmup[-quarter:]) - statistics.median(after_warmup[:quarter])
     pages = [row for row in metrics.splitlines() if row.startswith("keepleft_") and "pages" in row]
-    print(f"{sum(seen.values())} requests in {chosen.minutes:g} minutes: {dict(sorted(seen.items()))}")
     print(
-        f"memory {warm[0]:.1f} MiB after the warm-up, {warm[-1]:.1f} at the end; by medians it grew by "
-        f"{growth:.1f} MiB"
+        f"{sum(outcomes.values())} requests in {options.minutes:g} minutes: {dict(sorted(outcomes.items()))}"
+    )
+    print(
+        f"memory {after_warmup[0]:.1f} MiB after the warm-up, {after_warmup[-1]:.1f} at the end; growth of "
+        f"the medians {growth:.1f} MiB"
     )
     print("\n".join(pages))
-    wrong = [name for name in seen if name.split()[-1].startswith("5")]
-    fine = growth <= chosen.growth and not wrong and code == 0
-    print("flat" if fine else f"NOT as it should be: growth {growth:.1f} MiB, {wrong}, exit code {code}")
-    return 0 if fine else 1
+    errors = [name for name in outcomes if name.split()[-1].startswith("5")]
+    passed = growth <= options.growth and not errors and code == 0
+    print("flat" if passed else f"FAILED: growth {growth:.1f} MiB, server errors {errors}, exit code {code}")
+    write_json(
+        options.json, {"MiB": sizes, "growth MiB": growth, "outcomes": dict(outcomes), "passed": passed}
+    )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
