@@ -3,12 +3,12 @@
 import "./styles/explorer.css";
 import { h, render as draw } from "preact";
 import { App } from "./shell/app.tsx";
-import { Place } from "./shell/place.ts";
+import { Place } from "./shell/urlState.ts";
 import { Themed } from "./shell/theme.ts";
-import { HttpSource } from "./source/http.ts";
-import { RecordedSource, type Recording } from "./source/recorded.ts";
-import type { Source } from "./source/source.ts";
-import { type WidgetModel, WidgetSource } from "./source/widget.ts";
+import { HttpSource } from "./transport/http.ts";
+import { RecordedSource, type Recording } from "./transport/snapshot.ts";
+import type { Source } from "./transport/transport.ts";
+import { type WidgetModel, WidgetSource } from "./transport/widget.ts";
 
 export { HttpSource, RecordedSource, WidgetSource };
 export type { Source };

@@ -1,6 +1,6 @@
 /** Tokens as letters that a reader knows: parts of one letter are shown together, since half a letter cannot be drawn. */
 
-import type { Token } from "./answers.ts";
+import type { Token } from "./api.ts";
 
 /** Tokens `first` up to and without `end`, which are one piece of text to the eye. */
 export interface Cluster {

@@ -3,12 +3,12 @@ import { test } from "node:test";
 import { chosen } from "../src/map/arcs.ts";
 import { fit, isFit, moved, showing, visible, within, zoomed } from "../src/map/camera.ts";
 import { nice } from "../src/map/labels.ts";
-import { Recent } from "../src/map/lru.ts";
-import { TiledMap } from "../src/map/tiled.ts";
+import { Recent } from "../src/map/lruCache.ts";
+import { TiledMap } from "../src/map/tiledMap.ts";
 import { corner, single, tiles, wantsTiles } from "../src/map/tiling.ts";
-import { WholeMap } from "../src/map/whole.ts";
-import { Bits } from "../src/bytes.ts";
-import { Queue } from "../src/source/queue.ts";
+import { WholeMap } from "../src/map/inMemoryMap.ts";
+import { Bits } from "../src/wire.ts";
+import { Queue } from "../src/transport/requestQueue.ts";
 
 const stage = { width: 500, height: 500, rows: 2000, columns: 2000 };
 

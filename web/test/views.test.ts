@@ -1,11 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Beam } from "../src/answers.ts";
-import { thinned } from "../src/parts/thinned.ts";
-import { leaves } from "../src/views/decoding/tree.ts";
+import type { Beam } from "../src/api.ts";
+import { thinned } from "../src/components/downsample.ts";
+import { leaves } from "../src/views/decoding/beamTree.ts";
 import { level } from "../src/views/leaks/influence.ts";
 import { cuts, lengths } from "../src/views/masks/packing.ts";
-import { curves } from "../src/views/training/run.ts";
+import { curves } from "../src/views/training/useRun.ts";
 
 const token = (id: number) => ({ id, text: `t${id}`, special: false });
 const node = (id: number, parent: number, total: number) => ({ id, parent, token: token(id), score: -1, total });

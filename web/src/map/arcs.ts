@@ -4,7 +4,7 @@ import { css } from "../colour.ts";
 import { visible } from "./camera.ts";
 import { axis, SMALLEST } from "./labels.ts";
 import { piecesOf, type Scene } from "./matrix.ts";
-import { type Piece, weighed } from "./piece.ts";
+import { type Piece, weighed } from "./tile.ts";
 
 /** One bow, in tokens. */
 export interface Arc {

@@ -1,6 +1,6 @@
 /** Where one looks at a map from: which token is in the corner, and how many pixels a token has. */
 
-import type { Region } from "./piece.ts";
+import type { Region } from "./tile.ts";
 
 export interface Camera {
   x: number; // column at the left edge, in tokens

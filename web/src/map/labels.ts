@@ -1,8 +1,8 @@
 /** Tokens beside a map, where they fit; positions where they do not. */
 
-import type { Token } from "../answers.ts";
+import type { Token } from "../api.ts";
 import { type Cluster, clusters, label } from "../graphemes.ts";
-import type { Palette } from "./brush.ts";
+import type { Palette } from "./tileImages.ts";
 
 export interface Labels {
   groups: Cluster[];

@@ -1,10 +1,10 @@
 /** Draws a map as a table: who reads in rows, who is read in columns, the claim as hatching over it. */
 
-import { pictures } from "./brush.ts";
+import { pictures } from "./tileImages.ts";
 import { visible } from "./camera.ts";
-import { claimed, place, type Plot, strays } from "./claim.ts";
+import { claimed, place, type Plot, strays } from "./claimOverlay.ts";
 import { axis, type Labels, SMALLEST } from "./labels.ts";
-import type { MapData, Piece } from "./piece.ts";
+import type { MapData, Piece } from "./tile.ts";
 import { wantsTiles } from "./tiling.ts";
 
 export interface Point {

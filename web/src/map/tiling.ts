@@ -1,6 +1,6 @@
 /** Which tiles cover what: the arithmetic of large maps. */
 
-import type { Region } from "./piece.ts";
+import type { Region } from "./tile.ts";
 
 export const TILE = 256; // tokens on the side of a tile
 export const OVERVIEW = 512; // cells on the side of the coarse picture of it all

@@ -1,17 +1,17 @@
 /** The page: what the model is, the tabs, and the view that is open. */
 
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
-import type { About, Question, View } from "../answers.ts";
-import { useHeld } from "../held.ts";
-import { said, type Source } from "../source/source.ts";
+import type { About, Question, View } from "../api.ts";
+import { useHeld } from "../store.ts";
+import { said, type Source } from "../transport/transport.ts";
 import { AttentionView } from "../views/attention/view.tsx";
 import { DecodingView } from "../views/decoding/view.tsx";
 import { LeaksView } from "../views/leaks/view.tsx";
 import { MasksView } from "../views/masks/view.tsx";
 import { TrainingView } from "../views/training/view.tsx";
-import { type Page, PageContext } from "./given.ts";
-import { KeySheet, writing } from "./keys.tsx";
-import type { Place } from "./place.ts";
+import { type Page, PageContext } from "./hooks.ts";
+import { KeySheet, writing } from "./shortcuts.tsx";
+import type { Place } from "./urlState.ts";
 import { Tabs } from "./tabs.tsx";
 import type { Themed } from "./theme.ts";
 

@@ -1,7 +1,7 @@
 /** The five views, as tabs. */
 
 import { useEffect, useRef } from "preact/hooks";
-import type { View } from "../answers.ts";
+import type { View } from "../api.ts";
 
 export const NAMES: Record<View, string> = {
   attention: "Attention",

@@ -1,8 +1,8 @@
 /** Light or dark: as the system has it, unless the reader has said otherwise. */
 
-import type { Palette } from "../map/brush.ts";
+import type { Palette } from "../map/tileImages.ts";
 import { ramp, type Theme } from "../colour.ts";
-import { Held } from "../held.ts";
+import { Held } from "../store.ts";
 
 export type Wish = "system" | "light" | "dark";
 

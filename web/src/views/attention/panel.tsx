@@ -1,14 +1,14 @@
 /** One attention: its map, and what is wrong with it if something is. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Attended, Head } from "../../answers.ts";
+import type { Attended, Head } from "../../api.ts";
 import type { Labels } from "../../map/labels.ts";
-import type { TiledMap } from "../../map/tiled.ts";
-import type { Mode } from "../../map/viewer.ts";
-import { Notice } from "../../parts/controls.tsx";
-import { Legend, digits } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import type { Pointing } from "./pointing.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
+import type { Mode } from "../../map/mapViewer.ts";
+import { Notice } from "../../components/controls.tsx";
+import { Legend, digits } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import type { Pointing } from "./hoverState.ts";
 
 export const TITLES: Record<Attended["kind"], string> = {
   self: "Self-attention",

@@ -1,11 +1,11 @@
 /** One line that says in words what the pointer is on. */
 
-import { useHeld } from "../../held.ts";
+import { useHeld } from "../../store.ts";
 import { label } from "../../graphemes.ts";
-import type { TiledMap } from "../../map/tiled.ts";
-import { digits } from "../../parts/legend.tsx";
-import type { Pointing } from "./pointing.ts";
-import type { Reading } from "./reading.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
+import { digits } from "../../components/legend.tsx";
+import type { Pointing } from "./hoverState.ts";
+import type { Reading } from "./attentionData.ts";
 
 interface Props {
   reading: Reading;

@@ -1,19 +1,19 @@
 /** Attention: who reads whom, in every layer and head, and whether the mask allows it. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { Attended, Head } from "../../answers.ts";
+import type { Attended, Head } from "../../api.ts";
 import { labelsOf } from "../../map/labels.ts";
-import type { Mode } from "../../map/viewer.ts";
-import { Choice, Notice, Segments, Slider, Switch } from "../../parts/controls.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { Tokens } from "../../parts/tokens.tsx";
-import { usePage, useTexts, useWord } from "../../shell/given.ts";
-import { said } from "../../source/source.ts";
-import { Heads } from "./heads.tsx";
+import type { Mode } from "../../map/mapViewer.ts";
+import { Choice, Notice, Segments, Slider, Switch } from "../../components/controls.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import { Tokens } from "../../components/tokenStrip.tsx";
+import { usePage, useTexts, useWord } from "../../shell/hooks.ts";
+import { said } from "../../transport/transport.ts";
+import { Heads } from "./headGrid.tsx";
 import { Panel, titleOf } from "./panel.tsx";
-import { Pointing } from "./pointing.ts";
+import { Pointing } from "./hoverState.ts";
 import { Readout } from "./readout.tsx";
-import { Reading } from "./reading.ts";
+import { Reading } from "./attentionData.ts";
 
 export function AttentionView() {
   const { source } = usePage();

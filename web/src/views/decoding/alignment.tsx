@@ -1,15 +1,15 @@
 /** Where in the source each written token looks: it grows with the text. */
 
 import { useMemo, useState } from "preact/hooks";
-import { bytes } from "../../bytes.ts";
-import { Held } from "../../held.ts";
+import { bytes } from "../../wire.ts";
+import { Held } from "../../store.ts";
 import { labelsOf } from "../../map/labels.ts";
 import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { Choice, Notice } from "../../parts/controls.tsx";
-import { digits, Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { useAnswer, usePage } from "../../shell/given.ts";
+import { WholeMap } from "../../map/inMemoryMap.ts";
+import { Choice, Notice } from "../../components/controls.tsx";
+import { digits, Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { useAnswer, usePage } from "../../shell/hooks.ts";
 
 export function AlignmentMap({ source, tokens }: { source: string; tokens: number[] }) {
   const { about } = usePage();

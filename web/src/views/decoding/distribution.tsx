@@ -3,8 +3,8 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Dials, drawn, entropy, narrowed } from "../../filters.ts";
 import { label } from "../../graphemes.ts";
-import { DialSliders, NEUTRAL } from "./dials.tsx";
-import type { Ranking } from "./steps.ts";
+import { DialSliders, NEUTRAL } from "./samplingControls.tsx";
+import type { Ranking } from "./useDecoding.ts";
 
 const SHOWN = 20;
 

@@ -2,15 +2,15 @@
 
 import { useState } from "preact/hooks";
 import type { Dials } from "../../filters.ts";
-import { Notice, Segments } from "../../parts/controls.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { usePage, useTexts, useWord } from "../../shell/given.ts";
+import { Notice, Segments } from "../../components/controls.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import { usePage, useTexts, useWord } from "../../shell/hooks.ts";
 import { AlignmentMap } from "./alignment.tsx";
-import { BeamSearch } from "./beam.tsx";
-import { NEUTRAL } from "./dials.tsx";
+import { BeamSearch } from "./beamSearch.tsx";
+import { NEUTRAL } from "./samplingControls.tsx";
 import { Distribution } from "./distribution.tsx";
-import { useSteps, useVocabulary } from "./steps.ts";
-import { WrittenText } from "./written.tsx";
+import { useSteps, useVocabulary } from "./useDecoding.ts";
+import { WrittenText } from "./generatedText.tsx";
 
 export function DecodingView() {
   const { source, about } = usePage();

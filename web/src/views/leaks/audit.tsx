@@ -1,16 +1,16 @@
 /** The audit: what the mask claims beside what moves when a token is changed, and the findings in words. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { Finding, Leaks } from "../../answers.ts";
-import { Held } from "../../held.ts";
+import type { Finding, Leaks } from "../../api.ts";
+import { Held } from "../../store.ts";
 import { numbered } from "../../map/labels.ts";
 import type { Point } from "../../map/matrix.ts";
-import { Notice } from "../../parts/controls.tsx";
-import { Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { usePage } from "../../shell/given.ts";
-import { RecordedSource } from "../../source/recorded.ts";
-import { said } from "../../source/source.ts";
+import { Notice } from "../../components/controls.tsx";
+import { Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { usePage } from "../../shell/hooks.ts";
+import { RecordedSource } from "../../transport/snapshot.ts";
+import { said } from "../../transport/transport.ts";
 import { mapsOf } from "./influence.ts";
 
 const AGAIN = 1000; // milliseconds

@@ -1,8 +1,8 @@
 /** Who moved whom in an audit: sizes from 1e-12 to 1, on a scale on which the smallest that counts can be seen. */
 
-import { Bits, floats } from "../../bytes.ts";
-import type { Leaks } from "../../answers.ts";
-import { WholeMap } from "../../map/whole.ts";
+import { Bits, floats } from "../../wire.ts";
+import type { Leaks } from "../../api.ts";
+import { WholeMap } from "../../map/inMemoryMap.ts";
 
 const LEAST = 1e-6; // relative to the largest: less is rounding
 

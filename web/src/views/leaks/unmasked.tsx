@@ -1,18 +1,18 @@
 /** The causal mask taken away: what the model then reads, and how its loss falls for the wrong reason. */
 
 import { useMemo, useState } from "preact/hooks";
-import type { Token, Unmasked } from "../../answers.ts";
-import { Bits, bytes, floats } from "../../bytes.ts";
+import type { Token, Unmasked } from "../../api.ts";
+import { Bits, bytes, floats } from "../../wire.ts";
 import { type Cluster, clusters, label } from "../../graphemes.ts";
-import { Held } from "../../held.ts";
+import { Held } from "../../store.ts";
 import { labelsOf } from "../../map/labels.ts";
 import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { Notice, Switch } from "../../parts/controls.tsx";
-import { digits, Legend } from "../../parts/legend.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { TextFields } from "../../parts/texts.tsx";
-import { useAnswer, useTexts } from "../../shell/given.ts";
+import { WholeMap } from "../../map/inMemoryMap.ts";
+import { Notice, Switch } from "../../components/controls.tsx";
+import { digits, Legend } from "../../components/legend.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { TextFields } from "../../components/textFields.tsx";
+import { useAnswer, useTexts } from "../../shell/hooks.ts";
 
 const SHOWN = 200; // tokens whose loss is drawn
 

@@ -1,6 +1,6 @@
 /** Leaks: does the model keep to what its mask claims, and what would happen if it did not? */
 
-import { usePage } from "../../shell/given.ts";
+import { usePage } from "../../shell/hooks.ts";
 import { Audit } from "./audit.tsx";
 import { WithoutMask } from "./unmasked.tsx";
 

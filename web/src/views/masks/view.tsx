@@ -1,15 +1,15 @@
 /** Masks: an expression, drawn as you type it, with padding and packing, its cost and its faults. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import type { MaskAnswer, MaskGiven } from "../../answers.ts";
-import { Bits } from "../../bytes.ts";
-import { Held, useHeld } from "../../held.ts";
+import type { MaskAnswer, MaskGiven } from "../../api.ts";
+import { Bits } from "../../wire.ts";
+import { Held, useHeld } from "../../store.ts";
 import { numbered } from "../../map/labels.ts";
 import type { Point } from "../../map/matrix.ts";
-import { WholeMap } from "../../map/whole.ts";
-import { NumberField, Slider } from "../../parts/controls.tsx";
-import { MapCanvas } from "../../parts/map.tsx";
-import { useAnswer, useWord } from "../../shell/given.ts";
+import { WholeMap } from "../../map/inMemoryMap.ts";
+import { NumberField, Slider } from "../../components/controls.tsx";
+import { MapCanvas } from "../../components/mapCanvas.tsx";
+import { useAnswer, useWord } from "../../shell/hooks.ts";
 import { EXAMPLES, LENGTH } from "./examples.ts";
 import { cuts, lengths } from "./packing.ts";
 

@@ -1,8 +1,8 @@
 /** What `keepleft compare` found: one pass against the loop, and training with the mask against training without it. */
 
 import { useMemo } from "preact/hooks";
-import type { Compare } from "../../answers.ts";
-import { Chart, type Series } from "../../parts/chart.tsx";
+import type { Compare } from "../../api.ts";
+import { Chart, type Series } from "../../components/chart.tsx";
 
 export function Compared({ found }: { found: Compare }) {
   const { same, control, masked, unmasked } = found;

@@ -1,11 +1,11 @@
 /** Training: the curves of a run while it goes on, and what the mask is for, measured. */
 
 import { useMemo } from "preact/hooks";
-import { Chart } from "../../parts/chart.tsx";
-import { Choice, Notice } from "../../parts/controls.tsx";
-import { useAnswer, usePage, useWord } from "../../shell/given.ts";
+import { Chart } from "../../components/chart.tsx";
+import { Choice, Notice } from "../../components/controls.tsx";
+import { useAnswer, usePage, useWord } from "../../shell/hooks.ts";
 import { Compared } from "./compare.tsx";
-import { curves, useRun } from "./run.ts";
+import { curves, useRun } from "./useRun.ts";
 
 export function TrainingView() {
   const { source } = usePage();

@@ -1,6 +1,6 @@
 /** Beam search as a tree to draw: where each text stands after each step, and what became of it. */
 
-import type { Beam, BeamNode } from "../../answers.ts";
+import type { Beam, BeamNode } from "../../api.ts";
 
 export interface Leaf {
   step: number;

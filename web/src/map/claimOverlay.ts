@@ -1,8 +1,8 @@
 /** Draws the claim over what was measured: hatching where nothing may be read, crosses where something was. */
 
-import { canvasOf, type Palette, pictures } from "./brush.ts";
+import { canvasOf, type Palette, pictures } from "./tileImages.ts";
 import type { Camera, Stage } from "./camera.ts";
-import type { Piece } from "./piece.ts";
+import type { Piece } from "./tile.ts";
 
 export interface Plot {
   camera: Camera;

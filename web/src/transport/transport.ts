@@ -1,6 +1,6 @@
 /** Where answers come from. The page knows this interface alone; http, widget and recorded are its three carriers. */
 
-import type { Answer, Given, Question } from "../answers.ts";
+import type { Answer, Given, Question } from "../api.ts";
 
 export interface Source {
   ask<Q extends Question>(question: Q, given: Given<Q>): Promise<Answer<Q>>;

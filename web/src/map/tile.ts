@@ -1,6 +1,6 @@
 /** A map of weights, as the painters see it: pieces of bytes, coarse or fine, that come when they come. */
 
-import type { Bits } from "../bytes.ts";
+import type { Bits } from "../wire.ts";
 
 /** A rectangle in tokens; `bottom` and `right` are not in it any more. */
 export interface Region {

@@ -4,7 +4,7 @@ import { bisector, extent, max, min } from "d3-array";
 import { scaleLinear, scaleLog } from "d3-scale";
 import { line } from "d3-shape";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { thinned } from "./thinned.ts";
+import { thinned } from "./downsample.ts";
 
 export interface Series {
   name: string;

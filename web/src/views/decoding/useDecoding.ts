@@ -1,11 +1,11 @@
 /** A text as it grows: the tokens so far, and the scores of what may come next. */
 
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Next, Texts, Token } from "../../answers.ts";
-import { floats } from "../../bytes.ts";
+import type { Next, Texts, Token } from "../../api.ts";
+import { floats } from "../../wire.ts";
 import { type Dials, ranked } from "../../filters.ts";
-import { usePage } from "../../shell/given.ts";
-import { said, type Source } from "../../source/source.ts";
+import { usePage } from "../../shell/hooks.ts";
+import { said, type Source } from "../../transport/transport.ts";
 
 export interface Ranking {
   scores: Float32Array;

@@ -1,12 +1,12 @@
 /** One canvas with a map on it: keeps the camera, and draws at most once a frame, when something has changed. */
 
 import { type ArcScene, drawArcs } from "./arcs.ts";
-import type { Palette } from "./brush.ts";
+import type { Palette } from "./tileImages.ts";
 import { type Camera, fit, fitting, isFit, LARGEST, moved, showing, type Stage, within, zoomed } from "./camera.ts";
 import { gestures } from "./gestures.ts";
 import { type Labels, room, SMALLEST } from "./labels.ts";
 import { drawMatrix, type Point, type Scene } from "./matrix.ts";
-import type { MapData } from "./piece.ts";
+import type { MapData } from "./tile.ts";
 
 export type Mode = "matrix" | "arcs";
 

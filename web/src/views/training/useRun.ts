@@ -1,10 +1,10 @@
 /** A run that may still be going on: its lines are asked for as they come. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Line } from "../../answers.ts";
-import type { Series } from "../../parts/chart.tsx";
-import { usePage } from "../../shell/given.ts";
-import { said } from "../../source/source.ts";
+import type { Line } from "../../api.ts";
+import type { Series } from "../../components/chart.tsx";
+import { usePage } from "../../shell/hooks.ts";
+import { said } from "../../transport/transport.ts";
 
 const AGAIN = 2000; // milliseconds
 const MANY = 1000; // lines: there may be more behind them

@@ -1,14 +1,14 @@
 /** What the reader points at, and what lights up: in the maps and in the texts beside them. */
 
-import type { Attended, Side } from "../../answers.ts";
-import { floats } from "../../bytes.ts";
-import { Held } from "../../held.ts";
-import { Recent } from "../../map/lru.ts";
+import type { Attended, Side } from "../../api.ts";
+import { floats } from "../../wire.ts";
+import { Held } from "../../store.ts";
+import { Recent } from "../../map/lruCache.ts";
 import type { Point } from "../../map/matrix.ts";
-import type { TiledMap } from "../../map/tiled.ts";
+import type { TiledMap } from "../../map/tiledMap.ts";
 import { single } from "../../map/tiling.ts";
-import { type Light, unlit } from "../../parts/tokens.tsx";
-import type { Reading } from "./reading.ts";
+import { type Light, unlit } from "../../components/tokenStrip.tsx";
+import type { Reading } from "./attentionData.ts";
 
 const NOWHERE: Point = { row: null, column: null };
 const PAUSE = 40; // milliseconds that the pointer rests before weights are asked for

@@ -1,9 +1,9 @@
 /** The text so far: what was given, and what was added token by token. */
 
 import { useMemo } from "preact/hooks";
-import type { Token } from "../../answers.ts";
+import type { Token } from "../../api.ts";
 import { clusters, loose, together } from "../../graphemes.ts";
-import { printed, tongue } from "../../parts/tokens.tsx";
+import { printed, tongue } from "../../components/tokenStrip.tsx";
 
 interface Props {
   prompt: Token[];

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Bits, bytes, floats, weight } from "../src/bytes.ts";
+import { Bits, bytes, floats, weight } from "../src/wire.ts";
 
 test("bytes come as they were", () => {
   assert.deepEqual([...bytes("AAEC/w==")], [0, 1, 2, 255]);

@@ -1,12 +1,12 @@
 /** A map on the page: the canvas, its buttons, and the words that go with it. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import type { Held } from "../held.ts";
+import type { Held } from "../store.ts";
 import type { Labels } from "../map/labels.ts";
 import type { Point } from "../map/matrix.ts";
-import type { MapData } from "../map/piece.ts";
-import { type Mode, type Shown, Viewer } from "../map/viewer.ts";
-import { usePalette } from "../shell/given.ts";
+import type { MapData } from "../map/tile.ts";
+import { type Mode, type Shown, Viewer } from "../map/mapViewer.ts";
+import { usePalette } from "../shell/hooks.ts";
 
 interface Props {
   title: string;

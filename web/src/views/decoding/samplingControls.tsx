@@ -2,7 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import type { Dials } from "../../filters.ts";
-import { Slider } from "../../parts/controls.tsx";
+import { Slider } from "../../components/controls.tsx";
 
 export const NEUTRAL: Dials = { temperature: 1, topK: 0, topP: 1, minP: 0 };
 

@@ -1,11 +1,11 @@
 /** One text as the model read it. The server keeps a few; one that it forgot is read again without a word to the reader. */
 
-import type { Answer, Attended, Attention, Given, Head, HeadSummary, Question, Texts, Token } from "../../answers.ts";
-import { Recent } from "../../map/lru.ts";
-import type { Piece } from "../../map/piece.ts";
-import { KEPT, pieceOf, TiledMap, type Which } from "../../map/tiled.ts";
-import { Queue } from "../../source/queue.ts";
-import { Refused, type Source } from "../../source/source.ts";
+import type { Answer, Attended, Attention, Given, Head, HeadSummary, Question, Texts, Token } from "../../api.ts";
+import { Recent } from "../../map/lruCache.ts";
+import type { Piece } from "../../map/tile.ts";
+import { KEPT, pieceOf, TiledMap, type Which } from "../../map/tiledMap.ts";
+import { Queue } from "../../transport/requestQueue.ts";
+import { Refused, type Source } from "../../transport/transport.ts";
 
 type Keyed = { [Q in Question]: Given<Q> extends { key: string } ? Q : never }[Question];
 

@@ -2,11 +2,11 @@
 
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { About, Answer, Given, Question, Texts } from "../answers.ts";
-import { useHeld } from "../held.ts";
-import type { Palette } from "../map/brush.ts";
-import { said, type Source } from "../source/source.ts";
-import type { Place } from "./place.ts";
+import type { About, Answer, Given, Question, Texts } from "../api.ts";
+import { useHeld } from "../store.ts";
+import type { Palette } from "../map/tileImages.ts";
+import { said, type Source } from "../transport/transport.ts";
+import type { Place } from "./urlState.ts";
 import type { Themed } from "./theme.ts";
 
 export interface Page {

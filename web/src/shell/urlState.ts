@@ -1,7 +1,7 @@
 /** What the reader looks at, as words: kept in the address after the #, so that it can be sent and found again. */
 
-import { Held } from "../held.ts";
-import { canonical } from "../source/source.ts";
+import { Held } from "../store.ts";
+import { canonical } from "../transport/transport.ts";
 
 export type Words = Readonly<Record<string, string>>;
 

@@ -1,10 +1,10 @@
 /** The fields for what is read: a text, and a source where the model is a pair. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Texts } from "../answers.ts";
-import { usePage, useTexts } from "../shell/given.ts";
-import { RecordedSource } from "../source/recorded.ts";
-import { tongue } from "./tokens.tsx";
+import type { Texts } from "../api.ts";
+import { usePage, useTexts } from "../shell/hooks.ts";
+import { RecordedSource } from "../transport/snapshot.ts";
+import { tongue } from "./tokenStrip.tsx";
 
 interface Props {
   act: string; // what the button says

@@ -1,13 +1,13 @@
 /** A map that is asked for piece by piece: the coarse picture first, then the tiles that one looks at. */
 
-import type { Answer, Given, Head, Overview, Question } from "../answers.ts";
-import { Bits, bytes, weight } from "../bytes.ts";
-import type { Queue } from "../source/queue.ts";
-import { said } from "../source/source.ts";
-import { Recent } from "./lru.ts";
-import { allowed, cell, type MapData, type Piece, type Reading, type Region, weighed } from "./piece.ts";
+import type { Answer, Given, Head, Overview, Question } from "../api.ts";
+import { Bits, bytes, weight } from "../wire.ts";
+import type { Queue } from "../transport/requestQueue.ts";
+import { said } from "../transport/transport.ts";
+import { Recent } from "./lruCache.ts";
+import { allowed, cell, type MapData, type Piece, type Reading, type Region, weighed } from "./tile.ts";
 import { corner, OVERVIEW, single, TILE, tiles } from "./tiling.ts";
-import { gain } from "./whole.ts";
+import { gain } from "./inMemoryMap.ts";
 
 export const KEPT = 192; // tiles of all maps together, with their pictures: about 100 MB
 

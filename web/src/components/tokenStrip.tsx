@@ -1,9 +1,9 @@
 /** A text as its tokens. The one that is pointed at lights up what it reads (filled) and who reads it (underlined). */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import type { Token } from "../answers.ts";
+import type { Token } from "../api.ts";
 import { type Cluster, clusters, loose, membership } from "../graphemes.ts";
-import type { Held } from "../held.ts";
+import type { Held } from "../store.ts";
 
 export interface Light {
   reads: Float32Array | null; // weight for each token

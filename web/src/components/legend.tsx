@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { css } from "../colour.ts";
-import { usePalette } from "../shell/given.ts";
+import { usePalette } from "../shell/hooks.ts";
 
 interface Props {
   low?: string;

@@ -1,7 +1,7 @@
 /** Answers from a server: POST door/question. Where it wants a key, the browser has asked for it and sends it along. */
 
-import type { Answer, Given, Question } from "../answers.ts";
-import { Refused, refusal, type Source } from "./source.ts";
+import type { Answer, Given, Question } from "../api.ts";
+import { Refused, refusal, type Source } from "./transport.ts";
 
 export class HttpSource implements Source {
   constructor(private readonly door: string) {}

@@ -1,7 +1,7 @@
 /** Answers recorded beforehand, in the same file as the page. */
 
-import type { Answer, Given, Question } from "../answers.ts";
-import { canonical, Refused, type Source } from "./source.ts";
+import type { Answer, Given, Question } from "../api.ts";
+import { canonical, Refused, type Source } from "./transport.ts";
 
 export interface Recording {
   question: string;

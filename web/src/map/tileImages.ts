@@ -1,6 +1,6 @@
 /** Pieces turned into small pictures once, so that drawing a frame is a matter of scaling them. */
 
-import type { Piece } from "./piece.ts";
+import type { Piece } from "./tile.ts";
 
 /** What a theme draws with. */
 export interface Palette {

@@ -2,11 +2,11 @@
 
 import { linkHorizontal } from "d3-shape";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Beam, Texts } from "../../answers.ts";
+import type { Beam, Texts } from "../../api.ts";
 import { label, together } from "../../graphemes.ts";
-import { Notice, NumberField, Slider, Switch } from "../../parts/controls.tsx";
-import { useAnswer } from "../../shell/given.ts";
-import { type Leaf, leaves } from "./tree.ts";
+import { Notice, NumberField, Slider, Switch } from "../../components/controls.tsx";
+import { useAnswer } from "../../shell/hooks.ts";
+import { type Leaf, leaves } from "./beamTree.ts";
 
 const WIDE = 104,
   TALL = 42,

@@ -1,7 +1,7 @@
 /** A small map that is there at once. */
 
-import { type Bits, weight } from "../bytes.ts";
-import { allowed, cell, type MapData, type Piece, type Reading, weighed } from "./piece.ts";
+import { type Bits, weight } from "../wire.ts";
+import { allowed, cell, type MapData, type Piece, type Reading, weighed } from "./tile.ts";
 
 export class WholeMap implements MapData {
   private readonly piece: Piece;

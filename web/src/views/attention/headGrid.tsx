@@ -1,14 +1,14 @@
 /** Every head of an attention as a small picture with a number; a click shows it large. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Attended, Head, HeadSummary } from "../../answers.ts";
-import { pictures } from "../../map/brush.ts";
-import type { Piece } from "../../map/piece.ts";
-import { Choice, Notice, Switch } from "../../parts/controls.tsx";
-import { usePalette } from "../../shell/given.ts";
-import { Refused, said } from "../../source/source.ts";
+import type { Attended, Head, HeadSummary } from "../../api.ts";
+import { pictures } from "../../map/tileImages.ts";
+import type { Piece } from "../../map/tile.ts";
+import { Choice, Notice, Switch } from "../../components/controls.tsx";
+import { usePalette } from "../../shell/hooks.ts";
+import { Refused, said } from "../../transport/transport.ts";
 import { named } from "./panel.tsx";
-import type { Reading } from "./reading.ts";
+import type { Reading } from "./attentionData.ts";
 
 const SMALL = 64; // cells on the side of a small picture
 const MANY = 160; // more heads than that are shown a layer at a time

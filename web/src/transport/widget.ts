@@ -1,7 +1,7 @@
 /** Answers from a notebook: messages to the Python half of a widget, each with a number that its reply repeats. */
 
-import type { Answer, Given, Question } from "../answers.ts";
-import { refusal, type Source } from "./source.ts";
+import type { Answer, Given, Question } from "../api.ts";
+import { refusal, type Source } from "./transport.ts";
 
 /** As much of anywidget's model as is used here. */
 export interface WidgetModel {

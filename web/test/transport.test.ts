@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Queue } from "../src/source/queue.ts";
-import { RecordedSource } from "../src/source/recorded.ts";
-import { canonical, refusal } from "../src/source/source.ts";
-import { WidgetSource } from "../src/source/widget.ts";
-import { found, hashed, parsed } from "../src/shell/place.ts";
+import { Queue } from "../src/transport/requestQueue.ts";
+import { RecordedSource } from "../src/transport/snapshot.ts";
+import { canonical, refusal } from "../src/transport/transport.ts";
+import { WidgetSource } from "../src/transport/widget.ts";
+import { found, hashed, parsed } from "../src/shell/urlState.ts";
 
 test("the same question is the same text, whatever the order of its words", () => {
   assert.equal(canonical({ b: [1, { d: 2, c: 1.0 }], a: "x" }), canonical({ a: "x", b: [1.0, { c: 1, d: 2 }] }));
